@@ -1,0 +1,154 @@
+"""A Hugging Face causal LM with a value head, as an RLlib RLModule."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from policies import token_ppo
+from policies.language_model import compute_dtype, load_language_model, shared_reference
+from policies.token_batch import Rows
+
+
+class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
+    """One LLM of the chain: full fp32 weights, a value head on the last hidden layer, and the shared frozen reference.
+
+    `model_config` keys: `path`, `trust_remote_code`, `dtype` (`auto`, `bf16`, `fp32`), `temperature`.
+
+    The reference lives outside the module (a process holds one for all policies), so it is absent from `parameters()`,
+    the state, checkpoints and weight sync.
+    """
+
+    def setup(self) -> None:
+        """Builds the LM and, unless `inference_only`, the value head; it starts at zero, so returns start as advantages."""
+        self.path = str(self.model_config["path"])
+        self.trust_remote_code = bool(self.model_config["trust_remote_code"])
+        self.temperature = float(self.model_config["temperature"])
+        self.lm = load_language_model(self.path, self.trust_remote_code)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
+        self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
+        if not self.inference_only:
+            hidden = self.lm.config.get_text_config().hidden_size
+            self.value_head = nn.Linear(hidden, 1)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.lm.parameters()).device
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The compute type: bf16 over fp32 master weights, or plain fp32."""
+        dtype = compute_dtype(str(self.model_config["dtype"]), self.device)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+    def reference(self) -> PreTrainedModel:
+        """The frozen initial policy pi_0 on this module's device."""
+        if not self._reference or next(self._reference[0].parameters()).device != self.device:
+            self._reference = [shared_reference(self.path, self.device, self.trust_remote_code)]
+        return self._reference[0]
+
+    def _forward_train(self, batch: Rows, **kwargs: Any) -> dict[str, Tensor]:
+        """Log-probabilities and values of the responses, with gradients.
+
+        Returns:
+            `ACTION_LOGP` and `VF_PREDS`, `[B, R]` each, fp32; meaningless outside the response mask.
+        """
+        logits, values = self._respond(self.lm, batch, with_values=True)
+        return {
+            Columns.ACTION_LOGP: token_ppo.token_logprobs(logits, batch["responses"]),
+            Columns.VF_PREDS: values,
+        }
+
+    def _forward(self, batch: Rows, **kwargs: Any) -> dict[str, Tensor]:
+        """As in training, without the value head."""
+        logits, _ = self._respond(self.lm, batch, with_values=False)
+        return {Columns.ACTION_LOGP: token_ppo.token_logprobs(logits, batch["responses"])}
+
+    def compute_values(self, batch: Rows, embeddings: Tensor | None = None) -> Tensor:
+        """The value before each response token, `[B, R]`."""
+        return self._respond(self.lm, batch, with_values=True)[1]
+
+    @torch.no_grad()
+    def score(self, batch: Rows) -> dict[str, Tensor]:
+        """Everything about a batch that does not change while PPO trains on it.
+
+        Returns:
+            `[B, R]` each, fp32: `logprobs`, `reference_logprobs`, `values`, `entropy`, and `full_kl`, the KL to the
+            reference over the whole vocabulary. Logits die here.
+        """
+        logits, values = self._respond(self.lm, batch, with_values=True)
+        reference_logits, _ = self._respond(self.reference(), batch, with_values=False)
+        return {
+            "logprobs": token_ppo.token_logprobs(logits, batch["responses"]),
+            "reference_logprobs": token_ppo.token_logprobs(reference_logits, batch["responses"]),
+            "values": values,
+            "entropy": token_ppo.entropy(logits),
+            "full_kl": token_ppo.full_kl(logits, reference_logits),
+        }
+
+    def _respond(self, lm: PreTrainedModel, batch: Rows, with_values: bool) -> tuple[Tensor, Tensor]:
+        """Logits `[B, R, V]` (divided by the temperature) that predicted each response token, and values `[B, R]`.
+
+        Prompts are padded on the left and responses on the right, so positions are counted from the mask: GPT-2's
+        absolute positions would otherwise be off. `logits_to_keep` leaves each family's logit scaling to the model.
+        """
+        responses = batch["responses"]
+        length = responses.shape[1]
+        tokens = torch.cat([batch["prompts"], responses], dim=1)  # (B, P + R)
+        mask = torch.cat([batch["prompt_mask"], batch["mask"].long()], dim=1)
+        keep = {"logits_to_keep": length + 1} if self._keeps_logits else {}
+        with self.autocast():
+            out = lm(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+                use_cache=False,
+                output_hidden_states=with_values,
+                **keep,
+            )
+        logits = out.logits[:, -length - 1 : -1].float() / self.temperature
+        if not with_values:
+            return logits, torch.empty(0)
+        hidden = out.hidden_states[-1][:, -length - 1 : -1].float()
+        return logits, self.value_head(hidden).squeeze(-1)
+
+    def get_non_inference_attributes(self) -> list[str]:
+        """Runners do without the value head."""
+        return ["value_head"]
+
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        inference_only: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, np.ndarray]:
+        """The weights by name, fp32; tied weights appear once; `inference_only` leaves the value head out."""
+        return {
+            name: parameter.detach().cpu().numpy().copy()
+            for name, parameter in self.named_parameters()
+            if not (inference_only and name.startswith("value_head."))
+        }
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Copies weights in by name.
+
+        Raises:
+            KeyError: a weight of this module is missing from `state`.
+        """
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.copy_(torch.from_numpy(np.array(state[name])))

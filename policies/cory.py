@@ -1,0 +1,397 @@
+"""Cory: sequential cooperative multi-agent PPO for language models, as an RLlib Algorithm (paper Algorithm 1).
+
+    for each update:
+        deal queries to the runners
+        play the chain: pioneer answers the query, observer answers it seeing the pioneer's answer, both are paid
+        every LLM: token-level PPO on its own responses
+        send the new weights to the runners, and check what they hold
+        every `exchange_period` updates: exchange roles (`RoleExchange`)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    EPISODE_RETURN_MEAN,
+    LEARNER_RESULTS,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+)
+
+from policies.chain_runner import ChainRunner, Deal, Rollout
+from policies.cory_config import CoryConfig
+from policies.generator import GenerationError, Weights, checksum
+from policies.role_exchange import RoleMapping
+from policies.self_test import Probe, self_test
+from policies.settings import Settings
+from policies.token_batch import Rows
+from policies.token_ppo_learner import UPDATE, TokenPPOLearner
+
+__all__ = ["Cory", "CoryConfig", "WeightSyncError"]
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_STREAM = 2**32 - 1  # sampling stream of held-out evaluation: the same seeds at every update
+SAMPLES_SHOWN = 4
+_MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate")
+_LEARNED = (
+    *("policy_loss", "value_loss", "clip_fraction", "entropy", "explained_variance", "kl_coef", "grad_norm", "score_mean"),
+    *("sampler_gap_mean", "sampler_gap_max"),
+)
+
+
+class WeightSyncError(RuntimeError):
+    """A runner does not hold the weights that it was sent."""
+
+
+class Cory(PPO):
+    """Trains the LLMs of a chain. `train()["cory"]` reports one update; see `docs` and the run's `metrics.jsonl`.
+
+    The update counter, the role mapping and the exchange counter are state: k updates, checkpoint, restore, k updates equal
+    2k updates. Query order and sampling seeds follow from (seed, update).
+    """
+
+    config: CoryConfig
+
+    @classmethod
+    def get_default_config(cls) -> CoryConfig:
+        """The paper's settings."""
+        return CoryConfig()
+
+    def setup(self, config: Any) -> None:
+        """Builds learners and runners, sends the first weights, and proves that weights reach the engines."""
+        self.settings: Settings = self.config.settings
+        self.mapping = RoleMapping(self.settings.roles, self.settings.modules)
+        self.updates = 0
+        self.updates_since_exchange = 0
+        self.exchanges = 0
+        self._report: dict[str, Any] = {}
+        self._seconds: dict[str, float] = {}
+        task = self.settings.make_task()
+        self._num_queries = {"train": len(task.train), "test": len(task.test)}
+        super().setup(config)
+        self._sync_weights()
+        self.probes = self._self_test() if self.settings.self_test else {}
+
+    # One update.
+
+    def step(self) -> dict[str, Any]:
+        """RLlib's iteration; the result holds this update's report under `cory`."""
+        result: dict[str, Any] = super().step()
+        result["cory"] = self._report
+        return result
+
+    def training_step(self) -> None:
+        """One update. An update whose rollout brought nothing back fails instead of counting."""
+        started, self._seconds = time.perf_counter(), {}
+        update, mapping = self.updates, self.mapping
+        with self._timed("sample"):
+            rollouts = self._play(self._deal(update), update, mapping, "train")
+        episodes = [episode for rollout in rollouts for episode in rollout.episodes]
+        if not episodes:
+            raise RuntimeError(f"Update {update} has no episode: every query's reward failed. Check the reward function.")
+        with self._timed("learn"):
+            results = self.learner_group.update(episodes=episodes, timesteps={UPDATE: update})
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        self.updates += 1
+        self.updates_since_exchange += 1
+        with self._timed("sync"):
+            self._sync_weights()
+        returns = float(np.mean([episode.get_return() for episode in episodes]))
+        self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
+        steps = len(episodes) * self.settings.num_agents
+        self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
+        self._report = self._make_report(rollouts, mapping)
+        if self.updates % self.settings.eval_every == 0:
+            with self._timed("evaluate"):
+                self._report["evaluation"] = self.evaluate_policies()
+        self._report["seconds"] = {**self._seconds, "total": time.perf_counter() - started}
+
+    def exchange_roles(self) -> None:
+        """Rotates the roles (paper: role exchange). Nothing else changes: no weights move, no optimizer is reset."""
+        self.mapping = self.mapping.rotated()
+        self.exchanges += 1
+        self.updates_since_exchange = 0
+
+    # Rollouts.
+
+    def _deal(self, update: int) -> list[Deal]:
+        """This update's queries: the next ones of an endless sequence of seeded permutations of the training queries."""
+        total, size = self._num_queries["train"], self.settings.queries
+        deals: list[Deal] = []
+        dealt: dict[int, int] = {}
+        for place in range(update * size, (update + 1) * size):
+            epoch, offset = divmod(place, total)
+            query = int(self._permutation(epoch, total)[offset])
+            deals.append(Deal(query, dealt.get(query, 0)))
+            dealt[query] = dealt.get(query, 0) + 1
+        return deals
+
+    def _permutation(self, epoch: int, total: int) -> np.ndarray:
+        if getattr(self, "_order", (None,))[0] != epoch:
+            self._order = (epoch, np.random.default_rng([self.settings.seed, epoch]).permutation(total))
+        return self._order[1]
+
+    def _play(self, deals: Sequence[Deal], stream: int, mapping: RoleMapping, split: str) -> list[Rollout]:
+        """Plays queries on all runners; those of a runner that died, hung or lost its engine are dealt again.
+
+        Returns:
+            Rollouts that hold every query once, in the order dealt.
+
+        Raises:
+            RewardError, QueryTooLong, …: what a runner raised about the work itself.
+            GenerationError: no runner came back in time.
+        """
+        arguments = {"stream": stream, "mapping": mapping, "version": self.updates, "split": split}
+        local = self.env_runner_group.local_env_runner
+        if local is not None:
+            return [local.sample(deals=deals, **arguments)]
+        done: dict[int, Rollout] = {}  # by the place of the first query
+        pending = [(0, list(deals))]
+        deadline = time.monotonic() + 2 * self.settings.generation_timeout
+        while pending:
+            runners = self._healthy_runners(deadline)
+            shares = list(_split(pending, len(runners)))
+            calls = [{"deals": share, **arguments} for _, share in shares]
+            answers = self._call_runners("sample", calls, runners[: len(shares)])
+            pending = [share for share, answer in zip(shares, answers, strict=True) if answer is None]
+            done |= {place: answer for (place, _), answer in zip(shares, answers, strict=True) if answer is not None}
+        return [done[place] for place in sorted(done)]
+
+    def _call_runners(self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int]) -> list[Any]:
+        """Calls a method on remote runners, each with its own arguments.
+
+        Returns:
+            Per runner its answer, or None where the runner died, hung (it is restarted then) or lost its engine.
+        """
+        group = self.env_runner_group._worker_manager
+        answers = group.foreach_actor(
+            method,
+            kwargs=list(calls),
+            remote_actor_ids=list(runners),
+            timeout_seconds=self.settings.generation_timeout,
+        )
+        found: dict[int, Any] = {}
+        for answer in answers:
+            if answer.ok:
+                found[answer.actor_id] = answer.get()
+                continue
+            error = answer.get()
+            if isinstance(error, RayActorError):
+                logger.warning("Runner %d died; its queries are dealt again.", answer.actor_id)
+            elif isinstance(error, GenerationError):
+                logger.warning("Runner %d: %s", answer.actor_id, error)
+                self._send_weights([answer.actor_id])
+            else:
+                raise error.cause if isinstance(error, RayTaskError) else error
+            found[answer.actor_id] = None
+        for runner in runners:
+            if runner not in found:
+                logger.warning("Runner %d gave no answer in time; it is restarted.", runner)
+                ray.kill(group.actors()[runner], no_restart=False)
+                group.set_actor_state(runner, healthy=False)
+        return [found.get(runner) for runner in runners]
+
+    def _healthy_runners(self, deadline: float) -> list[int]:
+        """Runners that can be called; waits for restarts while there are none.
+
+        Raises:
+            GenerationError: none came back before `deadline`.
+        """
+        while not (runners := sorted(self.env_runner_group.healthy_worker_ids())):
+            if time.monotonic() > deadline:
+                raise GenerationError("All runners are gone and none came back. Check their logs, memory and devices.")
+            time.sleep(1.0)
+            self.restore_env_runners(self.env_runner_group)
+        return runners
+
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Finds runners that came back, and gives them the present weights."""
+        restored: list[int] = list(env_runner_group.probe_unhealthy_env_runners() or [])
+        if restored:
+            self._send_weights(restored)
+        return restored
+
+    # Weights.
+
+    def _sync_weights(self) -> None:
+        """Sends the learner's weights to every runner.
+
+        Raises:
+            WeightSyncError: a runner's engine read something else than was sent.
+        """
+        state = self.learner_group.get_state(
+            components=f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}", inference_only=True
+        )[COMPONENT_LEARNER][COMPONENT_RL_MODULE]
+        self._weights: dict[str, Weights] = {
+            module_id: {name.removeprefix("lm."): array for name, array in state[module_id].items()}
+            for module_id in self.settings.modules
+        }
+        self._send_weights(None)
+
+    def _send_weights(self, runners: Sequence[int] | None) -> None:
+        """Sends the current weights to some remote runners, or to all and the local one, and checks what they hold."""
+        local = self.env_runner_group.local_env_runner
+        if local is not None:
+            self._check_loaded([local.load_weights(self._weights, self.updates)])
+            return
+        runners = sorted(self.env_runner_group.healthy_worker_ids()) if runners is None else runners
+        if not runners:
+            return
+        call = {"weights": ray.put(self._weights), "version": self.updates}
+        self._check_loaded(self._call_runners("load_weights", [call] * len(runners), runners))
+
+    def _check_loaded(self, answers: Sequence[dict[str, Any] | None]) -> None:
+        sent = {module_id: checksum(weights) for module_id, weights in self._weights.items()}
+        for answer in answers:
+            for module_id, loaded in (answer or {}).items():
+                if (loaded.version, loaded.checksum) != (self.updates, sent[module_id]):
+                    raise WeightSyncError(
+                        f"{module_id}: version {self.updates} with checksum {sent[module_id]} was sent, but the engine "
+                        f"read version {loaded.version} with checksum {loaded.checksum}."
+                    )
+
+    def _self_test(self) -> dict[str, Probe]:
+        """Runs the self-test of every LLM on one runner (all runners run the same code on the same versions)."""
+        chain = self.settings.make_chain(self.settings.make_task(), self.settings.make_tokenizer())
+        prompts = [chain.build_prompt(query, [])[0] for query in chain.task.train[:16]]
+        longest = [token for prompt in prompts * chain.max_prompt for token in prompt][: chain.max_prompt]
+        return {
+            module_id: self_test(
+                self._weights[module_id],
+                [*prompts, longest],
+                partial(self._on_one_runner, "load_weights", module_id),
+                partial(self._on_one_runner, "probe", module_id),
+                partial(self._score_rows, module_id),
+                module_id,
+            )
+            for module_id in self.settings.modules
+        }
+
+    def _on_one_runner(self, method: str, module_id: str, argument: Any) -> Any:
+        if method == "load_weights":
+            call: dict[str, Any] = {"weights": {module_id: argument}, "version": self.updates}
+        else:
+            call = {"module_id": module_id, "prompts": argument, "seeds": range(len(argument))}
+        local = self.env_runner_group.local_env_runner
+        if local is not None:
+            return getattr(local, method)(**call)
+        runner = self._healthy_runners(time.monotonic() + self.settings.generation_timeout)[0]
+        answer = self._call_runners(method, [call], [runner])[0]
+        if answer is None:
+            raise GenerationError(f"Runner {runner} failed in the self-test at start. Check its log, memory and device.")
+        return answer
+
+    def _score_rows(self, module_id: str, weights: Weights, rows: Rows) -> Any:
+        return self._on_learner(partial(TokenPPOLearner.score_under, module_id=module_id, weights=weights, rows=rows))
+
+    def _on_learner(self, function: Callable[[TokenPPOLearner], Any]) -> Any:
+        """Calls a function that changes nothing on every learner, and returns the first one's answer."""
+        return self.learner_group.foreach_learner(function).result_or_errors[0].get()
+
+    # Evaluation and report.
+
+    def evaluate_policies(self) -> dict[str, dict[str, float]]:
+        """Held-out evaluation: each policy alone on the bare query, always the same queries and seeds.
+
+        Returns:
+            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate}}`, and their `mean`.
+        """
+        count = min(self.settings.eval_queries, self._num_queries["test"])
+        deals = [Deal(query) for query in range(count)]
+        out: dict[str, dict[str, float]] = {}
+        for module_id in self.settings.modules:
+            alone = RoleMapping(("pioneer",), (module_id,))
+            rollouts = self._play(deals, EVALUATION_STREAM, alone, "test")
+            episodes = [episode for rollout in rollouts for episode in rollout.episodes]
+            measured = self._on_learner(partial(TokenPPOLearner.measure_episodes, episodes=episodes))[module_id]
+            out[module_id] = {name: measured[name] for name in _MEASURED}
+        out["mean"] = {name: float(np.mean([out[m][name] for m in self.settings.modules])) for name in _MEASURED}
+        return out
+
+    def held_out_samples(self, count: int) -> list[dict[str, Any]]:
+        """The chain on the first `count` held-out queries, as text, with evaluation's seeds and the present roles."""
+        deals = [Deal(query) for query in range(min(count, self._num_queries["test"]))]
+        return [sample for rollout in self._play(deals, EVALUATION_STREAM, self.mapping, "test") for sample in rollout.samples]
+
+    def _make_report(self, rollouts: Sequence[Rollout], mapping: RoleMapping) -> dict[str, Any]:
+        """What one update shows, per policy and per role."""
+        policy = {
+            module_id: {
+                name: float(self.metrics.peek((LEARNER_RESULTS, module_id, name))) for name in _MEASURED + _LEARNED
+            }
+            for module_id in self.settings.modules
+        }
+        self._seconds["rollout"] = max(rollout.rollout_seconds for rollout in rollouts)
+        self._seconds["reward"] = max(rollout.reward_seconds for rollout in rollouts)
+        tokens = sum(rollout.tokens for rollout in rollouts)
+        return {
+            "update": self.updates,
+            "roles": mapping.as_dict(),
+            "exchanges": self.exchanges,
+            "exchanged": False,
+            "policy": policy,
+            "role": {role: {name: policy[mapping(role)][name] for name in _MEASURED} for role in mapping.roles},
+            "sampler_gap_mean": float(np.mean([values["sampler_gap_mean"] for values in policy.values()])),
+            "sampler_gap_max": max(values["sampler_gap_max"] for values in policy.values()),
+            "weight_version_lag": self.updates - 1 - min(rollout.version for rollout in rollouts),
+            "tokens": tokens,
+            "tokens_per_second": tokens / self._seconds["rollout"],
+            "truncated_prompts": sum(rollout.truncated_prompts for rollout in rollouts),
+            "reward_errors": sum(rollout.reward_errors for rollout in rollouts),
+            "samples": [sample for rollout in rollouts for sample in rollout.samples][:SAMPLES_SHOWN],
+        }
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._seconds[phase] = time.perf_counter() - started
+
+    # State.
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's state, the update counter, and who plays which role."""
+        state: dict[str, Any] = super().get_state(*args, **kwargs)
+        state["cory"] = {
+            "updates": self.updates,
+            "updates_since_exchange": self.updates_since_exchange,
+            "exchanges": self.exchanges,
+            "rotation": self.mapping.rotation,
+        }
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        super().set_state(state)
+        if "cory" in state:
+            kept = state["cory"]
+            self.updates = kept["updates"]
+            self.updates_since_exchange = kept["updates_since_exchange"]
+            self.exchanges = kept["exchanges"]
+            self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
+
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once."""
+        super().restore_from_path(path, *args, **kwargs)
+        self._sync_weights()
+
+
+def _split(pending: Sequence[tuple[int, list[Deal]]], runners: int) -> Iterator[tuple[int, list[Deal]]]:
+    """Splits pending runs of queries, each with the place of its first one, into at most `runners` shares."""
+    parts = max(runners // len(pending), 1)
+    for place, deals in pending[:runners]:
+        for part in np.array_split(np.arange(len(deals)), min(parts, len(deals))):
+            yield place + int(part[0]), [deals[i] for i in part]

@@ -1,0 +1,86 @@
+"""What every generation backend does: sample responses with log-probabilities, and take new weights."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+Weights = Mapping[str, np.ndarray]
+"""fp32 arrays by Hugging Face parameter name; tied weights appear once."""
+
+
+class Response(NamedTuple):
+    """One sampled response."""
+
+    tokens: list[int]
+    """1 to `max_tokens` token ids; the last one is the end-of-sequence token unless the length was cut."""
+    logprobs: list[float]
+    """Log-probability of each token at the sampling temperature, in nats."""
+
+
+class Sampling(NamedTuple):
+    """How to sample: by temperature alone, because the learner could not score what top-k, top-p or penalties sample."""
+
+    temperature: float
+    max_tokens: int
+    seeds: Sequence[int]
+    """One per prompt, so that a response does not depend on what else is in its batch."""
+
+
+class Loaded(NamedTuple):
+    """What a backend holds after `load`."""
+
+    version: int
+    checksum: int
+    """`checksum` of the weights as the engine read them."""
+
+
+class GenerationError(RuntimeError):
+    """The generation engine died, hung or holds wrong weights; the message says which and what was tried."""
+
+
+class Generator(Protocol):
+    """A generation backend: one set of weights per LLM, all behind `load`."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
+        """Samples one response per prompt with the weights of `module_id`.
+
+        Args:
+            prompts: token ids, 1 to `max_prompt` each.
+            module_id: which LLM.
+            sampling: temperature, length, one seed per prompt.
+
+        Raises:
+            GenerationError: the engine died or did not answer in time.
+        """
+        ...
+
+    def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
+        """Replaces the weights of `module_id`, drops every cache that came from the old ones, and reads back what it holds.
+
+        Raises:
+            GenerationError: the engine could not take them.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees the engines and their memory."""
+        ...
+
+
+def sampling_seed(seed: int, update: int, query: int, position: int, sample: int = 0) -> int:
+    """The seed of one response, from what it answers: independent of runners and batches; a 63-bit integer."""
+    words = np.random.SeedSequence([seed, update, query, position, sample]).generate_state(2, np.uint64)
+    return int(words[0]) >> 1
+
+
+def checksum(weights: Weights) -> int:
+    """CRC-32 over names and fp32 values, in sorted order of the names."""
+    total = 0
+    for name in sorted(weights):
+        total = zlib.crc32(name.encode(), total)
+        total = zlib.crc32(np.ascontiguousarray(weights[name], dtype=np.float32).data, total)
+    return total

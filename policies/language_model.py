@@ -1,0 +1,86 @@
+"""Loads causal LMs, and holds the one frozen reference policy that a process needs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+_frozen: weakref.WeakValueDictionary[tuple[str, str], PreTrainedModel] = weakref.WeakValueDictionary()
+
+
+class ModelError(ValueError):
+    """A model cannot be loaded or used; the message says which, why, and what to do."""
+
+
+
+
+def load_language_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Loads a causal LM in fp32 with every dropout off, so that sampler and learner see one distribution.
+
+    Args:
+        path: folder or hub id.
+        trust_remote_code: run code that comes with the model.
+
+    Raises:
+        ModelError: nothing loadable there.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        for key, value in config.to_dict().items():
+            if "drop" in key and isinstance(value, float):
+                setattr(config, key, 0.0)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"No causal language model can be loaded from `{path}`: {_first_line(error)}") from error
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return cast(PreTrainedModel, model.eval())
+
+
+def shared_reference(path: str, device: torch.device, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Returns the frozen initial policy pi_0, one object per process and device however many policies ask for it."""
+    key = (path, str(device))
+    model = _frozen.get(key)
+    if model is None:
+        model = load_language_model(path, trust_remote_code).requires_grad_(False).to(device)
+        _frozen[key] = model
+    return model
+
+
+def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
+    """Resolves `auto`: bf16 where the device multiplies it in hardware, else fp32."""
+    if setting == "bf16":
+        return torch.bfloat16
+    if setting == "fp32":
+        return torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Pads prompts on the left with token 0.
+
+    Returns:
+        `(tokens, mask)`, both int64 `[B, P]`; the mask is 0 on padding.
+    """
+    width = max(len(prompt) for prompt in prompts)
+    tokens = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts):
+        tokens[row, width - len(prompt) :] = torch.as_tensor(prompt, dtype=torch.long)
+        mask[row, width - len(prompt) :] = 1
+    return tokens, mask
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

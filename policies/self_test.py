@@ -1,0 +1,101 @@
+"""Proof at start that new weights reach the generation engine.
+
+Engines keep old weights silently in more than one way: a tied head packed once at load time, activations cached under the old
+weights, an update that never arrives. In bf16 the gap of one small update drowns in rounding. So every policy is perturbed
+strongly once, and the engine's log-probabilities must follow the learner's there and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from policies.generator import Response, Weights
+from policies.token_batch import Rows, make_rows
+
+_NOISE = 0.3  # of each parameter's root mean square
+_ALLOWED = 0.05  # share of the perturbation's effect that may stay unexplained, beside twice the rounding gap
+
+
+class SelfTestFailure(RuntimeError):
+    """The engine's log-probabilities do not follow the learner's weights; training on them would be wrong silently."""
+
+
+class Probe(NamedTuple):
+    """Gaps found by the self-test of one LLM: mean |sampler - learner| log-probability per token, in nats."""
+
+    before: float
+    """Initial weights."""
+    perturbed: float
+    """Perturbed weights in both."""
+    moved: float
+    """What an engine that kept the initial weights would show."""
+    after: float
+    """Initial weights again."""
+
+
+def perturb(weights: Weights, seed: int) -> dict[str, np.ndarray]:
+    """Adds to every weight Gaussian noise of 0.3 of its tensor's root mean square."""
+    random = np.random.default_rng(seed)
+    return {
+        name: array
+        + np.float32(_NOISE * np.sqrt(np.mean(np.square(array)) + 1e-12))
+        * random.standard_normal(array.shape, dtype=np.float32)
+        for name, array in weights.items()
+    }
+
+
+def self_test(
+    weights: Weights,
+    prompts: Sequence[Sequence[int]],
+    load: Callable[[Weights], None],
+    generate: Callable[[Sequence[Sequence[int]]], list[Response]],
+    score: Callable[[Weights, Rows], torch.Tensor],
+    name: str,
+) -> Probe:
+    """Perturbs one LLM's weights in the engine and back, comparing log-probabilities with the learner's at each step.
+
+    Args:
+        weights: the present weights.
+        prompts: token ids; include one as long as prompts get, so that cached prompt blocks are tested too.
+        load: gives weights to the engine.
+        generate: samples one response per prompt from the engine; with the same seeds each time.
+        score: the learner's log-probabilities `[B, R]` of the rows under given weights.
+        name: of the LLM and engine, for the message.
+
+    Raises:
+        SelfTestFailure: the engine did not follow. The initial weights have been loaded back by then.
+    """
+    other = perturb(weights, seed=0)
+
+    def gap(rows: Rows, under: Weights) -> float:
+        difference = (rows["sampler_logprobs"] - score(under, rows)).abs() * rows["mask"]
+        return float(difference.sum() / rows["mask"].sum())
+
+    first = _rows(prompts, generate(prompts))
+    before = gap(first, weights)
+    load(other)
+    try:
+        second = _rows(prompts, generate(prompts))
+    finally:
+        load(weights)
+    third = _rows(prompts, generate(prompts))
+    found = Probe(before, gap(second, other), gap(second, weights), gap(third, weights))
+    allowed = 2 * before + _ALLOWED * found.moved
+    if found.perturbed > allowed or found.after > allowed or found.moved < 10 * before:
+        raise SelfTestFailure(
+            f"The generation engine of {name} does not follow new weights: mean |sampler - learner| log-probability is "
+            f"{found.before:.2g} at start, {found.perturbed:.2g} after new weights (allowed {allowed:.2g}; "
+            f"{found.moved:.2g} would mean it kept the old ones) and {found.after:.2g} after the old ones came back. "
+            "Use backend=transformers, or report this with the versions of vllm, torch and the model."
+        )
+    return found
+
+
+def _rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:
+    zeros = [0.0] * len(prompts)
+    tokens = [response.tokens for response in responses]
+    return make_rows(prompts, tokens, [response.logprobs for response in responses], zeros, zeros, [False] * len(prompts))

@@ -1,0 +1,253 @@
+"""Every setting of a run: flat keys, validated once, trusted afterwards."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cory_env.chain import Chain, role_names
+from cory_env.tasks import Task, make_task
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BUNDLED_LM = DEFAULT_TOKENIZER.name
+
+
+class SettingsError(ValueError):
+    """A setting is unknown, of the wrong type, or contradicts another; the message says which and what would work."""
+
+
+class Settings(BaseModel):
+    """The settings of one run. Defaults are the paper's (IMDB column of its hyperparameter table)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    # What is trained, on what.
+    task: str = "imdb"
+    """Name of the task: `imdb` or `custom`."""
+    data: str | None = None
+    """A file that replaces the task's training queries."""
+    eval_data: str | None = None
+    """A file that replaces the task's held-out queries; without it every tenth row of `data` is held out."""
+    prompt: str | None = None
+    """Template of the pioneer's prompt (`custom`): `{query}` and the data's columns."""
+    observer_prompt: str | None = None
+    """Template of every later agent's prompt (`custom`): `{query}`, `{reference}` and the data's columns."""
+    reward: str | None = None
+    """The reward function, `module:function`; each task but `custom` has its own."""
+    on_reward_error: Literal["stop", "skip"] = "stop"
+    """What a failing reward does: stop the run, or drop that query and count it."""
+    reward_timeout: float = Field(60.0, gt=0)
+    """Seconds that one reward call may take before its process is killed."""
+    model: str = BUNDLED_LM
+    """A Hugging Face causal LM: the bundled one's name, a folder, or a hub id."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
+
+    # The chain.
+    num_agents: int = Field(2, ge=1)
+    """Agents in the chain: 1 is single-agent PPO, 2 is CORY."""
+    exchange_period: int | None = Field(5, ge=1)
+    """Updates between role exchanges (T_REx); null: never."""
+    knowledge_transfer: bool = True
+    """Later agents see the responses before them."""
+    partner_reward: float = 1.0
+    """Agent i trains on r_i + partner_reward * sum of the others' r."""
+
+    # How it is computed.
+    weights: Literal["full"] = "full"
+    """How a policy owns its weights: a full copy each."""
+    backend: Literal["vllm", "transformers"] = "vllm"
+    """What generates the responses."""
+    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    """Compute type; weights stay fp32. `auto`: bf16 where the device multiplies it in hardware, else fp32."""
+    seed: int = Field(0, ge=0)
+    """Seed of everything that is drawn: query order, samples, mini-batches, the value head."""
+    num_runners: int = Field(1, ge=0)
+    """Rollout processes; 0 generates in the driver (`transformers` only)."""
+    num_learners: int = Field(0, ge=0)
+    """Learner processes; 0 learns in the driver."""
+    gpus_per_runner: float = Field(0, ge=0)
+    """GPUs of each runner, fractions allowed."""
+    gpus_per_learner: float = Field(0, ge=0)
+    """GPUs of each learner."""
+    runner_threads: int = Field(1, ge=1)
+    """CPU threads (and Ray CPUs) of each runner."""
+    generation_timeout: float = Field(600.0, gt=0)
+    """Seconds that one update's rollout may take before its runner is given up and restarted."""
+    self_test: bool = True
+    """At start, prove that perturbed weights reach the generation engine."""
+
+    # One update.
+    updates: int = Field(100, ge=1)
+    """Updates of the whole run."""
+    queries: int = Field(256, ge=1)
+    """Queries per update."""
+    minibatch: int = Field(256, ge=1)
+    """Responses of one policy per optimizer step, over all learners."""
+    micro_batch: int = Field(64, ge=1)
+    """Responses per forward and backward pass."""
+    epochs: int = Field(4, ge=1)
+    """PPO passes over each batch."""
+    lr: float = Field(1.41e-5, gt=0)
+    """Adam's learning rate."""
+    max_prompt: int = Field(64, ge=1)
+    """Longest prompt, in tokens."""
+    max_response: int = Field(16, ge=1)
+    """Longest response, in tokens."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; also divides the logits that are trained."""
+
+    # The objective.
+    kl_coef: float = Field(0.3, ge=0)
+    """Weight of the KL penalty to the reference policy (eta)."""
+    kl_estimator: Literal["full", "k1", "k3"] = "full"
+    """Per-token KL of the penalty: over the whole vocabulary, or from the sampled token."""
+    kl_control: Literal["fixed", "adaptive"] = "fixed"
+    """Keep `kl_coef`, or steer it towards `kl_target`."""
+    kl_target: float = Field(6.0, gt=0)
+    """KL per response that the adaptive controller seeks, in nats."""
+    kl_horizon: int = Field(10000, ge=1)
+    """Responses over which the adaptive controller moves."""
+    score_scaling: Literal["none", "scale", "normalize"] = "none"
+    """Divide training rewards by their running deviation, or also subtract their running mean."""
+    eval_kl_coef: float | None = Field(None, ge=0)
+    """KL weight in the combined reward that is reported; default: the initial `kl_coef`."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per token."""
+    lam: float = Field(0.95, ge=0, le=1)
+    """GAE's lambda."""
+    clip: float = Field(0.2, gt=0)
+    """Clip range of the probability ratio."""
+    value_clip: float = Field(0.2, gt=0)
+    """Clip range of the value's change."""
+    value_coef: float = Field(0.1, ge=0)
+    """Weight of the value loss (beta)."""
+    grad_clip: float | None = Field(1.0, gt=0)
+    """Largest global gradient norm of a policy; null: no limit."""
+
+    # What is written, and when.
+    eval_every: int = Field(10, ge=1)
+    """Updates between held-out evaluations."""
+    eval_queries: int = Field(128, ge=1)
+    """Held-out queries of one evaluation."""
+    checkpoint_every: int = Field(10, ge=1)
+    """Updates between checkpoints."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Latest checkpoints kept, beside the best."""
+    samples_every: int = Field(5, ge=1)
+    """Updates between sample texts."""
+    wandb: bool = False
+    """Also log to Weights & Biases (extra `wandb`)."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The environment's agents, in the order they answer."""
+        return role_names(self.num_agents)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The LLMs: `llm_1 ... llm_n`."""
+        return tuple(f"llm_{k + 1}" for k in range(self.num_agents))
+
+    def make_task(self) -> Task:
+        """The task, with its queries loaded.
+
+        Raises:
+            ValueError: the task is unknown, or its data cannot be read; the message says what to do.
+        """
+        return make_task(
+            self.task,
+            data=self.data,
+            eval_data=self.eval_data,
+            reward=self.reward,
+            prompt=self.prompt,
+            observer_prompt=self.observer_prompt,
+        )
+
+    def make_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return load_tokenizer(self.model_path)
+
+    def make_chain(self, task: Task, tokenizer: PreTrainedTokenizerBase, num_agents: int | None = None) -> Chain:
+        """The chain these settings describe, or one of another length."""
+        return Chain(
+            task,
+            tokenizer,
+            num_agents=self.num_agents if num_agents is None else num_agents,
+            knowledge_transfer=self.knowledge_transfer,
+            partner_reward=self.partner_reward,
+            max_prompt=self.max_prompt,
+            max_response=self.max_response,
+        )
+
+    def env_settings(self) -> dict[str, Any]:
+        """Keyword arguments of `cory_v0.env` for the same chain."""
+        same = "task num_agents knowledge_transfer partner_reward max_prompt max_response data eval_data reward prompt"
+        names = [*same.split(), "observer_prompt", "reward_timeout"]
+        return {name: getattr(self, name) for name in names} | {"tokenizer": self.model_path}
+
+    @property
+    def report_kl_coef(self) -> float:
+        """The fixed KL weight of the combined reward."""
+        return self.kl_coef if self.eval_kl_coef is None else self.eval_kl_coef
+
+    @property
+    def model_path(self) -> str:
+        """What `from_pretrained` is given."""
+        return str(DEFAULT_TOKENIZER) if self.model == BUNDLED_LM else self.model
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.queries % self.minibatch:
+            fitting = ", ".join(str(d) for d in range(1, self.queries + 1) if self.queries % d == 0)
+            raise ValueError(
+                f"minibatch={self.minibatch} does not divide queries={self.queries}: every policy answers each query "
+                f"once. Mini-batches that would work: {fitting}."
+            )
+        learners = max(self.num_learners, 1)
+        if self.minibatch % learners:
+            raise ValueError(
+                f"minibatch={self.minibatch} is not divisible by num_learners={learners}. The next one that would "
+                f"work is {(self.minibatch // learners + 1) * learners} (it must divide queries={self.queries} too)."
+            )
+        if self.backend == "vllm" and self.num_runners == 0 and not self.gpus_per_runner:
+            raise ValueError(
+                "backend=vllm with num_runners=0 would run the engine inside the learner's process, where it switches "
+                "torch's threads off. Use num_runners=1, or backend=transformers."
+            )
+        return self
+
+
+def nearest_key(key: str, known: list[str]) -> str:
+    """Returns ` Did you mean X?` for the closest known key, or an empty string."""
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f" Did you mean `{close[0]}`?" if close else ""
+
+
+def make_settings(values: Mapping[str, Any]) -> Settings:
+    """Validates flat settings.
+
+    Args:
+        values: setting name → value; names that are left out take their defaults.
+
+    Raises:
+        SettingsError: for the first unknown key, wrong value or contradiction, in one sentence.
+    """
+    known = list(Settings.model_fields)
+    for key in values:
+        if key not in known:
+            raise SettingsError(f"Unknown setting `{key}`.{nearest_key(key, known)}")
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        if not first["loc"]:
+            raise SettingsError(reason) from None
+        raise SettingsError(f"Setting `{first['loc'][0]}`={first['input']!r}: {reason}.") from None

@@ -1,0 +1,224 @@
+"""The formulas of token-level PPO with a KL penalty, as pure functions on `[B, T]` tensors.
+
+`B` responses, `T` response tokens, right-padded; `mask` is 1.0 on real response tokens. Nothing here knows of RLlib or of
+language models. Every function agrees with the numbers of the method's official code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+KLEstimator = Literal["full", "k1", "k3"]
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probability of each token under its own logits.
+
+    Args:
+        logits: `[B, T, V]`, already divided by the temperature; the distribution that predicted `tokens[:, t]`.
+        tokens: `[B, T]` token ids.
+
+    Returns:
+        `[B, T]`, in nats, fp32 or better.
+    """
+    logits = _at_least_fp32(logits)
+    chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return chosen - logits.logsumexp(dim=-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy of each token's distribution, `[B, T, V]` → `[B, T]`, in nats."""
+    logprobs = F.log_softmax(_at_least_fp32(logits), dim=-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def full_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
+    """KL(policy || reference) over the whole vocabulary at each token (paper eq. 2).
+
+    Args:
+        logits, reference_logits: `[B, T, V]`.
+
+    Returns:
+        `[B, T]`, in nats, never negative but for rounding.
+    """
+    policy = F.log_softmax(_at_least_fp32(logits), dim=-1)
+    reference = F.log_softmax(_at_least_fp32(reference_logits), dim=-1)
+    return (policy.exp() * (policy - reference)).sum(-1)
+
+
+def sampled_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal["k1", "k3"]) -> Tensor:
+    """KL(policy || reference) estimated from the sampled token alone, `[B, T]` → `[B, T]`.
+
+    `k1` is log(pi/pi_ref), unbiased and noisy; `k3` is (pi_ref/pi - 1) + log(pi/pi_ref), unbiased and never negative.
+    """
+    difference = logprobs - reference_logprobs
+    if estimator == "k1":
+        return difference
+    return torch.expm1(-difference) + difference
+
+
+def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+    """Rewards of each token: the KL penalty everywhere, the score at the last token too (paper eq. 2).
+
+    Args:
+        scores: `[B]`, reward of the whole response.
+        kl: `[B, T]`, per-token KL to the reference.
+        mask: `[B, T]`; a row without tokens gets its score nowhere.
+        kl_coef: weight of the penalty (eta).
+
+    Returns:
+        `[B, T]`, zero outside the mask.
+    """
+    rewards = -kl_coef * kl * mask
+    last = (mask.sum(1).long() - 1).clamp(min=0)
+    rewards[torch.arange(len(rewards), device=rewards.device), last] += scores.to(rewards.dtype)
+    return rewards * mask
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over the response tokens; after the last one the value is zero.
+
+    Args:
+        rewards, values, mask: `[B, T]`; `values[:, t]` is the value before token t.
+        gamma: discount per token.
+        lam: lambda.
+
+    Returns:
+        `(advantages, returns)`, `[B, T]` each, zero outside the mask.
+    """
+    values, rewards = values * mask, rewards * mask
+    advantages = torch.zeros_like(rewards)
+    running = torch.zeros_like(rewards[:, 0])
+    for t in range(rewards.shape[1] - 1, -1, -1):
+        following = values[:, t + 1] if t + 1 < rewards.shape[1] else torch.zeros_like(running)
+        running = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * running
+        advantages[:, t] = running
+    return advantages * mask, (advantages + values) * mask
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of `x` where `mask` is 1; a scalar."""
+    return (x * mask).sum() / mask.sum()
+
+
+def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
+    """`(n, sum, sum of squares)` of `x` under `mask`, float64: what ranks add up before whitening."""
+    x, mask = x.double(), mask.double()
+    return torch.stack([mask.sum(), (x * mask).sum(), (x * x * mask).sum()])
+
+
+def whiten(x: Tensor, mask: Tensor, moments: Tensor, shift_mean: bool = True) -> Tensor:
+    """Scales `x` to unit variance, and to zero mean unless `shift_mean` is off.
+
+    Args:
+        x, mask: `[B, T]`.
+        moments: of the whole batch over all ranks, from `masked_moments`.
+        shift_mean: keep the mean when False.
+
+    Returns:
+        `[B, T]`, zero outside the mask; the variance is the unbiased one, epsilon 1e-8.
+    """
+    count, total, squares = moments.tolist()
+    mean = total / count
+    variance = max(squares / count - mean * mean, 0.0) * (count / (count - 1.0) if count > 1 else 1.0)
+    scaled = (x - mean) * (variance + 1e-8) ** -0.5
+    return (scaled if shift_mean else scaled + mean) * mask
+
+
+def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """PPO's clipped surrogate.
+
+    Returns:
+        `(loss, clipped)`, `[B, T]` each: the loss of every token, and 1.0 where the clip was active.
+    """
+    ratio = torch.exp(logprobs - old_logprobs)
+    plain = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1.0 - clip, 1.0 + clip)
+    return torch.maximum(plain, bounded), (bounded > plain).to(plain.dtype)
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """Half the squared error, with the value's *change* clipped (RLlib's own PPO clamps the error instead); `[B, T]`."""
+    bounded = torch.maximum(torch.minimum(values, old_values + clip), old_values - clip)
+    return 0.5 * torch.maximum((values - returns) ** 2, (bounded - returns) ** 2)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns) under the mask; 0.0 where the returns do not vary."""
+    keep = mask.bool()
+    target, residual = returns[keep].double(), (returns - values)[keep].double()
+    variance = float(target.var(unbiased=False)) if target.numel() else 0.0
+    return 1.0 - float(residual.var(unbiased=False)) / variance if variance > 0 else 0.0
+
+
+def adapt_kl_coef(kl_coef: float, kl: float, target: float, batch: int, horizon: int) -> float:
+    """The adaptive controller of Ziegler et al. (2019): moves the coefficient by at most 20 % per horizon.
+
+    Args:
+        kl_coef: the coefficient that the batch was trained with.
+        kl: mean over the batch of the KL summed over a response, in nats.
+        target: KL sought.
+        batch: responses in the batch.
+        horizon: responses over which the controller moves.
+    """
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return kl_coef * (1.0 + error * batch / horizon)
+
+
+@dataclass
+class ScoreMoments:
+    """Running mean and variance of the training scores (parallel Welford); the first batch is exactly z-scored."""
+
+    mean: float = 0.0
+    variance: float = 1.0
+    count: float = 1e-24
+
+    def update(self, scores: Tensor, total: Tensor | None = None) -> tuple[float, float]:
+        """Adds a batch.
+
+        Args:
+            scores: `[B]`.
+            total: `(n, sum, sum of squares)` over all ranks; computed from `scores` when None.
+
+        Returns:
+            Mean and unbiased standard deviation of this batch alone.
+        """
+        moments = masked_moments(scores, torch.ones_like(scores)) if total is None else total
+        count, mean_sum, squares = moments.tolist()
+        batch_mean = mean_sum / count
+        batch_variance = max(squares / count - batch_mean**2, 0.0)
+        delta, both = batch_mean - self.mean, self.count + count
+        spread = self.variance * self.count + batch_variance * count + delta**2 * self.count * count / both
+        self.mean += delta * count / both
+        self.variance = spread / both
+        self.count = both
+        return batch_mean, (batch_variance * count / max(count - 1.0, 1.0)) ** 0.5
+
+    @property
+    def deviation(self) -> float:
+        """Unbiased running standard deviation."""
+        return (self.variance * self.count / max(self.count - 1.0, 1e-24)) ** 0.5
+
+    def scale(self, scores: Tensor, mode: Literal["none", "scale", "normalize"]) -> Tensor:
+        """Divides by the running deviation; `normalize` subtracts the running mean first; `[B]` → `[B]`."""
+        if mode == "none":
+            return scores
+        shifted = scores - self.mean if mode == "normalize" else scores
+        return shifted / (self.deviation + torch.finfo(torch.float32).eps)
+
+
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """Adds a tensor over all learners, in place, and returns it; with one learner it is left as it is."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(x)
+    return x
+
+
+def _at_least_fp32(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

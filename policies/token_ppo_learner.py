@@ -1,0 +1,303 @@
+"""Token-level PPO for several LLMs in one RLlib Learner, with an update step of its own.
+
+RLlib's step forwards all modules and then runs one backward, wraps modules in DDP and averages per rank. Here each LLM, in
+sorted order, is taken micro-batch by micro-batch through forward, loss and backward; every loss is a sum divided by the
+mini-batch's *global* count of response tokens (all ranks, all micro-batches); gradients are added over ranks once per
+optimizer step. One learner or several, micro-batches or not, the gradient is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.columns import Columns
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from torch import Tensor
+
+from policies import token_ppo
+from policies.generator import Weights
+from policies.settings import Settings
+from policies.token_batch import Rows, TokenBatch, micro_batches, take
+
+UPDATE = "update"
+
+
+class NonFiniteUpdate(RuntimeError):
+    """A gradient is NaN or infinite; the weights are as they were before this optimizer step."""
+
+
+class TokenPPOLearner(PPOTorchLearner):
+    """Trains every LLM on its own responses (paper Algorithm 1, lines 14-16)."""
+
+    def build(self) -> None:
+        """Builds modules and optimizers; KL coefficients and score moments start afresh, one of each per LLM."""
+        self.settings: Settings = self.config.settings
+        super().build()
+        self.kl_coefs = dict.fromkeys(sorted(self.module.keys()), self.settings.kl_coef)
+        self.score_moments = {module_id: token_ppo.ScoreMoments() for module_id in sorted(self.module.keys())}
+        self._update_index = 0
+        self._totals: dict[str, dict[str, float]] = {}
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """No DDP: all ranks start from rank 0's weights and add their gradients up themselves."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            for module_id in sorted(self.module.keys()):
+                for parameter in self.module[module_id].parameters():
+                    dist.broadcast(parameter.data, src=0)
+
+    # One update, from top to bottom.
+
+    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Learns which update this is; mini-batches are drawn from (seed, update)."""
+        super().before_gradient_based_update(timesteps=timesteps)
+        self._update_index = int(timesteps[UPDATE])
+
+    def _create_iterator_if_necessary(
+        self, *, training_data: Any, num_epochs: int = 1, minibatch_size: int | None = None, **kwargs: Any
+    ) -> Iterator[MultiAgentBatch]:
+        """Scores the batch once, computes advantages once, then deals out mini-batches.
+
+        Replaces RLlib's cyclic iterator, which repeats rows when sizes do not divide and shuffles by a global RNG.
+        """
+        batch = self._make_batch_if_necessary(training_data=training_data)
+        rows = {mid: self._to_device(batch.policy_batches[mid]) for mid in sorted(batch.policy_batches)}
+        for module_id, columns in rows.items():
+            columns.update(self._score(module_id, columns))
+        self._compute_advantages(rows)
+        return self._minibatches(rows)
+
+    def _score(self, module_id: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Old log-probabilities, reference log-probabilities, values, entropy and full KL, `[B, R]` each, once per batch."""
+        out: dict[str, Tensor] = {}
+        for index, micro in micro_batches(rows, self.settings.micro_batch):
+            for name, column in self.module[module_id].unwrapped().score(micro).items():
+                whole = out.setdefault(name, torch.zeros_like(rows["mask"]))
+                whole[index, : column.shape[1]] = column
+        return {name: column * rows["mask"] for name, column in out.items()}
+
+    def _compute_advantages(self, rows: dict[str, dict[str, Tensor]]) -> None:
+        """Adds `returns` and whitened `advantages`, `[B, R]`, to the rows; statistics span all ranks. Logs the batch."""
+        s = self.settings
+        self._totals = {}
+        for module_id, columns in rows.items():
+            mask, kl_coef = columns["mask"], self.kl_coefs[module_id]
+            if s.kl_estimator == "full":
+                kl = columns["full_kl"]
+            else:
+                kl = token_ppo.sampled_kl(columns["logprobs"], columns["reference_logprobs"], s.kl_estimator) * mask
+            scores = columns["rewards"]
+            moments = token_ppo.sum_over_ranks(token_ppo.masked_moments(scores, torch.ones_like(scores)))
+            score_mean, _ = self.score_moments[module_id].update(scores, moments)
+            scores = self.score_moments[module_id].scale(scores, s.score_scaling)
+            rewards = token_ppo.token_rewards(scores, kl, mask, kl_coef)
+            advantages, returns = token_ppo.gae(rewards, columns["values"], mask, s.gamma, s.lam)
+            whole = token_ppo.sum_over_ranks(token_ppo.masked_moments(advantages, mask))
+            columns["advantages"], columns["returns"] = token_ppo.whiten(advantages, mask, whole), returns
+            measured = measure(columns, s.report_kl_coef)
+            measured |= {
+                "kl_coef": kl_coef,
+                "score_mean": score_mean,
+                "explained_variance": token_ppo.explained_variance(columns["values"], returns, mask),
+            }
+            self._log(module_id, measured)
+            if s.kl_control == "adaptive":
+                total_kl = token_ppo.sum_over_ranks(torch.stack([kl.sum().double(), mask.new_tensor(len(mask)).double()]))
+                self.kl_coefs[module_id] = token_ppo.adapt_kl_coef(
+                    kl_coef, float(total_kl[0] / total_kl[1]), s.kl_target, int(total_kl[1]), s.kl_horizon
+                )
+
+    def _minibatches(self, rows: dict[str, dict[str, Tensor]]) -> Iterator[MultiAgentBatch]:
+        """Mini-batches of every epoch: a permutation drawn from (seed, update, epoch, LLM), split evenly on every rank."""
+        s = self.settings
+        for epoch in range(s.epochs):
+            parts: dict[str, Sequence[np.ndarray]] = {}
+            for place, (module_id, columns) in enumerate(rows.items()):
+                random = np.random.default_rng([s.seed, self._update_index, epoch, place])
+                parts[module_id] = np.array_split(random.permutation(len(columns["mask"])), s.queries // s.minibatch)
+            for step in range(s.queries // s.minibatch):
+                batches = {
+                    mid: SampleBatch(take(columns, torch.from_numpy(parts[mid][step]).to(self._device)))
+                    for mid, columns in rows.items()
+                }
+                yield MultiAgentBatch(batches, env_steps=sum(len(parts[mid][step]) for mid in rows))
+
+    def _uncompiled_update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, dict[str, float], Any]:
+        """One optimizer step of every LLM: forward, loss and backward per LLM and micro-batch, then gradients over ranks.
+
+        Raises:
+            NonFiniteUpdate: before any weight changed.
+        """
+        modules = sorted(self.module.keys())
+        masks = [batch[mid]["mask"] if mid in batch else torch.zeros(1, device=self._device) for mid in modules]
+        tokens = token_ppo.sum_over_ranks(torch.stack([mask.sum() for mask in masks]).double())
+        for optimizer in self._optimizer_parameters:
+            optimizer.zero_grad(set_to_none=True)
+        losses: dict[str, float] = {}
+        for place, module_id in enumerate(modules):
+            count = float(tokens[place].clamp(min=1))
+            losses[module_id] = 0.0
+            for _, micro in micro_batches(dict(batch[module_id]), self.settings.micro_batch) if module_id in batch else ():
+                fwd_out = self.module[module_id].forward_train(micro)
+                loss = (
+                    self.compute_loss_for_module(module_id=module_id, config=self.config, batch=micro, fwd_out=fwd_out)
+                    / count
+                )
+                loss.backward()
+                losses[module_id] += loss.item()
+        self._sum_gradients_over_ranks(modules)
+        norms = {module_id: self._clip_gradients(module_id) for module_id in modules}
+        for module_id in modules:
+            self._add(module_id, "grad_norm", norms[module_id], 1.0)
+            self.get_optimizer(module_id).step()
+        return None, losses, {}
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, Tensor], fwd_out: dict[str, Tensor]
+    ) -> Tensor:
+        """Clipped policy loss plus `value_coef` times the clipped value loss, *summed* over response tokens; a scalar."""
+        s, mask = self.settings, batch["mask"]
+        logprobs = fwd_out[Columns.ACTION_LOGP]
+        policy, clipped = token_ppo.policy_loss(logprobs, batch["logprobs"], batch["advantages"], s.clip)
+        value = token_ppo.value_loss(fwd_out[Columns.VF_PREDS], batch["values"], batch["returns"], s.value_clip)
+        policy_sum, value_sum, tokens = (policy * mask).sum(), (value * mask).sum(), float(mask.sum())
+        self._add(module_id, "policy_loss", policy_sum.item(), tokens)
+        self._add(module_id, "value_loss", value_sum.item(), tokens)
+        self._add(module_id, "clip_fraction", (clipped * mask).sum().item(), tokens)
+        return policy_sum + s.value_coef * value_sum
+
+    def _sum_gradients_over_ranks(self, modules: list[str]) -> None:
+        """One flat all-reduce; a rank without rows of an LLM adds zeros."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return
+        parameters = [p for module_id in modules for p in self.get_parameters(self.module[module_id])]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        flat = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
+        dist.all_reduce(flat)
+        for parameter, grad in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = grad.view_as(parameter).clone()
+
+    def _clip_gradients(self, module_id: str) -> float:
+        """Clips one LLM's gradients to `grad_clip` by their global norm, and returns the norm before."""
+        limit = self.settings.grad_clip
+        parameters = self.get_parameters(self.module[module_id])
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit))
+        if not np.isfinite(norm):
+            raise NonFiniteUpdate(
+                f"The gradient of {module_id} is not finite in update {self._update_index}; its weights were left as they "
+                "were. A smaller lr or dtype=fp32 usually helps; the last checkpoint is whole."
+            )
+        return norm
+
+    def get_parameters(self, module: Any) -> list[Any]:
+        """The trainable parameters only."""
+        return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+    # What is reported.
+
+    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Logs the update's mean losses, clip fractions and gradient norms."""
+        super().after_gradient_based_update(timesteps=timesteps)
+        for module_id, totals in self._totals.items():
+            names = sorted({name.rpartition("/")[0] for name in totals})
+            sums = [[totals[f"{name}/sum"], totals[f"{name}/count"]] for name in names]
+            whole = token_ppo.sum_over_ranks(torch.tensor(sums, dtype=torch.float64, device=self._device))
+            self._log(module_id, {name: float(whole[i, 0] / whole[i, 1]) for i, name in enumerate(names)})
+
+    def measure_episodes(self, episodes: Sequence[Any]) -> dict[str, dict[str, float]]:
+        """Task reward, KL to the reference and combined reward of episodes that are not trained on (held-out ones).
+
+        Returns:
+            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, …}}`.
+        """
+        out = {}
+        for module_id, rows in TokenBatch()(rl_module=self.module, batch={}, episodes=episodes).items():
+            columns = self._to_device(rows)
+            columns.update(self._score(module_id, columns))
+            out[module_id] = measure(columns, self.settings.report_kl_coef, all_ranks=False)
+        return out
+
+    def score_under(self, module_id: str, weights: Weights, rows: Rows) -> Tensor:
+        """Log-probabilities `[B, R]` of rows under other weights than the present ones, which are put back."""
+        module = self.module[module_id].unwrapped()
+        present = module.get_state()
+        try:
+            module.set_state({**present, **{f"lm.{name}": array for name, array in weights.items()}})
+            return self._score(module_id, self._to_device(rows))["logprobs"].cpu()
+        finally:
+            module.set_state(present)
+
+    def _add(self, module_id: str, name: str, total: float, count: float) -> None:
+        totals = self._totals.setdefault(module_id, {})
+        totals[f"{name}/sum"] = totals.get(f"{name}/sum", 0.0) + total
+        totals[f"{name}/count"] = totals.get(f"{name}/count", 0.0) + count
+
+    def _log(self, module_id: str, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.metrics.log_value((module_id, name), value, window=1)
+
+    def _to_device(self, rows: Any) -> dict[str, Tensor]:
+        return {name: column.to(self._device) for name, column in rows.items()}
+
+    # State: with it, k updates + restore + k updates equal 2k updates.
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's state, and with it KL coefficients and score moments."""
+        state = super().get_state(*args, **kwargs)
+        state["kl_coefs"] = dict(self.kl_coefs)
+        state["score_moments"] = {mid: asdict(moments) for mid, moments in self.score_moments.items()}
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned; weights are taken even from an older state than the present one."""
+        self._weights_seq_no = 0
+        super().set_state(state)
+        self.kl_coefs.update(state.get("kl_coefs", {}))
+        for module_id, moments in state.get("score_moments", {}).items():
+            self.score_moments[module_id] = token_ppo.ScoreMoments(**moments)
+
+
+def measure(rows: dict[str, Tensor], eval_kl_coef: float, all_ranks: bool = True) -> dict[str, float]:
+    """What is reported of one LLM's scored rows.
+
+    Args:
+        rows: columns of `Rows` and of `CausalLMModule.score`.
+        eval_kl_coef: weight of the KL in the combined reward (paper §5: own task reward - eta * summed KL).
+        all_ranks: average over all learners.
+
+    Returns:
+        Means over responses of `task_reward`, `kl` (nats, summed over the response), `combined_reward`, `response_length`
+        (tokens), `eos_rate`; means over tokens of `entropy` and `sampler_gap_mean` (|sampler - learner| log-probability);
+        `sampler_gap_max` is this rank's.
+    """
+    mask = rows["mask"]
+    gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
+    sums = torch.stack(
+        [
+            mask.new_tensor(float(len(mask))),
+            mask.sum(),
+            rows["task_rewards"].sum(),
+            rows["full_kl"].sum(),
+            rows["ended"].sum(),
+            rows["entropy"].sum(),
+            gap.sum(),
+        ]
+    ).double()
+    count, tokens, task, kl, ended, entropy, gaps = (token_ppo.sum_over_ranks(sums) if all_ranks else sums).tolist()
+    return {
+        "task_reward": task / count,
+        "kl": kl / count,
+        "combined_reward": (task - eval_kl_coef * kl) / count,
+        "response_length": tokens / count,
+        "eos_rate": ended / count,
+        "entropy": entropy / tokens,
+        "sampler_gap_mean": gaps / tokens,
+        "sampler_gap_max": float(gap.max()),
+    }

