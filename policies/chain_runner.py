@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import ray
 from ray.rllib.core import Columns
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
@@ -100,6 +99,8 @@ class ChainRunner(EnvRunner, Checkpointable):
                 max_sequences=min(s.queries, 256),
                 seed=s.seed,
                 trust_remote_code=s.trust_remote_code,
+                in_process=bool(self.worker_index),  # the driver's own runner shares its process with the learner
+                timeout=s.generation_timeout,
             )
         else:
             from policies.transformers_generator import TransformersGenerator
@@ -234,8 +235,6 @@ class ChainRunner(EnvRunner, Checkpointable):
             self.generator.close()
         if self.rewards is not None:
             self.rewards.close()
-        if ray.get_runtime_context().get_actor_id() is not None:
-            ray.actor.exit_actor()
 
 
 def as_rllib_episode(

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -74,12 +75,12 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         `(tokens, mask)`, both int64 `[B, P]`; the mask is 0 on padding.
     """
     width = max(len(prompt) for prompt in prompts)
-    tokens = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros_like(tokens)
+    tokens = np.zeros((len(prompts), width), dtype=np.int64)
+    mask = np.zeros_like(tokens)
     for row, prompt in enumerate(prompts):
-        tokens[row, width - len(prompt) :] = torch.as_tensor(prompt, dtype=torch.long)
+        tokens[row, width - len(prompt) :] = prompt
         mask[row, width - len(prompt) :] = 1
-    return tokens, mask
+    return torch.from_numpy(tokens), torch.from_numpy(mask)
 
 
 def _first_line(error: Exception) -> str:

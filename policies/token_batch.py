@@ -50,19 +50,19 @@ def make_rows(
     """Pads ragged lists into tensors, prompts on the left and responses on the right."""
     prompt_tokens, prompt_mask = left_padded(prompts)
     width = max(len(response) for response in responses)
-    tokens = torch.zeros(len(responses), width, dtype=torch.long)
-    mask = torch.zeros(len(responses), width)
-    sampled = torch.zeros(len(responses), width)
+    tokens = np.zeros((len(responses), width), dtype=np.int64)
+    mask = np.zeros(tokens.shape, dtype=np.float32)
+    sampled = np.zeros(tokens.shape, dtype=np.float32)
     for row, (response, logprob) in enumerate(zip(responses, logprobs, strict=True)):
-        tokens[row, : len(response)] = torch.as_tensor(response, dtype=torch.long)
-        sampled[row, : len(response)] = torch.as_tensor(logprob)
+        tokens[row, : len(response)] = response
+        sampled[row, : len(response)] = logprob
         mask[row, : len(response)] = 1.0
     return Rows(
         prompts=prompt_tokens,
         prompt_mask=prompt_mask,
-        responses=tokens,
-        mask=mask,
-        sampler_logprobs=sampled,
+        responses=torch.from_numpy(tokens),
+        mask=torch.from_numpy(mask),
+        sampler_logprobs=torch.from_numpy(sampled),
         rewards=torch.as_tensor(rewards, dtype=torch.float32),
         task_rewards=torch.as_tensor(task_rewards, dtype=torch.float32),
         ended=torch.as_tensor(ended, dtype=torch.float32),

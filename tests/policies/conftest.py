@@ -1,0 +1,55 @@
+"""Small real runs that several tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from policies.cory import Cory, CoryConfig
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+TINY: dict[str, Any] = {
+    "backend": "transformers",
+    "num_runners": 0,
+    "dtype": "fp32",
+    "queries": 8,
+    "minibatch": 8,
+    "micro_batch": 4,
+    "epochs": 2,
+    "lr": 1e-4,
+    "max_response": 6,
+    "exchange_period": 2,
+    "eval_every": 2,
+    "eval_queries": 4,
+    "self_test": False,
+}
+
+MakeCory = Callable[..., Cory]
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One local Ray for all tests that need it."""
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def make_cory(ray_session: None) -> Iterator[MakeCory]:
+    """Builds algorithms from `TINY` and overrides, and stops them after the test."""
+    built: list[Cory] = []
+
+    def make(**settings: Any) -> Cory:
+        built.append(CoryConfig().cory(**{**TINY, **settings}).build_algo())
+        return built[-1]
+
+    yield make
+    for algorithm in built:
+        algorithm.stop()

@@ -1,0 +1,96 @@
+"""The runner's episodes, against the PettingZoo environment stepped alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
+
+from cory_env import cory_v0
+from policies.chain_runner import ChainRunner, Deal
+from policies.cory_config import CoryConfig
+from policies.generator import GenerationError
+from policies.role_exchange import RoleMapping
+from policies.token_batch import TASK_REWARD
+from tests.policies.conftest import TINY
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def runner(request: pytest.FixtureRequest, ray_session: None) -> Any:
+    """A runner of 1, 2 and 3 agents with the bundled model's weights."""
+    config = CoryConfig().cory(**{**TINY, "num_agents": request.param})
+    config.validate()
+    runner = ChainRunner(config=config, worker_index=0)
+    for module_id in runner.settings.modules:
+        runner._versions[module_id] = 0
+    yield runner
+    runner.stop()
+
+
+def play(runner: ChainRunner, deals: list[Deal], **settings: Any) -> Any:
+    mapping = RoleMapping(runner.settings.roles, runner.settings.modules)
+    return runner.sample(deals=deals, mapping=mapping, version=0, **settings)
+
+
+def test_episodes_equal_those_of_the_environment_stepped_alone_with_the_same_tokens(runner: ChainRunner) -> None:
+    deals = [Deal(3), Deal(11), Deal(0)]
+    rollout = play(runner, deals)
+    env = cory_v0.env(**runner.settings.env_settings())
+    for deal, episode in zip(deals, rollout.episodes, strict=True):
+        env.reset(options={"query": deal.query})
+        for role in runner.settings.roles:
+            agent = episode.agent_episodes[role]
+            assert env.agent_selection == role
+            seen, played = env.observe(role), agent.observations[0]
+            assert seen["length"] == played["length"]
+            np.testing.assert_array_equal(seen["tokens"], played["tokens"])
+            tokens, length = agent.actions[0]["tokens"], agent.actions[0]["length"]
+            env.step({"tokens": np.array(tokens), "length": length})
+        for role in runner.settings.roles:
+            agent = episode.agent_episodes[role]
+            assert agent.is_terminated and len(agent) == 1
+            assert env.terminations[role] and not env.truncations[role]
+            assert env.rewards[role] == pytest.approx(agent.rewards[0], abs=1e-5)
+            task_reward = agent.extra_model_outputs[TASK_REWARD][0]
+            assert env.infos[role]["task_reward"] == pytest.approx(task_reward, abs=1e-5)
+    env.close()
+
+
+def test_the_environment_runs_inside_rllibs_pettingzoo_wrapper(runner: ChainRunner) -> None:
+    env = PettingZooEnv(cory_v0.env(**runner.settings.env_settings()))
+    observations, _ = env.reset(seed=0)
+    for position, role in enumerate(runner.settings.roles):
+        assert list(observations)[-1] == role
+        observations, rewards, terminateds, _, _ = env.step({role: {"tokens": np.array([5, 6]), "length": 2}})
+        assert terminateds["__all__"] == (position == runner.settings.num_agents - 1)
+    assert set(rewards) == set(runner.settings.roles)
+    env.close()
+
+
+def test_responses_do_not_depend_on_what_else_is_in_the_batch(runner: ChainRunner) -> None:
+    together = play(runner, [Deal(q) for q in range(5)])
+    alone = [play(runner, [Deal(q)]) for q in range(5)]
+    for episode, single in zip(together.episodes, alone, strict=True):
+        for role in runner.settings.roles:
+            assert episode.agent_episodes[role].actions[0] == single.episodes[0].agent_episodes[role].actions[0]
+
+
+def test_updates_and_samples_of_one_query_draw_different_responses(runner: ChainRunner) -> None:
+    first = play(runner, [Deal(0), Deal(0, 1)])
+    second = play(runner, [Deal(0)], stream=1)
+    texts = [rollout["responses"][0]["text"] for rollout in (*first.samples, *second.samples)]
+    assert len(set(texts)) == 3
+
+
+def test_a_runner_refuses_to_play_with_other_weights_than_asked_for(runner: ChainRunner) -> None:
+    with pytest.raises(GenerationError, match="llm_1 is at version 0, not 7"):
+        mapping = RoleMapping(runner.settings.roles, runner.settings.modules)
+        runner.sample(deals=[Deal(0)], mapping=mapping, version=7)
+
+
+def test_episodes_remember_which_llm_played_which_role(runner: ChainRunner) -> None:
+    mapping = RoleMapping(runner.settings.roles, runner.settings.modules).rotated()
+    episode = runner.sample(deals=[Deal(0)], mapping=mapping, version=0).episodes[0]
+    assert {role: agent.module_id for role, agent in episode.agent_episodes.items()} == mapping.as_dict()

@@ -1,0 +1,148 @@
+"""The algorithm as a whole: exchange, restore, sync, chains of other lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.cory import Cory, WeightSyncError
+from policies.generator import checksum
+from tests.policies.conftest import MakeCory
+
+
+def learner_state(algorithm: Cory) -> dict[str, Any]:
+    state: dict[str, Any] = algorithm.learner_group.get_state()["learner"]
+    return state
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict):
+        return {k: v for key, value in tree.items() for k, v in flat(value, f"{prefix}/{key}").items()}
+    if isinstance(tree, list | tuple):
+        return {k: v for i, value in enumerate(tree) for k, v in flat(value, f"{prefix}/{i}").items()}
+    return {prefix: np.asarray(tree)}
+
+
+def assert_same_learner(a: dict[str, Any], b: dict[str, Any]) -> None:
+    for part in ("rl_module", "optimizer", "kl_coefs", "score_moments"):
+        left, right = flat(a[part]), flat(b[part])
+        assert left.keys() == right.keys()
+        for name in left:
+            np.testing.assert_array_equal(left[name], right[name], err_msg=f"{part}{name}")
+
+
+def test_a_role_exchange_moves_no_weight_and_keeps_adams_moments(make_cory: MakeCory) -> None:
+    algorithm = make_cory(exchange_period=None)
+    algorithm.train()
+    before = learner_state(algorithm)
+    assert any(np.abs(x).max() > 0 for name, x in flat(before["optimizer"]).items() if "exp_avg" in name)
+    algorithm.exchange_roles()
+    assert_same_learner(before, learner_state(algorithm))
+    assert algorithm.mapping.as_dict() == {"pioneer": "llm_2", "observer": "llm_1"}
+
+
+def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their_update(make_cory: MakeCory) -> None:
+    algorithm = make_cory(num_agents=3, exchange_period=1, queries=4, minibatch=4)
+    reports = [algorithm.train()["cory"] for _ in range(3)]
+    assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2", "llm_3"]
+    assert [report["exchanges"] for report in reports] == [1, 2, 3]
+    for report in reports:
+        shown = {answer["role"]: answer["policy"] for answer in report["samples"][0]["responses"]}
+        assert shown == report["roles"]
+        for role, module_id in report["roles"].items():
+            assert report["role"][role]["task_reward"] == report["policy"][module_id]["task_reward"]
+
+
+def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates(make_cory: MakeCory, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"exchange_period": 3, "kl_control": "adaptive", "score_scaling": "scale"}
+    straight = make_cory(**settings)
+    halfway = make_cory(**settings)
+    for _ in range(2):
+        straight.train()
+        halfway.train()
+    halfway.save_to_path(tmp_path / "checkpoint")
+    resumed = Cory.from_checkpoint(tmp_path / "checkpoint")
+    try:
+        for _ in range(2):
+            expected, found = straight.train()["cory"], resumed.train()["cory"]
+        assert (resumed.updates, resumed.exchanges, resumed.mapping) == (4, 1, straight.mapping)
+        assert found["samples"] == expected["samples"]
+        assert_same_learner(learner_state(straight), learner_state(resumed))
+    finally:
+        resumed.stop()
+
+
+def test_restoring_an_older_checkpoint_into_a_running_algorithm_leaves_no_runner_behind(
+    make_cory: MakeCory, tmp_path: Path
+) -> None:
+    algorithm = make_cory(num_runners=1, queries=4, minibatch=4)
+    algorithm.train()
+    algorithm.save_to_path(tmp_path / "old")
+    expected = algorithm.held_out_samples(2)
+    for _ in range(2):
+        algorithm.train()
+    assert algorithm.held_out_samples(2) != expected
+    algorithm.restore_from_path(str(tmp_path / "old"))
+    assert algorithm.updates == 1
+    assert algorithm.held_out_samples(2) == expected
+
+
+def test_runner_weights_equal_learner_weights_after_sync(make_cory: MakeCory) -> None:
+    algorithm = make_cory()
+    algorithm.train()
+    state = learner_state(algorithm)["rl_module"]
+    for module_id, model in algorithm.env_runner_group.local_env_runner.generator.models.items():
+        for name, parameter in model.named_parameters():
+            np.testing.assert_array_equal(parameter.numpy(), state[module_id][f"lm.{name}"])
+
+
+def test_an_engine_that_holds_other_weights_than_sent_stops_the_run(make_cory: MakeCory) -> None:
+    algorithm = make_cory()
+    loaded = algorithm.env_runner_group.local_env_runner.load_weights(algorithm._weights, algorithm.updates)
+    algorithm._check_loaded([loaded])
+    algorithm._weights["llm_1"]["transformer.wte.weight"] = algorithm._weights["llm_1"]["transformer.wte.weight"] + 1
+    with pytest.raises(WeightSyncError, match="llm_1"):
+        algorithm._check_loaded([loaded])
+
+
+def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(make_cory: MakeCory) -> None:
+    algorithm = make_cory()
+    for _ in range(2):
+        report = algorithm.train()["cory"]
+        assert report["sampler_gap_max"] < 1e-4
+        assert report["weight_version_lag"] == 0
+
+
+def test_one_agent_is_single_agent_ppo_by_the_same_code(make_cory: MakeCory) -> None:
+    report = make_cory(num_agents=1).train()["cory"]
+    assert report["roles"] == {"pioneer": "llm_1"}
+    assert list(report["policy"]) == ["llm_1"]
+
+
+def test_every_query_is_dealt_once_per_pass_over_the_data(make_cory: MakeCory, tmp_path: Path) -> None:
+    data = tmp_path / "queries.jsonl"
+    data.write_text("".join(f'{{"query": "The film number {i}"}}\n' for i in range(12)))
+    algorithm = make_cory(data=str(data), eval_data=str(data), queries=8, minibatch=8)
+    dealt = [deal.query for update in range(3) for deal in algorithm._deal(update)]
+    assert sorted(dealt[:12]) == sorted(dealt[12:]) == list(range(12))
+    assert dealt[:12] != dealt[12:]
+
+
+def test_policies_start_from_the_same_model_and_without_kl(make_cory: MakeCory) -> None:
+    algorithm = make_cory()
+    held_out = algorithm.evaluate_policies()
+    assert held_out["llm_1"] == held_out["llm_2"]
+    assert held_out["mean"]["kl"] == 0.0
+    assert checksum(algorithm._weights["llm_1"]) == checksum(algorithm._weights["llm_2"])
+
+
+def test_collective_rewards_reach_the_learner(make_cory: MakeCory) -> None:
+    for alpha in (1.0, 0.0, -1.0):
+        algorithm = make_cory(partner_reward=alpha)
+        report = algorithm.train()["cory"]
+        pioneer, observer = (report["role"][role]["task_reward"] for role in ("pioneer", "observer"))
+        trained = report["policy"][report["roles"]["pioneer"]]["score_mean"]
+        assert trained == pytest.approx(pioneer + alpha * observer, abs=1e-5)

@@ -1,0 +1,218 @@
+"""The vLLM backend, for real: agreement, weight sync, what the self-test catches, an engine that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from policies.causal_lm_module import CausalLMModule
+from policies.generator import GenerationError, Response, Sampling, Weights, checksum, sampling_seed
+from policies.self_test import Probe, SelfTestFailure, perturb, self_test
+from policies.token_batch import Rows, make_rows
+from policies.vllm_generator import VLLMGenerator, vllm_installed
+
+pytestmark = [
+    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
+    pytest.mark.timeout(300),
+]
+
+MODEL = str(DEFAULT_TOKENIZER)
+MAX_PROMPT = 200  # longer than a block of vLLM's KV cache, so that prompts are cached
+
+
+def make_generator(**settings: Any) -> VLLMGenerator:
+    arguments: dict[str, Any] = {
+        "eos_token_id": load_tokenizer(MODEL).eos_token_id,
+        "dtype": "fp32",
+        "device": torch.device("cpu"),
+        "max_prompt": MAX_PROMPT,
+        "max_response": 8,
+        "max_sequences": 16,
+        **settings,
+    }
+    return VLLMGenerator(MODEL, ["llm_1"], **arguments)
+
+
+@pytest.fixture(scope="module")
+def generator() -> Iterator[VLLMGenerator]:
+    generator = make_generator()
+    yield generator
+    generator.close()
+
+
+@pytest.fixture(scope="module")
+def learner() -> CausalLMModule:
+    """The learner's side of the comparison."""
+    config = {"path": MODEL, "trust_remote_code": False, "dtype": "fp32", "temperature": 1.0}
+    return CausalLMModule(model_config=config)
+
+
+@pytest.fixture(scope="module")
+def weights(learner: CausalLMModule) -> Weights:
+    return {name.removeprefix("lm."): array for name, array in learner.get_state(inference_only=True).items()}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer(MODEL)
+    short = [tokenizer(text)["input_ids"] for text in ("This movie is", "I really liked", "The worst thing about it")]
+    return [*short, (short[2] * MAX_PROMPT)[:MAX_PROMPT]]
+
+
+def sampling(prompts: Sequence[Sequence[int]]) -> Sampling:
+    return Sampling(1.0, 8, [sampling_seed(0, 0, query, 0) for query in range(len(prompts))])
+
+
+def scorer(learner: CausalLMModule) -> Callable[[Weights, Rows], torch.Tensor]:
+    present = learner.get_state()
+
+    def score(weights: Weights, rows: Rows) -> torch.Tensor:
+        learner.set_state({**present, **{f"lm.{name}": array for name, array in weights.items()}})
+        logprobs = learner.score(rows)["logprobs"]
+        learner.set_state(present)
+        return logprobs
+
+    return score
+
+
+def run_self_test(
+    generator: VLLMGenerator,
+    learner: CausalLMModule,
+    weights: Weights,
+    prompts: Sequence[Sequence[int]],
+    load: Callable[[Weights], Any],
+) -> Probe:
+    def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
+        return generator.generate(prompts, "llm_1", sampling(prompts))
+
+    return self_test(weights, prompts, load, generate, scorer(learner), "llm_1")
+
+
+def test_log_probabilities_agree_with_the_learner(
+    generator: VLLMGenerator, learner: CausalLMModule, prompts: list[list[int]]
+) -> None:
+    out = generator.generate(prompts, "llm_1", sampling(prompts))
+    none = [0.0] * len(out)
+    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+    gap = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    assert float(gap.max()) < 1e-4
+
+
+def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
+    together = generator.generate(prompts, "llm_1", sampling(prompts))
+    seeds = sampling(prompts).seeds
+    alone = [
+        generator.generate([prompt], "llm_1", Sampling(1.0, 8, [seed]))[0]
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
+    assert [response.tokens for response in together] == [response.tokens for response in alone]
+
+
+def test_temperature_reaches_the_log_probabilities(
+    generator: VLLMGenerator, learner: CausalLMModule, prompts: list[list[int]]
+) -> None:
+    out = generator.generate(prompts, "llm_1", sampling(prompts)._replace(temperature=0.5))
+    none = [0.0] * len(out)
+    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+    learner.temperature = 0.5
+    gap = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    learner.temperature = 1.0
+    assert float(gap.max()) < 1e-4
+
+
+def test_load_returns_the_version_and_the_checksum_of_what_the_engine_read(
+    generator: VLLMGenerator, weights: Weights
+) -> None:
+    other = perturb(weights, seed=1)
+    loaded = generator.load("llm_1", other, 3)
+    assert loaded == (3, checksum(other)) != (3, checksum(weights))
+    assert generator.load("llm_1", weights, 4) == (4, checksum(weights))
+    assert not list(Path("/dev/shm").glob("cory-weights-*"))
+
+
+def test_the_self_test_passes_on_a_sound_engine(
+    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]]
+) -> None:
+    found = run_self_test(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
+    assert found.perturbed < 1e-3 < found.moved
+
+
+def test_the_self_test_catches_an_engine_that_ignores_new_weights(
+    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]]
+) -> None:
+    with pytest.raises(SelfTestFailure, match="does not follow new weights"):
+        run_self_test(generator, learner, weights, prompts, lambda w: None)
+
+
+def test_the_self_test_catches_a_tied_head_that_stays_old(
+    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    def load_all_but_the_head(new: Weights) -> None:
+        engine = generator.engines["llm_1"]
+
+        def reload(worker: Any) -> None:
+            tensors = [(name, torch.from_numpy(np.array(array))) for name, array in new.items()]
+            with torch.inference_mode():
+                worker.model_runner.reload_weights(weights_iterator=iter(tensors), is_checkpoint_format=True)
+
+        engine.collective_rpc(reload)
+        assert engine.reset_prefix_cache()
+
+    with pytest.raises(SelfTestFailure):
+        run_self_test(generator, learner, weights, prompts, load_all_but_the_head)
+    generator.load("llm_1", weights, 0)
+
+
+def test_the_self_test_catches_activations_cached_under_the_old_weights(
+    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    def load_without_dropping_caches(new: Weights) -> None:
+        save_file(dict(new), tmp_path / "model.safetensors")
+        generator.engines["llm_1"].collective_rpc("load_safetensors", args=(str(tmp_path / "model.safetensors"),))
+
+    with pytest.raises(SelfTestFailure):
+        run_self_test(generator, learner, weights, prompts[-1:], load_without_dropping_caches)
+    generator.load("llm_1", weights, 0)
+
+
+def kill_an_engine_and_generate_again() -> tuple[str, bool]:
+    """Runs in a process of its own: vLLM decides once per process where its engines run."""
+    prompts = [[5, 6, 7], [8, 9]]
+    config = {"path": MODEL, "trust_remote_code": False, "dtype": "fp32", "temperature": 1.0}
+    state = CausalLMModule(model_config=config).get_state(inference_only=True)
+    other = perturb({name.removeprefix("lm."): array for name, array in state.items()}, seed=2)
+    generator = make_generator(in_process=False)
+    try:
+        generator.load("llm_1", other, 5)
+        expected = generator.generate(prompts, "llm_1", sampling(prompts))
+        engines = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in "".join(p.cmdline())]
+        assert len(engines) == 1
+        os.kill(engines[0].pid, signal.SIGKILL)
+        try:
+            generator.generate(prompts, "llm_1", sampling(prompts))
+            message = "no error"
+        except GenerationError as error:
+            message = str(error)
+        again = generator.generate(prompts, "llm_1", sampling(prompts))
+        return message, [r.tokens for r in again] == [r.tokens for r in expected]
+    finally:
+        generator.close()
+
+
+def test_an_engine_process_that_is_killed_is_started_anew_with_its_last_weights() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        message, same = pool.submit(kill_an_engine_and_generate_again).result(timeout=280)
+    assert "The vLLM engine of llm_1 died; it was started anew." in message
+    assert same
