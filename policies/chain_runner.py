@@ -52,8 +52,8 @@ class Rollout(NamedTuple):
 class ChainRunner(EnvRunner, Checkpointable):
     """An RLlib EnvRunner for chains. Its episodes equal those of stepping `cory_v0` alone with the same tokens.
 
-    Which queries it plays, in which roles and with which weights comes with every call, so a runner that was restarted has
-    nothing to remember. With vLLM it builds no torch copy of the model.
+    Which queries it plays, in which roles and with which weights comes with every call, so a runner that was
+    restarted has nothing to remember. With vLLM it builds no torch copy of the model.
     """
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:

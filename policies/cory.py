@@ -1,11 +1,11 @@
 """Cory: sequential cooperative multi-agent PPO for language models, as an RLlib Algorithm (paper Algorithm 1).
 
-    for each update:
-        deal queries to the runners
-        play the chain: pioneer answers the query, observer answers it seeing the pioneer's answer, both are paid
-        every LLM: token-level PPO on its own responses
-        send the new weights to the runners, and check what they hold
-        every `exchange_period` updates: exchange roles (`RoleExchange`)
+for each update:
+    deal queries to the runners
+    play the chain: pioneer answers the query, observer answers it seeing the pioneer's answer, both are paid
+    every LLM: token-level PPO on its own responses
+    send the new weights to the runners, and check what they hold
+    every `exchange_period` updates: exchange roles (`RoleExchange`)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
-from policies.chain_runner import ChainRunner, Deal, Rollout
+from policies.chain_runner import Deal, Rollout
 from policies.cory_config import CoryConfig
 from policies.generator import GenerationError, Weights, checksum
 from policies.role_exchange import RoleMapping
@@ -47,7 +47,16 @@ EVALUATION_STREAM = 2**32 - 1  # sampling stream of held-out evaluation: the sam
 SAMPLES_SHOWN = 4
 _MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate")
 _LEARNED = (
-    *("policy_loss", "value_loss", "clip_fraction", "entropy", "explained_variance", "kl_coef", "grad_norm", "score_mean"),
+    *(
+        "policy_loss",
+        "value_loss",
+        "clip_fraction",
+        "entropy",
+        "explained_variance",
+        "kl_coef",
+        "grad_norm",
+        "score_mean",
+    ),
     *("sampler_gap_mean", "sampler_gap_max"),
 )
 
@@ -59,8 +68,8 @@ class WeightSyncError(RuntimeError):
 class Cory(PPO):
     """Trains the LLMs of a chain. `train()["cory"]` reports one update; see `docs` and the run's `metrics.jsonl`.
 
-    The update counter, the role mapping and the exchange counter are state: k updates, checkpoint, restore, k updates equal
-    2k updates. Query order and sampling seeds follow from (seed, update).
+    The update counter, the role mapping and the exchange counter are state: k updates, checkpoint, restore, k
+    updates equal 2k updates. Query order and sampling seeds follow from (seed, update).
     """
 
     config: CoryConfig
@@ -101,7 +110,9 @@ class Cory(PPO):
             rollouts = self._play(self._deal(update), update, mapping, "train")
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         if not episodes:
-            raise RuntimeError(f"Update {update} has no episode: every query's reward failed. Check the reward function.")
+            raise RuntimeError(
+                f"Update {update} has no episode: every query's reward failed. Check the reward function."
+            )
         with self._timed("learn"):
             results = self.learner_group.update(episodes=episodes, timesteps={UPDATE: update})
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
@@ -128,7 +139,9 @@ class Cory(PPO):
     # Rollouts.
 
     def _deal(self, update: int) -> list[Deal]:
-        """This update's queries: the next ones of an endless sequence of seeded permutations of the training queries."""
+        """This update's queries: the next ones of an endless sequence of seeded permutations of the training
+        queries.
+        """
         total, size = self._num_queries["train"], self.settings.queries
         deals: list[Deal] = []
         dealt: dict[int, int] = {}
@@ -291,7 +304,9 @@ class Cory(PPO):
         runner = self._healthy_runners(time.monotonic() + self.settings.generation_timeout)[0]
         answer = self._call_runners(method, [call], [runner])[0]
         if answer is None:
-            raise GenerationError(f"Runner {runner} failed in the self-test at start. Check its log, memory and device.")
+            raise GenerationError(
+                f"Runner {runner} failed in the self-test at start. Check its log, memory and device."
+            )
         return answer
 
     def _score_rows(self, module_id: str, weights: Weights, rows: Rows) -> Any:
@@ -324,7 +339,11 @@ class Cory(PPO):
     def held_out_samples(self, count: int) -> list[dict[str, Any]]:
         """The chain on the first `count` held-out queries, as text, with evaluation's seeds and the present roles."""
         deals = [Deal(query) for query in range(min(count, self._num_queries["test"]))]
-        return [sample for rollout in self._play(deals, EVALUATION_STREAM, self.mapping, "test") for sample in rollout.samples]
+        return [
+            sample
+            for rollout in self._play(deals, EVALUATION_STREAM, self.mapping, "test")
+            for sample in rollout.samples
+        ]
 
     def _make_report(self, rollouts: Sequence[Rollout], mapping: RoleMapping) -> dict[str, Any]:
         """What one update shows, per policy and per role."""

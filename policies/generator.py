@@ -22,7 +22,9 @@ class Response(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How to sample: by temperature alone, because the learner could not score what top-k, top-p or penalties sample."""
+    """How to sample: by temperature alone, because the learner could not score what top-k, top-p or penalties
+    sample.
+    """
 
     temperature: float
     max_tokens: int
@@ -59,7 +61,8 @@ class Generator(Protocol):
         ...
 
     def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
-        """Replaces the weights of `module_id`, drops every cache that came from the old ones, and reads back what it holds.
+        """Replaces the weights of `module_id`, drops every cache that came from the old ones, and reads back what it
+        holds.
 
         Raises:
             GenerationError: the engine could not take them.

@@ -18,8 +18,6 @@ class ModelError(ValueError):
     """A model cannot be loaded or used; the message says which, why, and what to do."""
 
 
-
-
 def load_language_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
     """Loads a causal LM in fp32 with every dropout off, so that sampler and learner see one distribution.
 

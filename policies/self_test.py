@@ -1,8 +1,8 @@
 """Proof at start that new weights reach the generation engine.
 
-Engines keep old weights silently in more than one way: a tied head packed once at load time, activations cached under the old
-weights, an update that never arrives. In bf16 the gap of one small update drowns in rounding. So every policy is perturbed
-strongly once, and the engine's log-probabilities must follow the learner's there and back.
+Engines keep old weights silently in more than one way: a tied head packed once at load time, activations cached
+under the old weights, an update that never arrives. In bf16 the gap of one small update drowns in rounding. So every
+policy is perturbed strongly once, and the engine's log-probabilities must follow the learner's there and back.
 """
 
 from __future__ import annotations
@@ -98,4 +98,6 @@ def self_test(
 def _rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:
     zeros = [0.0] * len(prompts)
     tokens = [response.tokens for response in responses]
-    return make_rows(prompts, tokens, [response.logprobs for response in responses], zeros, zeros, [False] * len(prompts))
+    return make_rows(
+        prompts, tokens, [response.logprobs for response in responses], zeros, zeros, [False] * len(prompts)
+    )

@@ -105,8 +105,8 @@ def micro_batches(rows: dict[str, Tensor], size: int) -> Iterator[tuple[Tensor, 
 class TokenBatch(ConnectorV2):
     """Turns chain episodes into `{llm: Rows}`, in sorted order of the LLMs.
 
-    Rows are grouped by the LLM that *generated* them (`SingleAgentEpisode.module_id`), never by the current mapping, which
-    a role exchange may have changed. Every agent's episode holds one step: its prompt, its response, its reward.
+    Rows are grouped by the LLM that *generated* them (`SingleAgentEpisode.module_id`), never by the current mapping,
+    which a role exchange may have changed. Every agent's episode holds one step: its prompt, its response, its reward.
     """
 
     def __call__(

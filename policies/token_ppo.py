@@ -1,7 +1,7 @@
 """The formulas of token-level PPO with a KL penalty, as pure functions on `[B, T]` tensors.
 
-`B` responses, `T` response tokens, right-padded; `mask` is 1.0 on real response tokens. Nothing here knows of RLlib or of
-language models. Every function agrees with the numbers of the method's official code.
+`B` responses, `T` response tokens, right-padded; `mask` is 1.0 on real response tokens. Nothing here knows of RLlib
+or of language models. Every function agrees with the numbers of the method's official code.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Half the squared error, with the value's *change* clipped (RLlib's own PPO clamps the error instead); `[B, T]`."""
+    """Half the squared error, with the value's *change* clipped (RLlib's own PPO clamps the error instead); `[B,
+    T]`.
+    """
     bounded = torch.maximum(torch.minimum(values, old_values + clip), old_values - clip)
     return 0.5 * torch.maximum((values - returns) ** 2, (bounded - returns) ** 2)
 

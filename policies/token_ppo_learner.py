@@ -1,9 +1,9 @@
 """Token-level PPO for several LLMs in one RLlib Learner, with an update step of its own.
 
-RLlib's step forwards all modules and then runs one backward, wraps modules in DDP and averages per rank. Here each LLM, in
-sorted order, is taken micro-batch by micro-batch through forward, loss and backward; every loss is a sum divided by the
-mini-batch's *global* count of response tokens (all ranks, all micro-batches); gradients are added over ranks once per
-optimizer step. One learner or several, micro-batches or not, the gradient is the same.
+RLlib's step forwards all modules and then runs one backward, wraps modules in DDP and averages per rank. Here each
+LLM, in sorted order, is taken micro-batch by micro-batch through forward, loss and backward; every loss is a sum
+divided by the mini-batch's *global* count of response tokens (all ranks, all micro-batches); gradients are added
+over ranks once per optimizer step. One learner or several, micro-batches or not, the gradient is the same.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class TokenPPOLearner(PPOTorchLearner):
         return self._minibatches(rows)
 
     def _score(self, module_id: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Old log-probabilities, reference log-probabilities, values, entropy and full KL, `[B, R]` each, once per batch."""
+        """Old log-probabilities, reference log-probabilities, values, entropy and full KL, `[B, R]` each, once per
+        batch.
+        """
         out: dict[str, Tensor] = {}
         for index, micro in micro_batches(rows, self.settings.micro_batch):
             for name, column in self.module[module_id].unwrapped().score(micro).items():
@@ -82,7 +84,9 @@ class TokenPPOLearner(PPOTorchLearner):
         return {name: column * rows["mask"] for name, column in out.items()}
 
     def _compute_advantages(self, rows: dict[str, dict[str, Tensor]]) -> None:
-        """Adds `returns` and whitened `advantages`, `[B, R]`, to the rows; statistics span all ranks. Logs the batch."""
+        """Adds `returns` and whitened `advantages`, `[B, R]`, to the rows; statistics span all ranks. Logs the
+        batch.
+        """
         s = self.settings
         self._totals = {}
         for module_id, columns in rows.items():
@@ -107,13 +111,16 @@ class TokenPPOLearner(PPOTorchLearner):
             }
             self._log(module_id, measured)
             if s.kl_control == "adaptive":
-                total_kl = token_ppo.sum_over_ranks(torch.stack([kl.sum().double(), mask.new_tensor(len(mask)).double()]))
+                sums = torch.stack([kl.sum().double(), mask.new_tensor(len(mask)).double()])
+                total_kl = token_ppo.sum_over_ranks(sums)
                 self.kl_coefs[module_id] = token_ppo.adapt_kl_coef(
                     kl_coef, float(total_kl[0] / total_kl[1]), s.kl_target, int(total_kl[1]), s.kl_horizon
                 )
 
     def _minibatches(self, rows: dict[str, dict[str, Tensor]]) -> Iterator[MultiAgentBatch]:
-        """Mini-batches of every epoch: a permutation drawn from (seed, update, epoch, LLM), split evenly on every rank."""
+        """Mini-batches of every epoch: a permutation drawn from (seed, update, epoch, LLM), split evenly on every
+        rank.
+        """
         s = self.settings
         for epoch in range(s.epochs):
             parts: dict[str, Sequence[np.ndarray]] = {}
@@ -128,7 +135,8 @@ class TokenPPOLearner(PPOTorchLearner):
                 yield MultiAgentBatch(batches, env_steps=sum(len(parts[mid][step]) for mid in rows))
 
     def _uncompiled_update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, dict[str, float], Any]:
-        """One optimizer step of every LLM: forward, loss and backward per LLM and micro-batch, then gradients over ranks.
+        """One optimizer step of every LLM: forward, loss and backward per LLM and micro-batch, then gradients over
+        ranks.
 
         Raises:
             NonFiniteUpdate: before any weight changed.
@@ -142,14 +150,15 @@ class TokenPPOLearner(PPOTorchLearner):
         for place, module_id in enumerate(modules):
             count = float(tokens[place].clamp(min=1))
             losses[module_id] = 0.0
-            for _, micro in micro_batches(dict(batch[module_id]), self.settings.micro_batch) if module_id in batch else ():
+            if module_id not in batch:
+                continue
+            for _, micro in micro_batches(dict(batch[module_id]), self.settings.micro_batch):
                 fwd_out = self.module[module_id].forward_train(micro)
-                loss = (
-                    self.compute_loss_for_module(module_id=module_id, config=self.config, batch=micro, fwd_out=fwd_out)
-                    / count
+                loss = self.compute_loss_for_module(
+                    module_id=module_id, config=self.config, batch=micro, fwd_out=fwd_out
                 )
-                loss.backward()
-                losses[module_id] += loss.item()
+                (loss / count).backward()
+                losses[module_id] += loss.item() / count
         self._sum_gradients_over_ranks(modules)
         norms = {module_id: self._clip_gradients(module_id) for module_id in modules}
         for module_id in modules:
@@ -160,7 +169,9 @@ class TokenPPOLearner(PPOTorchLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: dict[str, Tensor], fwd_out: dict[str, Tensor]
     ) -> Tensor:
-        """Clipped policy loss plus `value_coef` times the clipped value loss, *summed* over response tokens; a scalar."""
+        """Clipped policy loss plus `value_coef` times the clipped value loss, *summed* over response tokens; a
+        scalar.
+        """
         s, mask = self.settings, batch["mask"]
         logprobs = fwd_out[Columns.ACTION_LOGP]
         policy, clipped = token_ppo.policy_loss(logprobs, batch["logprobs"], batch["advantages"], s.clip)
@@ -191,8 +202,8 @@ class TokenPPOLearner(PPOTorchLearner):
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit))
         if not np.isfinite(norm):
             raise NonFiniteUpdate(
-                f"The gradient of {module_id} is not finite in update {self._update_index}; its weights were left as they "
-                "were. A smaller lr or dtype=fp32 usually helps; the last checkpoint is whole."
+                f"The gradient of {module_id} is not finite in update {self._update_index}; its weights were left as "
+                "they were. A smaller lr or dtype=fp32 usually helps; the last checkpoint is whole."
             )
         return norm
 
@@ -273,9 +284,9 @@ def measure(rows: dict[str, Tensor], eval_kl_coef: float, all_ranks: bool = True
         all_ranks: average over all learners.
 
     Returns:
-        Means over responses of `task_reward`, `kl` (nats, summed over the response), `combined_reward`, `response_length`
-        (tokens), `eos_rate`; means over tokens of `entropy` and `sampler_gap_mean` (|sampler - learner| log-probability);
-        `sampler_gap_max` is this rank's.
+        Means over responses of `task_reward`, `kl` (nats, summed over the response), `combined_reward`,
+        `response_length` (tokens), `eos_rate`; means over tokens of `entropy` and `sampler_gap_mean` (|sampler -
+        learner| log-probability); `sampler_gap_max` is this rank's.
     """
     mask = rows["mask"]
     gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask

@@ -165,7 +165,9 @@ class VLLMGenerator:
 
     @contextmanager
     def _watched(self, module_id: str) -> Iterator[LLM]:
-        """Yields the engine of `module_id`; should it die or hang meanwhile, replaces it and raises `GenerationError`."""
+        """Yields the engine of `module_id`; should it die or hang meanwhile, replaces it and raises
+        `GenerationError`.
+        """
         engine = self.engines[module_id]
         if self.in_process:
             yield engine

@@ -1,4 +1,6 @@
-"""What runs inside a vLLM worker to take new weights; every word of vLLM's internals that we rely on is in this file."""
+"""What runs inside a vLLM worker to take new weights; every word of vLLM's internals that we rely on is in this
+file.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ class WeightSync:
     def load_safetensors(self, path: str) -> int:
         """Reads a safetensors file of Hugging Face names into the running model.
 
-        Only the path crosses the RPC. On a CPU, vLLM packs a tied `lm_head` at load time and `reload_weights` leaves the
-        packed copy as it was, so every language-model head is processed again (vLLM 0.32).
+        Only the path crosses the RPC. On a CPU, vLLM packs a tied `lm_head` at load time and `reload_weights` leaves
+        the packed copy as it was, so every language-model head is processed again (vLLM 0.32).
 
         Returns:
             `checksum` of the tensors as read.
