@@ -1,0 +1,327 @@
+"""The chain: one query answered by several agents, one after another (paper §2).
+
+    chain = Chain(task, tokenizer, num_agents=2)
+    episode = chain.start(task.train[0])
+    while episode.role is not None:                     # "pioneer", then "observer"
+        tokens = generate(episode.prompt_ids())
+        episode.respond({"tokens": tokens, "length": len(tokens)})
+    rewards = episode.collective_rewards(task_rewards)  # {"pioneer": ..., "observer": ...}
+
+The episode logic exists here once; the PettingZoo environment and the batched runner are both thin around it. Responses
+are kept as the tokens that came: decoded for the reward and for the next agent's prompt, but never tokenised again.
+"""
+
+import math
+from collections.abc import Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from cory_env.tasks.task import Query, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_PROMPT = 128
+MAX_RESPONSE = 15  # the paper's longest IMDB response
+
+
+class Observation(TypedDict):
+    """What an agent sees, its prompt: `tokens` int32 [max_prompt], of which the first `length` are real."""
+
+    tokens: NDArray[np.int32]
+    length: int
+
+
+class Action(TypedDict):
+    """A whole response: `tokens` int [at most max_response], of which the first `length` are real."""
+
+    tokens: NDArray[np.integer] | Sequence[int]
+    length: int | np.integer
+
+
+class QueryTooLong(ValueError):
+    """A query's prompt does not fit `max_prompt`, even without any reference."""
+
+
+def role_names(num_agents: int) -> tuple[str, ...]:
+    """Returns the roles of a chain in the order they answer: the environment's agents.
+
+    Raises:
+        ValueError: `num_agents` is less than 1.
+    """
+    if num_agents < 1:
+        raise ValueError(f"num_agents is {num_agents}, but a chain needs at least 1 agent.")
+    if num_agents == 2:
+        return ("pioneer", "observer")
+    return ("pioneer", *(f"observer_{k}" for k in range(1, num_agents)))
+
+
+class Chain:
+    """What all episodes share: task, tokenizer, roles, limits and spaces. Holds no state of any episode."""
+
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        num_agents: int = 2,
+        knowledge_transfer: bool = True,
+        partner_reward: float = 1.0,
+        max_prompt: int = MAX_PROMPT,
+        max_response: int = MAX_RESPONSE,
+        vocab_size: int | None = None,
+    ) -> None:
+        """Describes a chain.
+
+        Args:
+            task: Queries and prompts.
+            tokenizer: The tokenizer of the model that plays.
+            num_agents: How many agents answer; 1 is the single-agent baseline, 2 is CORY.
+            knowledge_transfer: Whether an agent sees the responses before its own; without, each sees the bare query.
+            partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive.
+            max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
+            max_response: The longest response, in tokens.
+            vocab_size: Token ids are below this number; by default the tokenizer's size. Models may pad theirs.
+
+        Raises:
+            ValueError: A setting is out of range, or the tokenizer has no end-of-sequence token.
+        """
+        if max_prompt < 1 or max_response < 1:
+            raise ValueError(
+                f"max_prompt is {max_prompt} and max_response {max_response}, but both must be at least 1 token."
+            )
+        if not math.isfinite(partner_reward):
+            raise ValueError(f"partner_reward is {partner_reward}, but must be a finite number; the paper's is 1.")
+        if tokenizer.eos_token_id is None:
+            raise ValueError(
+                "The tokenizer has no end-of-sequence token, so no response could ever end. Set its eos_token."
+            )
+        self.task = task
+        self.tokenizer = tokenizer
+        self.roles = role_names(num_agents)
+        self.knowledge_transfer = knowledge_transfer
+        self.partner_reward = partner_reward
+        self.max_prompt = max_prompt
+        self.max_response = max_response
+        self.vocab_size = vocab_size or len(tokenizer)
+        self.eos_token_id: int = tokenizer.eos_token_id
+        self.pad_token_id: int = tokenizer.pad_token_id or 0
+        self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+        self._anchor_text = self._decode(self._anchor)
+
+    def observation_space(self) -> spaces.Dict:
+        """Returns a new observation space, the same for each role. Length 0 is the view before an agent's turn."""
+        tokens = spaces.Box(0, self.vocab_size - 1, (self.max_prompt,), np.int32)
+        return spaces.Dict(tokens=tokens, length=spaces.Discrete(self.max_prompt + 1))
+
+    def action_space(self) -> spaces.Dict:
+        """Returns a new action space, the same for each role."""
+        tokens = spaces.MultiDiscrete([self.vocab_size] * self.max_response)
+        return spaces.Dict(tokens=tokens, length=spaces.Discrete(self.max_response, start=1))
+
+    def start(self, query: Query) -> "ChainEpisode":
+        """Returns a new episode on `query`, at the pioneer's turn."""
+        return ChainEpisode(self, query)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokenises a prompt, with whatever special tokens the tokenizer adds by default (a BOS, for models that
+        have one).
+        """
+        ids: list[int] = self.tokenizer(text)["input_ids"]
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns a response as text, without special tokens and with its leading space: prompt + text reads right.
+
+        Some tokenizers drop the first space of whatever they decode, so a known token stands before the response and is
+        taken off again.
+        """
+        text = self._decode([*self._anchor, *tokens])
+        return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)  # a list of texts comes back only for a batch
+        return text
+
+    def build_prompt(self, query: Query, responses: Sequence[Sequence[int]]) -> tuple[list[int], bool]:
+        """Builds the prompt of the agent that follows `responses`.
+
+        A prompt that would not fit `max_prompt` is cut: the query is kept whole, and the reference loses tokens from
+        its end (the last response first) until the prompt fits.
+
+        Args:
+            query: The query.
+            responses: The earlier responses as tokens, in the chain's order; none of them for the pioneer.
+
+        Returns:
+            The prompt's tokens, 1 to `max_prompt` of them, and whether the reference was cut.
+
+        Raises:
+            QueryTooLong: The prompt does not fit even without any reference.
+        """
+        if not responses or not self.knowledge_transfer:
+            prompt = self.encode(self.task.prompt(query))
+            if len(prompt) > self.max_prompt:
+                raise self._too_long(query, len(prompt))
+            return prompt, False
+        prompt = self._refer(query, responses, None)
+        if len(prompt) <= self.max_prompt:
+            return prompt, False
+        # Bisect for the most reference tokens that fit; text is tokenised anew at each try, because tokens merge across
+        # seams.
+        fits, too_many = 0, sum(map(len, responses))
+        prompt = self._refer(query, responses, 0)
+        if len(prompt) > self.max_prompt:
+            raise self._too_long(query, len(prompt))
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            candidate = self._refer(query, responses, middle)
+            if len(candidate) <= self.max_prompt:
+                fits, prompt = middle, candidate
+            else:
+                too_many = middle
+        return prompt, True
+
+    def _refer(self, query: Query, responses: Sequence[Sequence[int]], keep: int | None) -> list[int]:
+        """Returns the prompt with the first `keep` tokens of the responses, or with all of them."""
+        texts = []
+        for response in responses:
+            kept = response if keep is None else response[:keep]
+            keep = None if keep is None else keep - len(kept)
+            texts.append(self.decode(kept))
+        return self.encode(self.task.observer_prompt(query, texts))
+
+    def _too_long(self, query: Query, length: int) -> QueryTooLong:
+        return QueryTooLong(
+            f"Query {query.id} of task {self.task.name} needs a prompt of {length} tokens without any reference, but "
+            f"max_prompt is {self.max_prompt}: {query.text[:80]!r}. Raise max_prompt to at least {length}, or shorten "
+            "or remove the query."
+        )
+
+
+class ChainEpisode:
+    """One query on its way through a chain.
+
+    Attributes:
+        query: The query.
+        responses: Per role so far, the tokens as kept: up to `length` and to the first EOS, included; none is invented.
+        completions: Per role so far, the decoded response.
+        truncated: Per prompt so far, whether its reference was cut.
+    """
+
+    def __init__(self, chain: Chain, query: Query) -> None:
+        self.chain = chain
+        self.query = query
+        self.responses: list[list[int]] = []
+        self.completions: list[str] = []
+        self.truncated: list[bool] = []
+        self._prompts: list[list[int]] = []
+
+    @property
+    def role(self) -> str | None:
+        """Whose turn it is; None when all have answered."""
+        position = len(self.responses)
+        return self.chain.roles[position] if position < len(self.chain.roles) else None
+
+    def prompt_ids(self) -> list[int]:
+        """Returns the tokens of the current role's prompt, 1 to `max_prompt` of them.
+
+        Raises:
+            QueryTooLong: The prompt does not fit even without any reference.
+            ValueError: All agents have answered.
+        """
+        position = len(self.responses)
+        if self.role is None:
+            raise ValueError("All agents of this episode have answered, so there is no prompt. Start a new episode.")
+        if len(self._prompts) == position:
+            prompt, truncated = self.chain.build_prompt(self.query, self.responses)
+            self._prompts.append(prompt)
+            self.truncated.append(truncated)
+        return self._prompts[position]
+
+    def observation(self, role: str | None = None) -> Observation:
+        """Returns what `role` sees: its prompt, or nothing (length 0) where its turn has not come. Default: whose turn
+        it is.
+
+        Raises:
+            ValueError: There is no such role, or no role is given and all have answered.
+        """
+        role = self.role if role is None else role
+        if role is None or role not in self.chain.roles:
+            raise ValueError(f"There is no observation for {role!r}. Ask for one of: {', '.join(self.chain.roles)}.")
+        position = self.chain.roles.index(role)
+        if position == len(self.responses):
+            self.prompt_ids()
+        prompt = self._prompts[position] if position < len(self._prompts) else []
+        tokens = np.full(self.chain.max_prompt, self.chain.pad_token_id, np.int32)
+        tokens[: len(prompt)] = prompt
+        return {"tokens": tokens, "length": len(prompt)}
+
+    def respond(self, action: Action) -> None:
+        """Takes the current role's response and passes the turn on; tokens past `length` or an EOS are ignored.
+
+        Raises:
+            ValueError: All agents have answered, or the action is not a response; says what came and what was expected.
+        """
+        role = self.role
+        if role is None:
+            raise ValueError(
+                "All agents of this episode have answered, so it takes no more actions. Start a new episode."
+            )
+        self.prompt_ids()  # an agent answers its prompt, looked at or not
+        response = self._checked(role, action)
+        if self.chain.eos_token_id in response:
+            response = response[: response.index(self.chain.eos_token_id) + 1]
+        self.responses.append(response)
+        self.completions.append(self.chain.decode(response))
+
+    def _checked(self, role: str, action: Action) -> list[int]:
+        """Returns the first `length` tokens of an action that is one."""
+        limit, vocab = self.chain.max_response, self.chain.vocab_size
+        if not isinstance(action, dict) or set(action) != {"tokens", "length"}:
+            came = f"keys {sorted(action)}" if isinstance(action, dict) else f"{action!r}"
+            raise ValueError(f"{role}: expected an action {{'tokens': ..., 'length': ...}}, but {came} came.")
+        tokens, length = np.asarray(action["tokens"]), action["length"]
+        if tokens.ndim != 1 or not 1 <= len(tokens) <= limit or not np.issubdtype(tokens.dtype, np.integer):
+            raise ValueError(
+                f"{role}: expected tokens to be 1 to {limit} integers in one row (max_response is {limit}), "
+                f"but shape {tokens.shape} of {tokens.dtype} came."
+            )
+        size = length.item() if isinstance(length, np.ndarray) and length.ndim == 0 else length
+        if not isinstance(size, Integral) or not 1 <= size <= len(tokens):
+            raise ValueError(
+                f"{role}: expected length to be an integer from 1 to {len(tokens)}, the number of tokens given, "
+                f"but {length!r} came."
+            )
+        response: list[int] = tokens[: int(size)].tolist()
+        for index, token in enumerate(response):
+            if not 0 <= token < vocab:
+                raise ValueError(
+                    f"{role}: expected token ids from 0 to {vocab - 1}, but {token} came at position {index}."
+                )
+        return response
+
+    def collective_rewards(self, task_rewards: Sequence[float]) -> dict[str, float]:
+        """Returns what each agent trains on, r_i + α · Σ_{j≠i} r_j (paper §2, collective reward; α is
+        `partner_reward`).
+
+        The sum is rounded once, so with α = 1 all agents receive exactly the same number.
+
+        Args:
+            task_rewards: r_i of each role, in the chain's order.
+
+        Raises:
+            ValueError: There is not one reward per role.
+        """
+        roles = self.chain.roles
+        if len(task_rewards) != len(roles):
+            raise ValueError(
+                f"Expected {len(roles)} task rewards, one for each of {', '.join(roles)}, but {len(task_rewards)} came."
+            )
+        shares = [self.chain.partner_reward * reward for reward in task_rewards]
+        return {role: math.fsum([task_rewards[i], *shares[:i], *shares[i + 1 :]]) for i, role in enumerate(roles)}

@@ -1,0 +1,246 @@
+"""The environment `cory_v0`: a chain of agents as a PettingZoo AEC environment; one step is one whole response.
+
+    from cory_env import cory_v0
+
+    env = cory_v0.env(task="imdb", num_agents=2, render_mode="human")
+    env.reset(seed=1)
+    for agent in env.agent_iter():
+        observation, reward, termination, truncation, info = env.last()
+        env.step(None if termination else env.action_space(agent).sample())
+    env.close()
+
+Agents: the roles, `pioneer` and `observer`; with three or more `pioneer`, `observer_1`, `observer_2`, …
+Observation: the prompt, `Dict(tokens: int32 [max_prompt] padded on the right, length)`; length 0 before the turn.
+Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response), length)`; tokens past `length` or past the
+first end-of-sequence token are ignored.
+Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
+Info: `query` (its number), `truncated_prompt`; after the last step `task_reward` (r_i) and `completion` too.
+
+The environment checks the order of calls itself and raises `ValueError`s that name the agent, so it needs no wrapper.
+"""
+
+import os
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv
+
+from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Action, Chain, ChainEpisode, Observation
+from cory_env.rewards import RewardWorker, score_episodes
+from cory_env.tasks import Query, Split, Task, make_task
+from cory_env.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RENDER_MODES = ("ansi", "human")
+
+
+class raw_env(AECEnv[str, Observation, Action | None]):
+    """A query answered by a chain of agents, one after another."""
+
+    metadata: ClassVar = {"name": "cory_v0", "render_modes": list(RENDER_MODES), "is_parallelizable": False}
+
+    def __init__(
+        self,
+        task: str | Task = "imdb",
+        num_agents: int = 2,
+        *,
+        split: Split = "train",
+        knowledge_transfer: bool = True,
+        partner_reward: float = 1.0,
+        max_prompt: int = MAX_PROMPT,
+        max_response: int = MAX_RESPONSE,
+        tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None,
+        vocab_size: int | None = None,
+        data: str | os.PathLike[str] | None = None,
+        eval_data: str | os.PathLike[str] | None = None,
+        reward: str | None = None,
+        prompt: str | None = None,
+        observer_prompt: str | None = None,
+        reward_timeout: float = 60.0,
+        render_mode: str | None = None,
+    ) -> None:
+        """Makes the environment. The reward's process starts at the end of the first episode.
+
+        Args:
+            task: A task's name (see `cory_env.tasks.make_task`, also for the five settings below) or a `Task`.
+            num_agents: How many agents answer; 1 is the single-agent baseline, 2 is CORY.
+            split: The queries to play, `train` or `test`.
+            knowledge_transfer: Whether an agent sees the responses before its own.
+            partner_reward: α in r_i + α · Σ_{j≠i} r_j.
+            max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
+            max_response: The longest response, in tokens.
+            tokenizer: A folder, a hub id or a tokenizer object; None means the bundled one.
+            vocab_size: Token ids are below this number; by default the tokenizer's size.
+            data: A file with the training queries.
+            eval_data: A file with the held-out queries.
+            reward: The reward function, `module:function`.
+            prompt: Template of the pioneer's prompt.
+            observer_prompt: Template of the later agents' prompts.
+            reward_timeout: Seconds that one call of the reward may take.
+            render_mode: `ansi`: `render()` returns the chain as text. `human`: it is printed, also after each episode.
+
+        Raises:
+            ValueError: A setting is out of range, or the task cannot be made.
+        """
+        super().__init__()
+        if isinstance(task, str):
+            task = make_task(
+                task, data=data, eval_data=eval_data, reward=reward, prompt=prompt, observer_prompt=observer_prompt
+            )
+        elif any(setting is not None for setting in (data, eval_data, reward, prompt, observer_prompt)):
+            raise ValueError(
+                "data, eval_data, reward, prompt and observer_prompt belong to a task given by name, but a Task came "
+                "with them. Leave them out, or give them to make_task."
+            )
+        if render_mode is not None and render_mode not in RENDER_MODES:
+            raise ValueError(f"render_mode is {render_mode!r}, but must be one of {', '.join(RENDER_MODES)}, or None.")
+        self.render_mode = render_mode
+        self.queries = task.queries(split)
+        self.chain = Chain(
+            task,
+            load_tokenizer(tokenizer),
+            num_agents=num_agents,
+            knowledge_transfer=knowledge_transfer,
+            partner_reward=partner_reward,
+            max_prompt=max_prompt,
+            max_response=max_response,
+            vocab_size=vocab_size,
+        )
+        self.possible_agents = list(self.chain.roles)
+        self.agents: list[str] = []
+        self.observation_spaces = {role: self.chain.observation_space() for role in self.chain.roles}
+        self.action_spaces = {role: self.chain.action_space() for role in self.chain.roles}
+        self._worker = RewardWorker(task.reward, timeout=reward_timeout)
+        self._random = np.random.default_rng()
+        self._episode: ChainEpisode | None = None
+        self._task_rewards: list[float] = []
+
+    def observation_space(self, agent: str) -> spaces.Dict:
+        """Returns the agent's observation space, the same object each time."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Dict:
+        """Returns the agent's action space, the same object each time."""
+        return self.action_spaces[agent]
+
+    def reset(self, seed: int | None = None, options: dict[str, object] | None = None) -> None:
+        """Starts an episode.
+
+        Args:
+            seed: Seeds the choice of this and all following queries; None goes on with the generator as it is.
+            options: `{"query": i}` plays query i of the split; else a random one is played. Other keys are ignored.
+
+        Raises:
+            ValueError: There is no such query.
+            QueryTooLong: The query does not fit `max_prompt`.
+        """
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._episode = self.chain.start(self._choose(options or {}))
+        self._task_rewards = []
+        self.agents = list(self.chain.roles)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict[str, object]] = {agent: {"query": self._episode.query.id} for agent in self.agents}
+        self._skip_agent_selection: str | None = None
+        self._take_turn(self._episode, self.agents[0])
+
+    def _choose(self, options: dict[str, object]) -> Query:
+        if "query" not in options:
+            return self.queries[int(self._random.integers(len(self.queries)))]
+        index = options["query"]
+        if not isinstance(index, (int, np.integer)) or not 0 <= index < len(self.queries):
+            raise ValueError(
+                f"reset() got the query {index!r}, but expected an integer from 0 to {len(self.queries) - 1}, "
+                "the queries of this split."
+            )
+        return self.queries[int(index)]
+
+    def _take_turn(self, episode: ChainEpisode, agent: str) -> None:
+        episode.prompt_ids()
+        self.agent_selection = agent
+        self.infos[agent]["truncated_prompt"] = episode.truncated[-1]
+
+    def _running(self, call: str) -> ChainEpisode:
+        if self._episode is None:
+            raise ValueError(f"reset() needs to be called before {call}.")
+        return self._episode
+
+    def observe(self, agent: str) -> Observation:
+        """Returns what the agent sees: its prompt, or nothing (length 0) before its turn.
+
+        Raises:
+            ValueError: There is no such agent, or no episode.
+        """
+        return self._running("observe").observation(agent)
+
+    def step(self, action: Action | None) -> None:
+        """Takes the response of `agent_selection`; after the last one, scores the episode and rewards all agents.
+
+        Raises:
+            ValueError: There is no episode, it is over, or the action is not what this agent may do now.
+            RewardError: The reward function failed.
+        """
+        episode = self._running("step")
+        if not self.agents:
+            raise ValueError("step() was called, but the episode is over. Call reset() to start another.")
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            if action is not None:
+                raise ValueError(f"{agent}: expected the action None, because it has finished, but {action!r} came.")
+            self._was_dead_step(None)
+            return
+        if action is None:
+            raise ValueError(f"{agent}: expected a response, because it is its turn, but None came.")
+        episode.respond(action)
+        self._clear_rewards()
+        self._cumulative_rewards[agent] = 0.0
+        if episode.role is not None:
+            self._take_turn(episode, episode.role)
+        else:
+            self._finish(episode)
+
+    def _finish(self, episode: ChainEpisode) -> None:
+        """Scores the chain and ends the episode for all agents."""
+        (scores,) = score_episodes(self._worker, [episode])
+        self._task_rewards = [score for score in scores if score is not None]  # all: this worker stops on errors
+        self.rewards = episode.collective_rewards(self._task_rewards)
+        for position, agent in enumerate(self.agents):
+            self.terminations[agent] = True
+            self.infos[agent]["task_reward"] = self._task_rewards[position]
+            self.infos[agent]["completion"] = episode.completions[position]
+        self._accumulate_rewards()
+        self.agent_selection = self.agents[0]
+        if self.render_mode == "human":
+            self.render()
+
+    def render(self) -> str | None:
+        """Returns (`ansi`) or prints (`human`) the chain so far: the query, each response and its task reward.
+
+        Raises:
+            ValueError: The environment was made without a render mode, or there is no episode.
+        """
+        episode = self._running("render")
+        if self.render_mode is None:
+            raise ValueError("render() needs a render mode. Make the environment with render_mode='ansi' or 'human'.")
+        lines = [f"query {episode.query.id}: {episode.query.text}"]
+        for position, completion in enumerate(episode.completions):
+            score = f" [task reward {self._task_rewards[position]:.3f}]" if self._task_rewards else ""
+            lines.append(f"{self.chain.roles[position]}{score}:{completion}")
+        text = "\n".join(lines)
+        if self.render_mode == "ansi":
+            return text
+        print(text)
+        return None
+
+    def close(self) -> None:
+        """Ends the reward's process."""
+        self._worker.close()
+
+
+env = raw_env  # PettingZoo's name for the environment with its wrappers; this one needs none

@@ -1,0 +1,142 @@
+"""The child process that holds a reward function.
+
+    python -m cory_env.rewards.child SPEC FD PARENT_PID [--die-with-thread]
+
+The main thread runs the function. A second thread reads requests and ends the process when the parent is gone, so that
+a function that hangs cannot outlive the run. The parent opens standard output onto standard error, so a `print` does
+no harm.
+"""
+
+import asyncio
+import ctypes
+import inspect
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import SupportsFloat
+
+from cory_env.rewards.messages import Batch, Reply
+from cory_env.rewards.spec import SpecError, load_function
+
+PARENT_CHECK = 1.0  # seconds between looks at whether the parent lives, where its pipe's end is held open by others
+
+
+def call(function: Callable[..., object], batch: Batch) -> Reply:
+    """Calls the function on a batch with the arguments that it accepts, and checks what it returns."""
+    offered: dict[str, object] = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
+    try:
+        arguments, missing = select_arguments(function, offered)
+    except ValueError as error:  # a built-in without a signature, or a setting that the function does not know
+        return Reply(error=f"its arguments cannot be matched: {error}", fatal=True)
+    if missing:
+        return Reply(
+            fatal=True,
+            error=f"it asks for {', '.join(missing)}, but is offered only {', '.join(sorted(offered))}. "
+            "Rename its arguments, give them defaults, or add the columns to the data",
+        )
+    try:
+        result = function(**arguments)
+        if inspect.isawaitable(result):
+            result = asyncio.run(_wait_for(result))
+        return check_values(result, len(batch))
+    except BaseException as error:  # SystemExit too: a reward must not end its process without a word
+        return Reply(error="raised " + _describe(error))
+    finally:
+        sys.stdout.flush()
+
+
+async def _wait_for(result: Awaitable[object]) -> object:
+    return await result
+
+
+def _describe(error: BaseException) -> str:
+    """Returns the exception with its traceback, this file's own frames left out."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return text + "\n" + "".join(traceback.format_list(frames[-5:])).rstrip()
+
+
+def select_arguments(
+    function: Callable[..., object], offered: dict[str, object]
+) -> tuple[dict[str, object], list[str]]:
+    """Returns those of the `offered` arguments that the function accepts, and the names it requires beyond them.
+
+    Settings bound by the reward's name stay as bound, even where the data has a column of the same name.
+    """
+    bound = function.keywords if isinstance(function, partial) else {}
+    parameters = inspect.signature(function).parameters.values()
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    arguments = {name: value for name, value in offered.items() if (takes_all or name in named) and name not in bound}
+    missing = [name for name, p in named.items() if p.default is p.empty and name not in offered and name not in bound]
+    missing += [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
+    return arguments, missing
+
+
+def check_values(result: object, size: int) -> Reply:
+    """Turns what a function returned for `size` samples into numbers; NumPy's and torch's scalars are welcome."""
+    try:
+        if isinstance(result, (str, bytes, dict)):
+            raise TypeError
+        values = list(result)  # type: ignore[call-overload]
+    except TypeError:
+        return Reply(error=f"returned {_shown(result)} instead of a list of {size} numbers")
+    if len(values) != size:
+        return Reply(error=f"returned {len(values)} values for {size} samples")
+    numbers, faults = [], {}
+    for index, value in enumerate(values):
+        try:
+            number = float(value) if isinstance(value, SupportsFloat) else math.nan
+        except (TypeError, ValueError, RuntimeError):  # an array or tensor of several elements
+            number = math.nan
+        numbers.append(number)
+        if not math.isfinite(number):
+            faults[index] = _shown(value)
+    return Reply(values=numbers, faults=faults)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return (text if len(text) <= 80 else text[:77] + "...") + f" ({type(value).__name__})"
+
+
+def _read_requests(connection: "Connection[Reply, Batch]", parent: int, requests: "queue.Queue[Batch]") -> None:
+    try:
+        while True:
+            while not connection.poll(PARENT_CHECK):
+                if os.getppid() != parent:
+                    return
+            requests.put(connection.recv())
+    except (EOFError, OSError):
+        return
+    finally:
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # its own group: this process and whatever the function started
+
+
+def main() -> None:
+    """Loads the function, says so, and answers batches until the parent is gone."""
+    spec, fd, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if "--die-with-thread" in sys.argv and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: ends even a function that never yields to Python
+    connection: Connection[Reply, Batch] = Connection(fd)
+    requests: queue.Queue[Batch] = queue.Queue()
+    threading.Thread(target=_read_requests, args=(connection, parent, requests), daemon=True).start()
+    try:
+        function = load_function(spec)
+    except SpecError as error:
+        connection.send(Reply(error=str(error), fatal=True))
+        return
+    connection.send(Reply())
+    while True:
+        connection.send(call(function, requests.get()))
+
+
+if __name__ == "__main__":
+    main()

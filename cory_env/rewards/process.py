@@ -1,0 +1,107 @@
+"""Starts, calls and ends the one child process of a reward, within a time limit.
+
+A process of its own, because a reward may hang, exit, print or load a model. It is started as a fresh interpreter, not
+by `multiprocessing`: a Ray worker's `__main__` must not be imported again, and a fork would inherit CUDA and threads.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+from cory_env.rewards.messages import Batch, Reply
+
+LOOK_AT_CHILD = 0.2  # seconds between looks at whether the child lives, where its pipe's end is held open by others
+
+
+class RewardProcess:
+    """A child process holding the function `spec`; started on the first call, and again after it had to be ended."""
+
+    def __init__(self, spec: str, timeout: float) -> None:
+        """Notes what to start; `timeout` in seconds bounds each call, and loading the function."""
+        self.spec = spec
+        self.timeout = timeout
+        self._connection: Connection[Batch, Reply] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes], Connection[Batch, Reply]], RewardProcess] | None = None
+
+    def call(self, batch: Batch) -> Reply:
+        """Returns the function's answer on `batch`, or what went wrong; never raises for the function's sake."""
+        if self._connection is None:
+            ready = self._start()
+            if ready.error:
+                self.close()
+                return ready
+        assert self._connection is not None
+        try:
+            with contextlib.suppress(OSError):  # the child ended between two calls; the answer below says so
+                self._connection.send(batch)
+            return self._receive("ran")
+        except BaseException:  # interrupted: the answer to this call must not be taken for the answer to the next
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the child process, if there is one. The next call starts another."""
+        if self._end is not None:
+            self._end()
+        self._connection = self._process = self._end = None
+
+    def _start(self) -> Reply:
+        """Starts the child and waits until it has loaded the function."""
+        ours, theirs = Pipe()
+        command = [sys.executable, "-P", "-m", "cory_env.rewards.child", self.spec]
+        command += [str(theirs.fileno()), str(os.getpid())]
+        if threading.current_thread() is threading.main_thread():  # another may end long before the process does
+            command.append("--die-with-thread")
+        # The parent's search path in its order, with the current folder last: user modules resolve, none is shadowed.
+        paths = dict.fromkeys([path or os.getcwd() for path in sys.path] + [os.getcwd()])
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # this process's standard error
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # so that Ctrl-C reaches the parent alone, and the whole group can be ended
+        )
+        theirs.close()
+        self._connection, self._process = ours, process
+        self._end = weakref.finalize(self, _end_process, process, ours)
+        reply = self._receive("took to load")
+        # Failing to load is beyond what skipping samples could mend.
+        return Reply(error=reply.error, fatal=True) if reply.error else reply
+
+    def _receive(self, doing: str) -> Reply:
+        """Waits for the child's next message; a child that is late or gone is ended."""
+        assert self._connection is not None and self._process is not None
+        deadline = time.monotonic() + self.timeout
+        try:
+            while not self._connection.poll(min(LOOK_AT_CHILD, max(0.0, deadline - time.monotonic()))):
+                if self._process.poll() is not None and not self._connection.poll():
+                    raise EOFError
+                if time.monotonic() >= deadline:
+                    self.close()
+                    return Reply(error=f"{doing} longer than its time limit of {self.timeout:g} s and was stopped")
+            return self._connection.recv()
+        except (EOFError, OSError):
+            process = self._process
+            self.close()
+            return Reply(error=f"ended its process with {_exit_reason(process.returncode)}")
+
+
+def _end_process(process: subprocess.Popen[bytes], connection: "Connection[Batch, Reply]") -> None:
+    """Kills the child and what it started, and waits for it."""
+    connection.close()
+    with contextlib.suppress(ProcessLookupError):  # all of them are gone
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _exit_reason(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

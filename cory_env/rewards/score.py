@@ -1,0 +1,47 @@
+"""Scores finished episodes, all roles together, in one call of the reward function."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cory_env.rewards.worker import RewardWorker
+
+if TYPE_CHECKING:
+    from cory_env.chain import ChainEpisode
+
+
+def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
+    """Returns the task rewards of finished episodes, from one call of the function.
+
+    The samples stand episode by episode, in each the roles in the chain's order. The columns are those of the queries,
+    repeated to match, and `role`; a query that lacks a column of another has None there.
+
+    Args:
+        worker: The reward function.
+        episodes: Episodes in which all agents have answered; they may belong to different chains.
+
+    Returns:
+        Per episode, the task reward of each role; None where the worker skipped a sample.
+
+    Raises:
+        RewardError: The function failed.
+        ValueError: An agent of some episode has not answered yet.
+    """
+    for episode in episodes:
+        if episode.role is not None:
+            raise ValueError(
+                f"The episode on query {episode.query.id} cannot be scored: {episode.role} has not answered yet."
+            )
+    turns = [(episode, position) for episode in episodes for position in range(len(episode.chain.roles))]
+    names = dict.fromkeys(name for episode in episodes for name in episode.query.columns)
+    columns: dict[str, list[object]] = {
+        name: [episode.query.columns.get(name) for episode, _ in turns] for name in names
+    }
+    columns["role"] = [episode.chain.roles[position] for episode, position in turns]
+    values = iter(
+        worker.score(
+            prompts=[episode.query.text for episode, _ in turns],
+            completions=[episode.completions[position] for episode, position in turns],
+            columns=columns,
+        )
+    )
+    return [[next(values) for _ in episode.chain.roles] for episode in episodes]

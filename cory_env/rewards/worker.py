@@ -1,0 +1,169 @@
+"""Scores batches with a user's reward function and finds out which sample a failure belongs to.
+
+Whatever the function does wrong (an exception, a hang, an exit, a wrong number of values, a value that is no finite
+number), the answer is never a silent 0: with `stop` a `RewardError` names the function and the sample, with `skip` the
+sample's reward is None and is counted, so that the caller can drop its query.
+"""
+
+import logging
+import time
+from types import TracebackType
+from typing import Literal, Self
+
+from cory_env.rewards.messages import Batch, Reply
+from cory_env.rewards.process import RewardProcess
+from cory_env.rewards.spec import parse_spec
+
+logger = logging.getLogger(__name__)
+
+OnError = Literal["stop", "skip"]
+
+
+class RewardError(RuntimeError):
+    """A reward function could not be loaded, or failed on a sample."""
+
+
+class RewardWorker:
+    """One reward function in one child process, started on the first call and kept; a context manager.
+
+    Attributes:
+        skipped: How many samples have got None so far.
+    """
+
+    def __init__(self, spec: str, *, timeout: float = 60.0, on_error: OnError = "stop") -> None:
+        """Names the function; nothing is started yet.
+
+        Args:
+            spec: `module:function`, or `module:function?setting=value`.
+            timeout: Seconds that one call may take; also those for importing the module. A model that the function
+                loads on its first call counts in that call.
+            on_error: What a failure does: `stop` raises, `skip` gives None to the samples concerned.
+
+        Raises:
+            ValueError: The name is not of this form, or a setting is out of range.
+        """
+        parse_spec(spec)
+        if not timeout > 0:
+            raise ValueError(f"The reward's time limit is {timeout} s, but must be more than 0. Set reward_timeout.")
+        if on_error not in ("stop", "skip"):
+            raise ValueError(f"on_reward_error is {on_error!r}, but must be 'stop' or 'skip'.")
+        self.spec = spec
+        self.timeout = timeout
+        self.on_error = on_error
+        self.skipped = 0
+        self._process = RewardProcess(spec, timeout)
+
+    def score(self, prompts: list[str], completions: list[str], columns: dict[str, list[object]]) -> list[float | None]:
+        """Returns one task reward per sample, from one call of the function.
+
+        Args:
+            prompts: The bare queries as text.
+            completions: The decoded responses, as many.
+            columns: Further arguments, each a list as long; the function gets those that it accepts.
+
+        Returns:
+            One finite number per sample; None only with `skip`.
+
+        Raises:
+            RewardError: The function failed (with `stop`), or can never be called (always).
+            ValueError: The lists differ in length.
+        """
+        lengths = {"prompts": len(prompts), "completions": len(completions)} | {k: len(v) for k, v in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"The lists to score must have one length, but these came: {lengths}.")
+        batch = Batch(prompts, completions, columns)
+        if not len(batch):
+            return []
+        reply = self._call(batch)
+        if not reply.error and not reply.faults:
+            return list(reply.values)
+
+        faults = self._find_faults(batch, reply.error) if reply.error else reply.faults
+        message = self._message(batch, reply.error, faults)
+        if self.on_error == "stop":
+            raise RewardError(message)
+        logger.warning("%s", message)
+        return self._without(batch, faults, None if reply.error else reply)
+
+    def close(self) -> None:
+        """Ends the child process; a later call starts another."""
+        self._process.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, batch: Batch) -> Reply:
+        reply = self._process.call(batch)
+        if reply.fatal:
+            raise RewardError(f"The reward {self.spec} cannot be used: {reply.error}")
+        return reply
+
+    def _find_faults(self, batch: Batch, error: str) -> dict[int, str]:
+        """Scores each sample by itself after a call that failed as a whole, for at most twice the time limit.
+
+        Returns:
+            For the samples that fail alone, why; with `stop` the first only. Empty where only the whole batch fails.
+        """
+        if len(batch) == 1:
+            return {0: error}
+        faults: dict[int, str] = {}
+        deadline = time.monotonic() + 2 * self.timeout
+        for index in range(len(batch)):
+            if time.monotonic() > deadline:
+                unseen = range(index, len(batch)) if self.on_error == "skip" else ()
+                return faults | dict.fromkeys(unseen, "was not scored, because other samples used up the time")
+            reply = self._call(batch.pick([index]))
+            if reply.error or reply.faults:
+                faults[index] = reply.error or f"returned {reply.faults[0]} instead of a finite number"
+                if self.on_error == "stop":
+                    break
+        return faults
+
+    def _without(self, batch: Batch, faults: dict[int, str], reply: Reply | None) -> list[float | None]:
+        """Returns the rewards with None for the faulty samples. The others are in `reply`, or scored together again."""
+        sound = [index for index in range(len(batch)) if index not in faults]
+        values: dict[int, float] = {}
+        if reply is not None:
+            values = {index: reply.values[index] for index in sound}
+        elif sound:
+            again = self._call(batch.pick(sound))
+            if again.error:
+                logger.warning(
+                    "The reward %s failed on the other %d samples too: it %s.", self.spec, len(sound), again.error
+                )
+            else:
+                values = {index: again.values[i] for i, index in enumerate(sound) if i not in again.faults}
+        self.skipped += len(batch) - len(values)
+        return [values.get(index) for index in range(len(batch))]
+
+    def _message(self, batch: Batch, error: str, faults: dict[int, str]) -> str:
+        """Says which function failed, on which sample, and how."""
+        if faults:
+            index = min(faults)
+            more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+            where = f"sample {index} of {len(batch)}{more}, {_sample(batch, index)}"
+            reason = faults[index] if error else f"returned {faults[index]} instead of a finite number"
+        else:
+            where = (
+                f"a batch of {len(batch)}, no sample of which was found to fail alone; the first is {_sample(batch, 0)}"
+            )
+            reason = error
+        gap = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
+        return (
+            f"The reward {self.spec} failed on {where}: it {reason}{gap}"
+            "Correct the function or the data; set on_reward_error to skip to go on without such queries."
+        )
+
+
+def _sample(batch: Batch, index: int) -> str:
+    role = f"role {batch.columns['role'][index]}, " if "role" in batch.columns else ""
+    return f"{role}prompt {_excerpt(batch.prompts[index])}, completion {_excerpt(batch.completions[index])}"
+
+
+def _excerpt(text: str) -> str:
+    return repr(text if len(text) <= 100 else text[:97] + "...")

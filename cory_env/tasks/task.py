@@ -1,0 +1,82 @@
+"""What a task is: queries, the prompt of each position in the chain, a reward, and what evaluation needs to know."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cory_env.tasks.template import TemplateError, fill, placeholders
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query: what the chain is asked.
+
+    Attributes:
+        id: Its index within its split.
+        text: The query itself, as the reward sees it in `prompts`.
+        columns: Everything else its row holds, passed to the reward and open to prompt templates.
+    """
+
+    id: int
+    text: str
+    columns: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Queries, prompts, reward and evaluation of one task; subclasses override what a template cannot say.
+
+    Attributes:
+        name: The task's name in a configuration.
+        train: Training queries, `train[i].id == i`.
+        test: Held-out queries, `test[i].id == i`.
+        reward: The reward function, `module:function` (see `cory_env.rewards`).
+        prompt_template: The pioneer's prompt; the prompt of every agent without knowledge transfer. Needs `{query}`.
+        observer_template: The prompt of every later agent. Needs `{query}` and `{reference}`.
+        reference_separator: What stands between two earlier responses in `{reference}` (three agents or more); a
+            template too.
+        solved_at: The task reward from which a completion counts as correct in pass@k; None where there is no such.
+    """
+
+    name: str
+    train: Sequence[Query]
+    test: Sequence[Query]
+    reward: str
+    prompt_template: str = "{query}"
+    observer_template: str = "Reference: {reference}\n{query}"
+    reference_separator: str = "\n"
+    solved_at: float | None = None
+
+    def __post_init__(self) -> None:
+        for label, template, needed in (
+            ("prompt", self.prompt_template, {"query"}),
+            ("observer_prompt", self.observer_template, {"query", "reference"}),
+        ):
+            missing = sorted(needed - placeholders(template))
+            if missing:
+                raise TemplateError(
+                    f"The template {label} of task {self.name} lacks {', '.join(f'{{{name}}}' for name in missing)}: "
+                    f"{template!r}. Put each placeholder where its text belongs."
+                )
+
+    def queries(self, split: Split) -> Sequence[Query]:
+        """Returns the queries of `train` or `test`."""
+        if split not in ("train", "test"):
+            raise ValueError(f"There is no split {split!r}. Choose 'train' or 'test'.")
+        return self.train if split == "train" else self.test
+
+    def prompt(self, query: Query) -> str:
+        """Returns the pioneer's prompt as text."""
+        return fill(self.prompt_template, {**query.columns, "query": query.text})
+
+    def observer_prompt(self, query: Query, responses: Sequence[str]) -> str:
+        """Returns the prompt of the agent that follows `responses`, the decoded ones so far in the chain's order."""
+        values = {**query.columns, "query": query.text}
+        reference = fill(self.reference_separator, values).join(responses)
+        return fill(self.observer_template, {**values, "reference": reference})
+
+    def gold(self, query: Query) -> str | None:
+        """Returns a completion that must score 1.0 (`validate` checks it), or None where the task has none."""
+        return None

@@ -1,0 +1,49 @@
+"""Loads the tokenizer of the model that plays; transformers is imported only then, torch not for the bundled one."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT_TOKENIZER = Path(__file__).parent / "assets" / "imdb-gpt2-tiny"
+GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # the class of transformers ≥ 5, and its older name
+
+
+def load_tokenizer(
+    tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None,
+) -> "PreTrainedTokenizerBase":
+    """Returns a tokenizer from a folder or hub id; None means the bundled one, and an object is returned as it is.
+
+    Raises:
+        ValueError: The name leads to no tokenizer, here or on the hub.
+    """
+    if tokenizer is None:
+        tokenizer = DEFAULT_TOKENIZER
+    if not isinstance(tokenizer, (str, os.PathLike)):
+        return tokenizer
+    name = os.fspath(tokenizer)
+    loaded: PreTrainedTokenizerBase
+    try:
+        if _names_generic_class(Path(name)):
+            from transformers import PreTrainedTokenizerFast
+
+            loaded = PreTrainedTokenizerFast.from_pretrained(name)
+        else:
+            from transformers import AutoTokenizer
+
+            loaded = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"No tokenizer could be loaded from {name!r}: {error} "
+            "Set the model to a folder that holds one or to a hub id."
+        ) from error
+    return loaded
+
+
+def _names_generic_class(folder: Path) -> bool:
+    """Whether a folder names the class for any `tokenizer.json`. `AutoTokenizer` would choose it, but imports torch."""
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") in GENERIC_CLASSES

@@ -1,0 +1,213 @@
+"""Proves a task without a model: its queries, its prompts and its reward.
+
+    report = validate(make_task("imdb"), load_tokenizer())
+    print(report)
+    assert report.ok
+
+Every query of both splits is looked at. The reward runs as it will in training, in its own process, on a few responses
+of which one is empty (a model may end at once), and on every gold answer that the task has.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain
+from cory_env.rewards import RewardError, RewardWorker, score_episodes
+from cory_env.tasks import Query, Split, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SPLITS: tuple[Split, Split] = ("train", "test")
+SAMPLES = 3  # queries on which the reward is shown
+
+
+@dataclass
+class Report:
+    """What `validate` found.
+
+    Attributes:
+        task: The task's name.
+        facts: What holds, a sentence or figure each.
+        prompts: Per role, the prompt of the first query as text and its length in tokens.
+        rewards: Responses with the task reward that they got, as (role, query, completion, reward).
+        warnings: What works, but is probably not meant.
+        problems: What must be mended before training.
+    """
+
+    task: str
+    facts: list[str] = field(default_factory=list)
+    prompts: dict[str, tuple[str, int]] = field(default_factory=dict)
+    rewards: list[tuple[str, str, str, float]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the task can be trained on."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        lines = [f"Task {self.task}"]
+        lines += [f"  {fact}" for fact in self.facts]
+        for role, (prompt, length) in self.prompts.items():
+            lines += ["", f"Prompt of the {role}, {length} tokens:"] + [f"  | {line}" for line in prompt.split("\n")]
+        if self.rewards:
+            lines += ["", "Rewards:"]
+            lines += [f"  {value:>9.4f}  {role}: {query!r} + {text!r}" for role, query, text, value in self.rewards]
+        for title, found in (("Warnings", self.warnings), ("Problems", self.problems)):
+            if found:
+                lines += ["", f"{title}:"] + [f"  - {sentence}" for sentence in found]
+        return "\n".join([*lines, "", "The task is sound." if self.ok else "The task cannot be trained on yet."])
+
+
+def validate(
+    task: Task,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    num_agents: int = 2,
+    knowledge_transfer: bool = True,
+    max_prompt: int = MAX_PROMPT,
+    max_response: int = MAX_RESPONSE,
+    reward_timeout: float = 60.0,
+) -> Report:
+    """Checks a task and shows what the agents would see.
+
+    Args:
+        task: The task.
+        tokenizer: The tokenizer of the model that will play.
+        num_agents: How many agents answer.
+        knowledge_transfer: Whether an agent sees the responses before its own.
+        max_prompt: The longest prompt, in tokens.
+        max_response: The longest response, in tokens.
+        reward_timeout: Seconds that one call of the reward may take.
+
+    Returns:
+        A report; what is wrong with the task is in its `problems`, nothing is raised for it.
+
+    Raises:
+        ValueError: A setting of the chain is out of range.
+    """
+    chain = Chain(
+        task,
+        tokenizer,
+        num_agents=num_agents,
+        knowledge_transfer=knowledge_transfer,
+        max_prompt=max_prompt,
+        max_response=max_response,
+    )
+    report = Report(task.name)
+    check_queries(task, report)
+    check_lengths(chain, report)
+    if report.ok:  # each of the following plays whole episodes
+        show_prompts(chain, report)
+        with RewardWorker(task.reward, timeout=reward_timeout) as worker:
+            try:
+                show_rewards(chain, worker, report)
+                check_gold(chain, worker, report)
+            except RewardError as error:
+                report.problems.append(str(error))
+    return report
+
+
+def check_queries(task: Task, report: Report) -> None:
+    """Finds empty splits, empty queries, queries that occur twice, and wrong numbering."""
+    for split in SPLITS:
+        queries = task.queries(split)
+        report.facts.append(f"{split}: {len(queries)} queries")
+        if not queries:
+            report.problems.append(f"The {split} split has no queries. Add rows, or set another file.")
+        empty = [query.id for query in queries if not query.text.strip()]
+        if empty:
+            report.problems.append(
+                f"{split} has {len(empty)} empty queries, the first is query {empty[0]}. Remove them."
+            )
+        if any(query.id != index for index, query in enumerate(queries)):
+            report.problems.append(f"The queries of {split} are not numbered 0, 1, 2, …. Number them in their order.")
+        text, count = max(Counter(query.text for query in queries).items(), key=lambda item: item[1], default=("", 0))
+        if count > 1:
+            report.warnings.append(f"{split} has queries more than once, most often ({count} times) {text[:60]!r}.")
+    shared = {query.text for query in task.train} & {query.text for query in task.test}
+    if shared:
+        report.warnings.append(
+            f"{len(shared)} queries are in both splits, such as {min(shared)[:60]!r}, so held-out rewards will flatter."
+        )
+
+
+def check_lengths(chain: Chain, report: Report) -> None:
+    """Finds queries whose prompts cannot fit, and those whose references may be cut."""
+    references = (len(chain.roles) - 1) * chain.max_response if chain.knowledge_transfer else 0
+    for split in SPLITS:
+        lengths = [longest_prompt(chain, query) for query in chain.task.queries(split)]
+        if not lengths:
+            continue
+        report.facts.append(f"{split}: prompts take up to {max(lengths)} tokens, references up to {references} more")
+        too_long = [query_id for query_id, length in enumerate(lengths) if length > chain.max_prompt]
+        cut = sum(length + references > chain.max_prompt for length in lengths) - len(too_long)
+        if too_long:
+            report.problems.append(
+                f"{len(too_long)} queries of {split} do not fit max_prompt = {chain.max_prompt}, the first is query "
+                f"{too_long[0]} with {lengths[too_long[0]]} tokens. Raise max_prompt to {max(lengths)}, or remove them."
+            )
+        if cut:
+            report.warnings.append(
+                f"{cut} queries of {split} leave too little room for full-length references, which will be cut. "
+                f"With max_prompt = {max(lengths) + references} none would be."
+            )
+
+
+def longest_prompt(chain: Chain, query: Query) -> int:
+    """Returns the most tokens that a role's prompt takes without any reference."""
+    lengths = [len(chain.encode(chain.task.prompt(query)))]
+    if chain.knowledge_transfer and len(chain.roles) > 1:
+        lengths.append(len(chain.encode(chain.task.observer_prompt(query, [""] * (len(chain.roles) - 1)))))
+    return max(lengths)
+
+
+def show_prompts(chain: Chain, report: Report) -> None:
+    """Adds each role's prompt for the first training query, with responses that say what they stand for."""
+    episode = chain.start(chain.task.train[0])
+    while episode.role is not None:
+        prompt = episode.prompt_ids()
+        report.prompts[episode.role] = (chain.tokenizer.decode(prompt), len(prompt))
+        response = chain.tokenizer(f" <{episode.role}'s response>", add_special_tokens=False)["input_ids"]
+        episode.respond({"tokens": response[: chain.max_response], "length": min(len(response), chain.max_response)})
+
+
+def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
+    """Adds the task rewards of a few responses: each query's gold answer, or its own words again; then an empty one."""
+    queries = chain.task.train[:SAMPLES]
+    texts = [chain.task.gold(query) or " " + query.text for query in queries]
+    responses = [chain.tokenizer(text, add_special_tokens=False)["input_ids"][: chain.max_response] for text in texts]
+    episodes = []
+    for query, response in [*zip(queries, responses, strict=True), (queries[0], [chain.eos_token_id])]:
+        episode = chain.start(query)
+        while episode.role is not None:
+            episode.respond({"tokens": response, "length": len(response)})
+        episodes.append(episode)
+    for episode, values in zip(episodes, score_episodes(worker, episodes), strict=True):
+        for role, completion, value in zip(chain.roles, episode.completions, values, strict=True):
+            assert value is not None  # this worker stops on errors
+            report.rewards.append((role, episode.query.text, completion, value))
+
+
+def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
+    """Finds gold answers that do not score 1.0."""
+    for split in SPLITS:
+        golds = [(query, chain.task.gold(query)) for query in chain.task.queries(split)]
+        answered = [(query, gold) for query, gold in golds if gold is not None]
+        if not answered:
+            continue
+        names = dict.fromkeys(name for query, _ in answered for name in query.columns)
+        columns: dict[str, list[object]] = {name: [query.columns.get(name) for query, _ in answered] for name in names}
+        columns["role"] = [chain.roles[0]] * len(answered)
+        values = worker.score([query.text for query, _ in answered], [gold for _, gold in answered], columns)
+        wrong = [(query, gold, value) for (query, gold), value in zip(answered, values, strict=True) if value != 1.0]
+        report.facts.append(f"{split}: {len(answered) - len(wrong)} of {len(answered)} gold answers score 1.0")
+        if wrong:
+            query, gold, value = wrong[0]
+            report.problems.append(
+                f"{len(wrong)} gold answers of {split} do not score 1.0, the first is {gold[:80]!r} to query "
+                f"{query.id} with {value}. Correct the reward or the data."
+            )

@@ -1,0 +1,45 @@
+"""A small task, its queries and chains for the tests."""
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from cory_env.chain import Action, Chain
+from cory_env.tasks import Query, Task
+from cory_env.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+QUERIES = [Query(0, "This movie was"), Query(1, "I did not"), Query(2, "The acting is, as ever,")]
+LENGTH = "tests.cory_env.sample_rewards:length"
+
+
+@cache
+def tokenizer() -> "PreTrainedTokenizerBase":
+    return load_tokenizer()
+
+
+def reviews(reward: str = LENGTH) -> Task:
+    """The paper's prompts on three queries."""
+    return Task(
+        name="reviews",
+        train=QUERIES,
+        test=[Query(0, "My aunt")],
+        reward=reward,
+        observer_template='I can make this sentence "{query}{reference}" more positive: {query}',
+        reference_separator='" and this sentence "{query}',
+    )
+
+
+def chain(num_agents: int = 2, **settings: bool | float) -> Chain:
+    return Chain(reviews(), tokenizer(), num_agents=num_agents, **settings)  # type: ignore[arg-type]
+
+
+def tokens_of(text: str) -> list[int]:
+    ids: list[int] = tokenizer()(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def response(text: str) -> Action:
+    tokens = tokens_of(text)
+    return {"tokens": tokens, "length": len(tokens)}

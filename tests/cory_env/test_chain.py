@@ -1,0 +1,202 @@
+"""The episode logic: turns, prompts, responses and collective rewards."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from cory_env.chain import Chain, QueryTooLong, role_names
+from cory_env.tasks import Query, Task
+from tests.cory_env.sample_tasks import QUERIES, chain, response, tokenizer, tokens_of
+
+EOS = tokenizer().eos_token_id
+
+
+def test_roles_are_pioneer_then_observers_numbered_from_three_agents_on() -> None:
+    assert role_names(1) == ("pioneer",)
+    assert role_names(2) == ("pioneer", "observer")
+    assert role_names(4) == ("pioneer", "observer_1", "observer_2", "observer_3")
+    with pytest.raises(ValueError, match="at least 1 agent"):
+        role_names(0)
+
+
+def test_agents_answer_in_order_and_then_nobody_does() -> None:
+    episode = chain(3).start(QUERIES[0])
+    turns = []
+    while episode.role is not None:
+        turns.append(episode.role)
+        episode.respond(response(" great"))
+    assert turns == ["pioneer", "observer_1", "observer_2"]
+    with pytest.raises(ValueError, match="takes no more actions"):
+        episode.respond(response(" great"))
+    with pytest.raises(ValueError, match="no prompt"):
+        episode.prompt_ids()
+
+
+def test_the_observer_sees_the_paper_s_prompt_with_the_pioneer_s_response() -> None:
+    episode = chain().start(QUERIES[0])
+    assert episode.prompt_ids() == tokenizer()("This movie was")["input_ids"]
+    episode.respond(response(" a great deal of fun."))
+    text = 'I can make this sentence "This movie was a great deal of fun." more positive: This movie was'
+    assert episode.prompt_ids() == tokenizer()(text)["input_ids"]
+
+
+def test_a_third_agent_sees_both_earlier_responses_in_order() -> None:
+    episode = chain(3).start(QUERIES[1])
+    episode.respond(response(" like it"))
+    episode.respond(response(" hate it"))
+    assert tokenizer().decode(episode.prompt_ids()) == (
+        'I can make this sentence "I did not like it" and this sentence "I did not hate it" more positive: I did not'
+    )
+
+
+def test_without_knowledge_transfer_every_agent_sees_the_bare_query() -> None:
+    episode = chain(3, knowledge_transfer=False).start(QUERIES[0])
+    for _ in range(3):
+        assert episode.prompt_ids() == tokenizer()("This movie was")["input_ids"]
+        episode.respond(response(" great"))
+
+
+def test_an_observation_is_the_padded_prompt_and_empty_before_an_agent_s_turn() -> None:
+    described = chain(max_prompt=64)
+    episode = described.start(QUERIES[0])
+    space = described.observation_space()
+    assert episode.observation("observer")["length"] == 0
+    first = episode.observation()
+    episode.respond(response(" great"))
+    second = episode.observation("observer")
+    for observation in (first, second, episode.observation("pioneer")):
+        assert observation in space
+    np.testing.assert_array_equal(episode.observation("pioneer")["tokens"], first["tokens"])
+    assert second["tokens"][: second["length"]].tolist() == episode.prompt_ids()
+    assert (second["tokens"][second["length"] :] == described.pad_token_id).all()
+    with pytest.raises(ValueError, match="one of: pioneer, observer"):
+        episode.observation("llm_1")
+
+
+def test_a_response_is_kept_up_to_its_length_and_its_first_eos() -> None:
+    episode = chain(3).start(QUERIES[0])
+    episode.respond({"tokens": [5, EOS, 6, EOS, 7], "length": 5})
+    episode.respond({"tokens": np.array([5, 6, 7, EOS]), "length": np.int64(2)})
+    episode.respond({"tokens": [5, 6, -100], "length": 2})
+    assert episode.responses == [[5, EOS], [5, 6], [5, 6]]
+
+
+def test_no_eos_is_invented_and_none_shows_in_the_text() -> None:
+    episode = chain(1, max_response=4).start(QUERIES[0])
+    tokens = tokens_of(" good good good good")[:4]
+    episode.respond({"tokens": tokens, "length": 4})
+    assert EOS not in episode.responses[0]
+    ended = chain(1).start(QUERIES[0])
+    ended.respond({"tokens": [*tokens_of(" good"), EOS], "length": len(tokens_of(" good")) + 1})
+    assert ended.completions == [" good"]
+
+
+def test_a_response_of_nothing_but_eos_is_an_empty_completion() -> None:
+    episode = chain(1).start(QUERIES[0])
+    episode.respond({"tokens": [EOS], "length": 1})
+    assert episode.responses == [[EOS]] and episode.completions == [""]
+
+
+def test_completions_keep_their_leading_space_where_decoding_drops_it() -> None:
+    pieces = {"<unk>": 0, "</s>": 1, "▁a": 2, "▁great": 3, "▁film": 4, "a": 5}
+    model = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
+    model.pre_tokenizer = pre_tokenizers.Metaspace()
+    model.decoder = decoders.Metaspace()
+    wordy = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="</s>")
+    assert wordy.decode([3, 4]) == "great film"
+    task = Task(name="x", train=QUERIES, test=QUERIES, reward="tests.cory_env.sample_rewards:length")
+    assert Chain(task, wordy).decode([3, 4, 1]) == " great film"
+
+
+def test_a_long_reference_is_cut_from_its_end_until_the_prompt_just_fits() -> None:
+    words = " one two three four five six seven eight"
+    whole = chain().start(QUERIES[0])
+    whole.respond(response(words))
+    limit = len(whole.prompt_ids()) - 3
+    episode = chain(max_prompt=limit).start(QUERIES[0])
+    episode.respond(response(words))
+    prompt = tokenizer().decode(episode.prompt_ids())
+    start, end = 'I can make this sentence "This movie was', '" more positive: This movie was'
+    assert len(episode.prompt_ids()) <= limit
+    assert prompt.startswith(start) and prompt.endswith(end)
+    reference = prompt.removeprefix(start).removesuffix(end)
+    assert 0 < len(reference) < len(words) and words.startswith(reference)
+    assert episode.truncated == [False, True] and whole.truncated == [False, False]
+    one_more = tokens_of(words)[: len(tokens_of(reference)) + 1]
+    assert len(tokenizer()(start + tokenizer().decode(one_more) + end)["input_ids"]) > limit
+
+
+def test_the_last_of_several_references_is_cut_first() -> None:
+    whole = chain(3).start(QUERIES[0])
+    for text in (" good", " really good"):
+        whole.respond(response(text))
+    episode = chain(3, max_prompt=len(whole.prompt_ids()) - 1).start(QUERIES[0])
+    for text in (" good", " really good"):
+        episode.respond(response(text))
+    prompt = tokenizer().decode(episode.prompt_ids())
+    assert '"This movie was good"' in prompt and "really good" not in prompt
+
+
+def test_a_query_that_cannot_fit_is_named_with_the_setting_that_helps() -> None:
+    with pytest.raises(QueryTooLong, match=r"Query 0 of task reviews .* max_prompt is 2") as error:
+        chain(max_prompt=2).start(QUERIES[0]).prompt_ids()
+    assert "Raise max_prompt to at least" in str(error.value)
+    episode = chain(max_prompt=8).start(QUERIES[0])
+    with pytest.raises(QueryTooLong, match="without any reference"):
+        episode.respond(response(" great"))
+        episode.prompt_ids()
+
+
+@pytest.mark.parametrize(
+    ("alpha", "expected"), [(1.0, [7.0, 7.0, 7.0]), (0.0, [1.0, 2.0, 4.0]), (-1.0, [-5.0, -3.0, 1.0])]
+)
+def test_collective_rewards_mix_in_the_partners_by_alpha(alpha: float, expected: list[float]) -> None:
+    episode = chain(3, partner_reward=alpha).start(QUERIES[0])
+    assert list(episode.collective_rewards([1.0, 2.0, 4.0]).values()) == expected
+
+
+def test_with_alpha_one_all_agents_get_exactly_the_same_number() -> None:
+    rewards = chain(4).start(QUERIES[0]).collective_rewards([0.1, 1e16, -0.3, -1e16])
+    assert len(set(rewards.values())) == 1
+    with pytest.raises(ValueError, match="Expected 4 task rewards"):
+        chain(4).start(QUERIES[0]).collective_rewards([1.0])
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ([1, 2], "expected an action"),
+        ({"tokens": [1]}, "keys \\['tokens'\\] came"),
+        ({"tokens": [], "length": 0}, "1 to 15 integers"),
+        ({"tokens": [1] * 16, "length": 16}, "shape \\(16,\\)"),
+        ({"tokens": [[1, 2]], "length": 1}, "shape \\(1, 2\\)"),
+        ({"tokens": [1.0, 2.0], "length": 2}, "float64 came"),
+        ({"tokens": [1, 2], "length": 3}, "length to be an integer from 1 to 2"),
+        ({"tokens": [1, 2], "length": 0}, "but 0 came"),
+        ({"tokens": [1, 2], "length": 1.5}, "but 1.5 came"),
+        ({"tokens": [1, 4096], "length": 2}, "ids from 0 to 4095, but 4096 came at position 1"),
+        ({"tokens": [-1], "length": 1}, "but -1 came at position 0"),
+    ],
+)
+def test_an_action_that_is_no_response_names_the_agent_and_changes_nothing(action: object, message: str) -> None:
+    episode = chain().start(QUERIES[0])
+    with pytest.raises(ValueError, match=f"pioneer: .*{message}"):
+        episode.respond(action)  # type: ignore[arg-type]
+    assert episode.role == "pioneer" and episode.responses == []
+
+
+def test_a_padded_vocabulary_widens_the_action_space() -> None:
+    described = chain(1, vocab_size=5000)
+    episode = described.start(Query(0, "A film"))
+    episode.respond({"tokens": [4999], "length": 1})
+    assert episode.completions == [""]
+    assert {"tokens": np.full(15, 4999), "length": 3} in described.action_space()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_prompt": 0}, {"max_response": 0}, {"partner_reward": float("nan")}, {"num_agents": 0}]
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        chain(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,167 @@
+"""The PettingZoo environment."""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from pettingzoo.test import api_test, seed_test
+
+from cory_env import cory_v0
+from cory_env.chain import Action
+from tests.cory_env.sample_tasks import LENGTH, reviews, tokenizer, tokens_of
+
+
+def make(num_agents: int = 2, **settings: Any) -> cory_v0.raw_env:
+    return cory_v0.env(reviews(), num_agents, tokenizer=tokenizer(), **settings)
+
+
+def action(env: cory_v0.raw_env, text: str) -> Action:
+    tokens = tokens_of(text)
+    padded = np.zeros(env.chain.max_response, np.int64)
+    padded[: len(tokens)] = tokens
+    return {"tokens": padded, "length": len(tokens)}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # api_test's advice on Dict spaces and numbered names
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+def test_it_passes_pettingzoo_s_api_test(num_agents: int) -> None:
+    env = make(num_agents)
+    api_test(env, num_cycles=30)
+    env.close()
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+def test_it_passes_pettingzoo_s_seed_test(num_agents: int) -> None:
+    seed_test(lambda: make(num_agents), num_cycles=30)
+
+
+def test_the_default_is_imdb_with_two_agents() -> None:
+    env = cory_v0.env(reward=LENGTH)
+    assert env.possible_agents == ["pioneer", "observer"]
+    assert env.chain.task.name == "imdb" and str(env) == "cory_v0"
+
+
+def test_all_rewards_come_with_the_last_step() -> None:
+    env = make(2, partner_reward=0.5)
+    env.reset(options={"query": 1})
+    assert env.agent_selection == "pioneer"
+    env.step(action(env, " like it"))
+    assert env.agent_selection == "observer"
+    assert env.rewards == {"pioneer": 0.0, "observer": 0.0} and not any(env.terminations.values())
+    env.step(action(env, " love it so"))
+    assert env.rewards == {"pioneer": 8 + 0.5 * 11, "observer": 11 + 0.5 * 8}
+    assert all(env.terminations.values()) and not any(env.truncations.values())
+    assert env.infos["pioneer"] == {"query": 1, "truncated_prompt": False, "task_reward": 8.0, "completion": " like it"}
+    for agent in ("pioneer", "observer"):
+        assert env.agent_selection == agent
+        env.step(None)
+    assert env.agents == []
+    env.close()
+
+
+@pytest.mark.parametrize("transfer", [True, False])
+def test_the_observer_s_observation_holds_the_pioneer_s_response_only_with_knowledge_transfer(transfer: bool) -> None:
+    env = make(2, knowledge_transfer=transfer)
+    env.reset(options={"query": 0})
+    env.step(action(env, " a great deal of fun."))
+    observation, *_ = env.last()
+    text = tokenizer().decode(observation["tokens"][: observation["length"]])
+    wanted = 'I can make this sentence "This movie was a great deal of fun." more positive: This movie was'
+    assert text == (wanted if transfer else "This movie was")
+    assert observation in env.observation_space("observer")
+
+
+def test_a_seed_fixes_all_following_queries_and_options_name_one() -> None:
+    def queries(seed: int | None, env: cory_v0.raw_env) -> list[object]:
+        found = []
+        for k in range(8):
+            env.reset(seed=seed if k == 0 else None)
+            found.append(env.infos["pioneer"]["query"])
+        return found
+
+    assert queries(3, make()) == queries(3, make())
+    assert set(queries(3, make())) == {0, 1, 2}
+    env = make()
+    env.reset(options={"query": 2})
+    assert env.infos["pioneer"]["query"] == 2
+    for wrong in (3, -1, "0", None):
+        with pytest.raises(ValueError, match="expected an integer from 0 to 2"):
+            env.reset(options={"query": wrong})
+
+
+def test_the_test_split_can_be_played() -> None:
+    env = make(split="test")
+    env.reset()
+    observation, *_ = env.last()
+    assert tokenizer().decode(observation["tokens"][: observation["length"]]) == "My aunt"
+
+
+def test_calls_out_of_order_say_so() -> None:
+    env = make(1, render_mode="ansi")
+    for call in (lambda: env.step(None), lambda: env.observe("pioneer"), env.render):
+        with pytest.raises(ValueError, match="reset\\(\\) needs to be called before"):
+            call()
+    env.reset()
+    with pytest.raises(ValueError, match=r"pioneer: expected a response.* but None came"):
+        env.step(None)
+    env.step(action(env, " fun"))
+    with pytest.raises(ValueError, match="pioneer: expected the action None, because it has finished"):
+        env.step(action(env, " fun"))
+    env.step(None)
+    with pytest.raises(ValueError, match="the episode is over"):
+        env.step(None)
+    env.close()
+
+
+def test_a_wrong_action_names_the_agent_and_can_be_corrected() -> None:
+    env = make()
+    env.reset()
+    env.step(action(env, " fun"))
+    with pytest.raises(ValueError, match="observer: expected token ids from 0 to 4095, but 9999 came"):
+        env.step({"tokens": np.full(15, 9999), "length": 1})
+    with pytest.raises(ValueError, match="observer: expected tokens to be 1 to 15 integers"):
+        env.step({"tokens": np.zeros((2, 15), np.int64), "length": 1})
+    env.step(action(env, " fun"))
+    assert env.terminations["observer"]
+    env.close()
+
+
+def test_it_renders_the_chain_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = "query 0: This movie was\npioneer [task reward 4.000]: fun\nobserver [task reward 5.000]: nice"
+    for mode in ("ansi", "human"):
+        env = make(render_mode=mode)
+        env.reset(options={"query": 0})
+        env.step(action(env, " fun"))
+        env.step(action(env, " nice"))
+        env.step(None)
+        if mode == "ansi":
+            assert env.render() == shown
+        env.close()
+    assert capsys.readouterr().out == shown + "\n"
+    with pytest.raises(ValueError, match="must be one of ansi, human"):
+        make(render_mode="rgb_array")
+    silent = make()
+    silent.reset()
+    with pytest.raises(ValueError, match="needs a render mode"):
+        silent.render()
+
+
+def test_settings_of_a_named_task_do_not_go_with_a_task_object() -> None:
+    with pytest.raises(ValueError, match="belong to a task given by name"):
+        make(prompt="{query}")
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_named() -> None:
+    with pytest.raises(ValueError, match="No tokenizer could be loaded from '/no/such/folder'"):
+        cory_v0.env(reward=LENGTH, tokenizer="/no/such/folder")
+
+
+def test_neither_torch_nor_ray_is_imported_for_a_plain_reward() -> None:
+    code = (
+        "import sys; from cory_env import cory_v0; env = cory_v0.env(reward='json:dumps'); env.reset(seed=1); "
+        "env.step(env.action_space('pioneer').sample()); env.observe('observer'); "
+        "assert not {'torch', 'ray', 'vllm'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

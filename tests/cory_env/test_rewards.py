@@ -1,0 +1,205 @@
+"""Reward functions in their child process: what they get, and what happens when they fail."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cory_env.rewards import RewardError, RewardWorker, score_episodes
+from tests.cory_env.sample_rewards import BAD
+from tests.cory_env.sample_tasks import QUERIES, chain, response
+
+GOOD = ["a", "bb", "ccc"]
+
+
+def score(function: str, completions: list[str], **columns: list[object]) -> list[float | None]:
+    with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20) as worker:
+        return worker.score(["query"] * len(completions), completions, columns)
+
+
+@pytest.mark.parametrize("function", ["length", "asynchronous", "scalars", "loud"])
+def test_plain_async_printing_and_array_functions_all_work(function: str) -> None:
+    assert score(function, GOOD) == [1.0, 2.0, 3.0]
+
+
+def test_a_function_gets_only_the_columns_that_it_accepts() -> None:
+    assert score("with_column", ["4", "5"], answer=["4", "4"], other=[1, 2]) == [1.0, 0.0]
+    assert score("count_columns", ["x"], answer=["4"], other=[1]) == [3.0]
+
+
+def test_a_column_that_the_data_lacks_is_named_with_those_it_has() -> None:
+    with pytest.raises(RewardError, match=r"asks for answer, but is offered only completions, other, prompts"):
+        score("with_column", ["4"], other=[1])
+
+
+def test_settings_in_the_name_reach_the_function() -> None:
+    assert score("fixed?value=2.5", ["x", "y"]) == [2.5, 2.5]
+    assert score("fixed?value=2.5", ["x"], value=["9"]) == [2.5]
+    with pytest.raises(RewardError, match=r"cannot be used.*arguments"):
+        score("fixed?valeu=2.5", ["x"])
+
+
+@pytest.mark.parametrize(
+    "name", ["length", "sample_rewards", "tests.cory_env.sample_rewards:", ":f", "a b:c", "m:f?x", "m:f?=1"]
+)
+def test_a_malformed_name_is_refused_before_anything_starts(name: str) -> None:
+    with pytest.raises(ValueError, match="Write module:function"):
+        RewardWorker(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:f", "module 'no_such_module'.* was not found.*PYTHONPATH"),
+        ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
+        ("tests.cory_env.sample_rewards:BAD", "names a str, not a function"),
+    ],
+)
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_a_function_that_cannot_be_loaded_stops_even_where_samples_are_skipped(
+    name: str, message: str, on_error: str
+) -> None:
+    with RewardWorker(name, timeout=20, on_error=on_error) as worker, pytest.raises(RewardError, match=message):  # type: ignore[arg-type]
+        worker.score(["q"], ["c"], {})
+
+
+FAILURES = [
+    ("raises", "it raised RuntimeError: this completion is beyond me\n.*sample_rewards.py"),
+    ("exits", "it ended its process with exit code 3"),
+    ("returns_none", "it returned None .NoneType. instead of a finite number"),
+    ("returns_text", "it returned '1.0' .str. instead"),
+    ("returns_nan", "it returned nan .float. instead"),
+    ("returns_infinity", "it returned inf .float. instead"),
+    ("forgets_one", "it returned 0 values for 1 samples"),
+]
+
+
+@pytest.mark.parametrize(("function", "message"), FAILURES)
+def test_a_failure_stops_with_the_function_and_the_sample_named(function: str, message: str) -> None:
+    with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20) as worker:
+        with pytest.raises(RewardError, match=f"(?s){message}") as error:
+            worker.score(["p", "q", "r"], ["fine", BAD, "fine"], {"role": ["pioneer", "observer", "pioneer"]})
+        assert f"tests.cory_env.sample_rewards:{function}" in str(error.value)
+        assert "sample 1 of 3, role observer, prompt 'q', completion 'bad'" in str(error.value)
+        assert "on_reward_error" in str(error.value)
+        assert None not in worker.score(["p"], ["fine"], {})  # it goes on after a failure
+
+
+@pytest.mark.parametrize("function", [function for function, _ in FAILURES])
+def test_skipping_gives_none_to_the_failing_samples_alone_and_counts_them(function: str) -> None:
+    with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20, on_error="skip") as worker:
+        values = worker.score(["q"] * 4, ["x", BAD, "x", BAD], {})
+        assert values[0] == values[2] == 1.0 and values[1] is None and values[3] is None
+        assert worker.skipped == 2
+
+
+def test_a_hang_is_ended_at_the_time_limit_and_its_sample_named() -> None:
+    with RewardWorker("tests.cory_env.sample_rewards:hangs", timeout=1) as worker:
+        started = time.monotonic()
+        with pytest.raises(
+            RewardError, match=r"sample 1 of 2.*completion 'bad': it ran longer than its time limit of 1 s"
+        ):
+            worker.score(["q", "q"], ["fine", BAD], {})
+        assert time.monotonic() - started < 6
+        assert worker.score(["q"], ["fine"], {}) == [4.0]
+
+
+def test_a_hang_can_be_skipped() -> None:
+    with RewardWorker("tests.cory_env.sample_rewards:hangs", timeout=1, on_error="skip") as worker:
+        assert worker.score(["q"] * 3, ["fine", BAD, "ok"], {}) == [4.0, None, 2.0]
+
+
+def test_a_function_that_fails_on_batches_alone_is_reported_as_such() -> None:
+    with pytest.raises(RewardError, match="no sample of which was found to fail alone"):
+        score("raises_on_two", ["a", "b"])
+    with RewardWorker("tests.cory_env.sample_rewards:raises_on_two", timeout=20, on_error="skip") as worker:
+        assert worker.score(["q", "q"], ["a", "b"], {}) == [None, None]
+        assert worker.skipped == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "message"), [("quits", "SystemExit: no more"), ("returns_one_number", "returned 1.0 .float.")]
+)
+def test_an_exit_call_and_a_single_number_are_errors_too(function: str, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        score(function, GOOD)
+
+
+def test_one_child_process_serves_all_calls_and_ends_with_close() -> None:
+    worker = RewardWorker("tests.cory_env.sample_rewards:process_id", timeout=20)
+    (first,) = worker.score(["q"], ["c"], {})
+    (second,) = worker.score(["q"], ["c"], {})
+    assert first == second != os.getpid()
+    worker.close()
+    assert first is not None and not Path(f"/proc/{int(first)}").exists()
+
+
+def test_a_killed_child_is_replaced_at_the_next_call() -> None:
+    with RewardWorker("tests.cory_env.sample_rewards:process_id", timeout=20, on_error="skip") as worker:
+        (first,) = worker.score(["q"], ["c"], {})
+        assert first is not None
+        os.kill(int(first), signal.SIGKILL)
+        assert worker.score(["q"], ["c"], {}) == [None]
+        (second,) = worker.score(["q"], ["c"], {})
+        assert second not in (None, first)
+
+
+def test_the_child_ends_when_its_parent_is_killed() -> None:
+    code = (
+        "import os, signal; from cory_env.rewards import RewardWorker\n"
+        "print(int(RewardWorker('tests.cory_env.sample_rewards:process_id').score(['q'], ['c'], {})[0]), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60
+    )
+    child = Path(f"/proc/{int(done.stdout)}")
+    deadline = time.monotonic() + 5
+    while child.exists() and "\nState:\tZ" not in (child / "status").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not child.exists() or "\nState:\tZ" in (child / "status").read_text()
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards.py").write_text("def seven(completions): return [7] * len(completions)\n")
+    monkeypatch.chdir(tmp_path)
+    with RewardWorker("my_rewards:seven", timeout=20) as worker:
+        assert worker.score(["q"], ["c"], {}) == [7.0]
+
+
+def test_a_large_batch_passes_through() -> None:
+    completions = ["x" * 5000] * 500
+    assert score("length", completions) == [5000.0] * 500
+
+
+def test_lists_of_different_lengths_and_settings_out_of_range_are_refused() -> None:
+    with RewardWorker("tests.cory_env.sample_rewards:length") as worker:
+        with pytest.raises(ValueError, match=r"one length.*'answer': 1"):
+            worker.score(["q", "q"], ["c", "c"], {"answer": ["4"]})
+        assert worker.score([], [], {}) == []
+    for timeout in (0.0, math.nan):
+        with pytest.raises(ValueError, match="reward_timeout"):
+            RewardWorker("tests.cory_env.sample_rewards:length", timeout=timeout)
+    with pytest.raises(ValueError, match="'stop' or 'skip'"):
+        RewardWorker("tests.cory_env.sample_rewards:length", on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_episodes_are_scored_in_one_call_with_their_roles() -> None:
+    episodes = []
+    for index, text in enumerate([" good", " good good", " good good good"]):
+        episode = chain().start(QUERIES[index])
+        episode.respond(response(text))
+        with pytest.raises(ValueError, match="observer has not answered"):
+            score_episodes(RewardWorker("tests.cory_env.sample_rewards:length"), [episode])
+        episode.respond(response(text + "."))
+        episodes.append(episode)
+    with RewardWorker("tests.cory_env.sample_rewards:length", timeout=20) as worker:
+        assert score_episodes(worker, episodes) == [[5.0, 6.0], [10.0, 11.0], [15.0, 16.0]]
+    with RewardWorker("tests.cory_env.sample_rewards:observer_bonus", timeout=20) as worker:
+        assert score_episodes(worker, episodes) == [[0.0, 1.0]] * 3

@@ -1,0 +1,63 @@
+"""The IMDB reward: the raw positive logit of a sentiment classifier."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+)
+
+from cory_env.rewards import RewardWorker
+from cory_env.rewards.sentiment import BUNDLED, positive_logit
+from tests.cory_env.sample_tasks import tokenizer
+
+PROMPTS = ["This movie was", "I", "The acting is, as ever,"] * 40
+COMPLETIONS = [" wonderful, a masterpiece I loved.", " hated this awful, boring waste of time.", ""] * 40
+
+
+def test_the_value_is_the_raw_positive_logit_of_each_joined_text() -> None:
+    judge = AutoTokenizer.from_pretrained(BUNDLED)
+    classifier = AutoModelForSequenceClassification.from_pretrained(BUNDLED).eval()
+    assert classifier.config.id2label[1] == "POSITIVE"
+    values = positive_logit(PROMPTS, COMPLETIONS)
+    for index in range(3):
+        with torch.no_grad():
+            alone = classifier(**judge(PROMPTS[index] + COMPLETIONS[index], return_tensors="pt")).logits[0, 1].item()
+        assert values[index] == pytest.approx(alone, abs=1e-4)
+        assert values[index::3] == pytest.approx([alone] * 40, abs=1e-4)  # padding and order do not matter
+
+
+def test_praise_scores_above_complaint() -> None:
+    praise, complaint = positive_logit(PROMPTS[:2], COMPLETIONS[:2])
+    assert praise > 1 > -1 > complaint
+
+
+def test_a_text_longer_than_the_classifier_takes_is_cut() -> None:
+    (value,) = positive_logit(["A wonderful film"], [" and great" * 2000])
+    assert value > 0
+
+
+def save_classifier(folder: Path, labels: dict[int, str]) -> str:
+    """Writes a tiny untrained classifier with the given labels."""
+    config = DistilBertConfig(
+        vocab_size=len(tokenizer()), dim=8, hidden_dim=16, n_layers=1, n_heads=2, id2label=labels, pad_token_id=0
+    )
+    DistilBertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return f"cory_env.rewards.sentiment:positive_logit?model={folder}&device=cpu"
+
+
+def test_another_classifier_is_named_in_the_reward_s_name(tmp_path: Path) -> None:
+    with RewardWorker(save_classifier(tmp_path, {0: "positive", 1: "negative"}), timeout=60) as worker:
+        (value,) = worker.score(["A film"], [" is"], {"role": ["pioneer"]})
+    assert value is not None and abs(value) < 5
+
+
+def test_a_classifier_without_a_positive_label_is_refused(tmp_path: Path) -> None:
+    save_classifier(tmp_path, {0: "LABEL_0", 1: "LABEL_1"})
+    with pytest.raises(ValueError, match="labels LABEL_0, LABEL_1, but none is POSITIVE"):
+        positive_logit(["A film"], [" is"], model=str(tmp_path))

@@ -1,0 +1,167 @@
+"""Tasks by name, their data files and their templates."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cory_env.tasks import DataError, Query, Task, TemplateError, make_task
+
+REWARD = "tests.cory_env.sample_rewards:length"
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_imdb_has_both_splits_the_paper_s_prompts_and_the_sentiment_reward() -> None:
+    task = make_task("imdb")
+    assert len(task.train) > len(task.test) > 0
+    query = Query(0, "This movie")
+    assert task.prompt(query) == "This movie"
+    assert (
+        task.observer_prompt(query, [" is bad"])
+        == 'I can make this sentence "This movie is bad" more positive: This movie'
+    )
+    assert task.observer_prompt(query, [" is bad", " is ok"]) == (
+        'I can make this sentence "This movie is bad" and this sentence "This movie is ok" more positive: This movie'
+    )
+    assert task.reward == "cory_env.rewards.sentiment:positive_logit"
+    assert task.gold(query) is None and task.solved_at is None
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_queries_are_numbered_within_their_split(split: str) -> None:
+    queries = make_task("imdb").queries(split)  # type: ignore[arg-type]
+    assert [query.id for query in queries] == list(range(len(queries)))
+
+
+def test_an_unknown_task_or_split_is_answered_with_the_known_ones_nearest_first() -> None:
+    with pytest.raises(ValueError, match=r"There is no task 'costum'.*: custom, imdb"):
+        make_task("costum")
+    with pytest.raises(ValueError, match=r"'imbd'.*: imdb, custom"):
+        make_task("imbd")
+    with pytest.raises(ValueError, match="'train' or 'test'"):
+        make_task("imdb").queries("valid")  # type: ignore[arg-type]
+
+
+def test_a_custom_task_takes_its_queries_columns_and_templates_from_the_user(tmp_path: Path) -> None:
+    data = write(tmp_path / "sums.jsonl", [{"query": f"{i} + {i}", "answer": 2 * i, "unit": "cm"} for i in range(20)])
+    task = make_task(
+        "custom",
+        data=data,
+        reward=REWARD,
+        prompt="How much is {query} in {unit}? {{short}}",
+        observer_prompt="Someone said {reference} to {query} in {unit}.",
+    )
+    query = task.train[3]
+    assert (query.text, query.columns) == ("3 + 3", {"answer": 6, "unit": "cm"})
+    assert task.prompt(query) == "How much is 3 + 3 in cm? {short}"
+    assert task.observer_prompt(query, ["{6}"]) == "Someone said {6} to 3 + 3 in cm."
+    assert task.observer_prompt(query, ["6", "7"]) == "Someone said 6\n7 to 3 + 3 in cm."
+
+
+def test_without_templates_the_observer_sees_the_pioneer_s_prompt_after_the_reference(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"query": "a"}, {"query": "b"}])
+    task = make_task("custom", data=data, reward=REWARD, prompt="Q: {query}\nA:")
+    assert task.observer_prompt(task.train[0], ["yes"]) == "Reference: yes\nQ: a\nA:"
+
+
+def test_every_tenth_row_is_held_out_unless_a_file_is_given_for_that(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 31)])
+    task = make_task("custom", data=data, reward=REWARD)
+    assert [query.text for query in task.test] == ["q10", "q20", "q30"]
+    assert len(task.train) == 27 and [query.id for query in task.train] == list(range(27))
+    held_out = write(tmp_path / "held_out.jsonl", [{"query": "other"}])
+    both = make_task("custom", data=data, eval_data=held_out, reward=REWARD)
+    assert len(both.train) == 30 and [query.text for query in both.test] == ["other"]
+
+
+def test_of_fewer_than_ten_rows_the_last_is_held_out_and_a_single_row_is_refused(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 4)])
+    task = make_task("custom", data=data, reward=REWARD)
+    assert [query.text for query in task.train] == ["q1", "q2"] and [query.text for query in task.test] == ["q3"]
+    with pytest.raises(DataError, match=r"one row only.*eval_data"):
+        make_task("custom", data=write(data, [{"query": "q"}]), reward=REWARD)
+
+
+def test_imdb_plays_a_user_s_file_too(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"query": "The book"}, {"query": "The play"}])
+    assert [query.text for query in make_task("imdb", data=data).train] == ["The book"]
+    only_eval = make_task("imdb", eval_data=data)
+    assert len(only_eval.test) == 2 and only_eval.train == make_task("imdb").train
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no rows"),
+        ("\n", "has no rows"),
+        ('{"query": "a"}\n\n{"query": "b"}\n', "line 2 is empty"),
+        ('{"query": "a"}\n{"query": \n', "line 2 is not valid JSON"),
+        ('{"query": "a"}\n["b"]\n', "line 2 is a JSON list, but must be an object"),
+        ('{"query": "a"}\n{"question": "b"}\n', "line 2 has no column 'query' .it has question."),
+        ('{"query": " "}\n', "line 1: 'query' is ' ', but must be text"),
+        ('{"query": 5}\n', "line 1: 'query' is 5, but must be text"),
+        ('{"query": "a", "role": "x"}\n', "line 1: the column name 'role' is taken"),
+        ('{"query": "a", "unit": "cm"}\n{"query": "b", "unit": null}\n', "line 2 has no value in column 'unit'"),
+    ],
+)
+def test_a_malformed_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text(text)
+    with pytest.raises(DataError, match=f"rows.jsonl {message}"):
+        make_task("custom", data=data, reward=REWARD, prompt="{query} {unit}" if "unit" in text else None)
+
+
+def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_bytes(b'{"query": "a"}\n{"query": "\xff"}\n')
+    with pytest.raises(DataError, match="line 2 is not valid JSON in UTF-8"):
+        make_task("custom", data=data, reward=REWARD)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_bytes(b'\xef\xbb\xbf{"query": "a"}\r\n{"query": "b"}\r\n')
+    task = make_task("custom", data=data, reward=REWARD)
+    assert [query.text for query in (*task.train, *task.test)] == ["a", "b"]
+
+
+def test_a_missing_file_and_an_unknown_format_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no data file .*none.jsonl .looked from"):
+        make_task("custom", data=tmp_path / "none.jsonl", reward=REWARD)
+    with pytest.raises(DataError, match=r"must end in .jsonl"):
+        make_task("custom", data=tmp_path / "rows.xml", reward=REWARD)
+
+
+def test_a_custom_task_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs data: set data"):
+        make_task("custom", reward=REWARD)
+    with pytest.raises(ValueError, match="needs a reward: set reward"):
+        make_task("custom", data=tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("templates", "message"),
+    [
+        ({"prompt": "Answer:"}, "prompt of task custom lacks {query}"),
+        ({"observer_prompt": "{query}"}, "observer_prompt of task custom lacks {reference}"),
+        ({"observer_prompt": "nothing"}, "lacks {query}, {reference}"),
+        ({"prompt": "{query"}, "is not valid"),
+        ({"prompt": "{query} {}"}, "not a plain column name"),
+        ({"prompt": "{query.upper}"}, "not a plain column name"),
+        ({"prompt": "{query!r}"}, "not a plain column name"),
+    ],
+)
+def test_a_template_that_cannot_work_is_refused(tmp_path: Path, templates: dict[str, str], message: str) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"query": "a"}, {"query": "b"}])
+    with pytest.raises(TemplateError, match=message):
+        make_task("custom", data=data, reward=REWARD, **templates)
+
+
+def test_a_template_s_column_that_a_hand_made_query_lacks_is_named() -> None:
+    task = Task(name="x", train=[], test=[], reward=REWARD, prompt_template="{query} {unit}")
+    with pytest.raises(TemplateError, match=r"asks for 'unit'.*it has query"):
+        task.prompt(Query(0, "a"))

@@ -1,0 +1,76 @@
+"""Proving a task without a model."""
+
+from dataclasses import dataclass, replace
+
+from cory_env.tasks import Query, Task
+from cory_env.validate import validate
+from tests.cory_env.sample_tasks import reviews, tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums(Task):
+    """A task with gold answers."""
+
+    def gold(self, query: Query) -> str | None:
+        return str(query.columns["gold"])
+
+
+def sums(gold: str = "4") -> Sums:
+    return Sums(
+        name="sums",
+        train=[Query(0, "2 + 2 =", {"answer": "4", "gold": "4"}), Query(1, "1 + 3 =", {"answer": "4", "gold": gold})],
+        test=[Query(0, "3 + 1 =", {"answer": "4", "gold": "4"})],
+        reward="tests.cory_env.sample_rewards:with_column",
+        solved_at=1.0,
+    )
+
+
+def test_a_sound_task_shows_each_prompt_and_what_the_reward_says() -> None:
+    report = validate(reviews(), tokenizer(), num_agents=3)
+    assert report.ok and not report.warnings
+    assert list(report.prompts) == ["pioneer", "observer_1", "observer_2"]
+    assert "<observer_1's response>" in report.prompts["observer_2"][0]
+    assert ("pioneer", "This movie was", " This movie was", 15.0) in report.rewards
+    assert ("observer_2", "This movie was", "", 0.0) in report.rewards  # a model may answer nothing
+    text = str(report)
+    assert "train: 3 queries" in text and "Prompt of the observer_1" in text and text.endswith("The task is sound.")
+
+
+def test_gold_answers_must_score_one() -> None:
+    good = validate(sums(), tokenizer())
+    assert good.ok and "train: 2 of 2 gold answers score 1.0" in good.facts
+    bad = validate(sums(gold="5"), tokenizer())
+    assert not bad.ok
+    assert "1 gold answers of train do not score 1.0, the first is '5' to query 1" in bad.problems[0]
+    assert str(bad).endswith("The task cannot be trained on yet.")
+
+
+def test_queries_that_do_not_fit_are_counted_with_the_length_that_would_do() -> None:
+    report = validate(reviews(), tokenizer(), max_prompt=20)
+    assert not report.ok and not report.rewards
+    assert "1 queries of train do not fit max_prompt = 20, the first is query 2 with" in report.problems[0]
+    assert validate(reviews(), tokenizer(), max_prompt=20, knowledge_transfer=False).ok
+    assert validate(reviews(), tokenizer(), max_prompt=20, num_agents=1).ok
+
+
+def test_references_that_may_be_cut_are_a_warning() -> None:
+    report = validate(reviews(), tokenizer(), max_prompt=30, max_response=15)
+    assert report.ok and "3 queries of train leave too little room" in report.warnings[0]
+
+
+def test_empty_repeated_and_shared_queries_are_found() -> None:
+    empty = validate(replace(reviews(), train=[Query(0, " ")]), tokenizer())
+    assert "train has 1 empty queries, the first is query 0" in empty.problems[0]
+    none = validate(replace(reviews(), test=[]), tokenizer())
+    assert "The test split has no queries" in none.problems[0]
+    repeated = validate(replace(reviews(), train=[Query(0, "My aunt"), Query(1, "My aunt")]), tokenizer())
+    assert repeated.ok and len(repeated.warnings) == 2
+    misnumbered = validate(replace(reviews(), train=[Query(4, "My aunt's")]), tokenizer())
+    assert "not numbered" in misnumbered.problems[0]
+
+
+def test_a_failing_reward_is_a_problem_of_the_task() -> None:
+    report = validate(reviews("tests.cory_env.sample_rewards:returns_one_number"), tokenizer())
+    assert not report.ok and "returned 1.0 (float) instead of a list" in report.problems[0]
+    missing = validate(reviews("no_such_module:f"), tokenizer())
+    assert "was not found" in missing.problems[0]
