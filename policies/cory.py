@@ -10,7 +10,6 @@ for each update:
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +17,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import ray
-from ray.exceptions import RayActorError, RayTaskError
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -30,18 +27,18 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
+from cory_env.tasks import Split
 from policies.chain_runner import Deal, Rollout
 from policies.cory_config import CoryConfig
-from policies.generator import GenerationError, Weights, checksum
+from policies.generator import Response, Weights
 from policies.role_exchange import RoleMapping
+from policies.runners import Runners, WeightSyncError
 from policies.self_test import Probe, self_test
 from policies.settings import Settings
 from policies.token_batch import Rows
 from policies.token_ppo_learner import UPDATE, TokenPPOLearner
 
 __all__ = ["Cory", "CoryConfig", "WeightSyncError"]
-
-logger = logging.getLogger(__name__)
 
 EVALUATION_STREAM = 2**32 - 1  # sampling stream of held-out evaluation: the same seeds at every update
 SAMPLES_SHOWN = 4
@@ -59,10 +56,6 @@ _LEARNED = (
     ),
     *("sampler_gap_mean", "sampler_gap_max"),
 )
-
-
-class WeightSyncError(RuntimeError):
-    """A runner does not hold the weights that it was sent."""
 
 
 class Cory(PPO):
@@ -91,6 +84,7 @@ class Cory(PPO):
         task = self.settings.make_task()
         self._num_queries = {"train": len(task.train), "test": len(task.test)}
         super().setup(config)
+        self.runners = Runners(self.env_runner_group, self.settings.generation_timeout)
         self._sync_weights()
         self.probes = self._self_test() if self.settings.self_test else {}
 
@@ -136,7 +130,7 @@ class Cory(PPO):
         self.exchanges += 1
         self.updates_since_exchange = 0
 
-    # Rollouts.
+    # Rollouts and weights.
 
     def _deal(self, update: int) -> list[Deal]:
         """This update's queries: the next ones of an endless sequence of seeded permutations of the training
@@ -157,87 +151,12 @@ class Cory(PPO):
             self._order = (epoch, np.random.default_rng([self.settings.seed, epoch]).permutation(total))
         return self._order[1]
 
-    def _play(self, deals: Sequence[Deal], stream: int, mapping: RoleMapping, split: str) -> list[Rollout]:
-        """Plays queries on all runners; those of a runner that died, hung or lost its engine are dealt again.
-
-        Returns:
-            Rollouts that hold every query once, in the order dealt.
-
-        Raises:
-            RewardError, QueryTooLong, …: what a runner raised about the work itself.
-            GenerationError: no runner came back in time.
-        """
-        arguments = {"stream": stream, "mapping": mapping, "version": self.updates, "split": split}
-        local = self.env_runner_group.local_env_runner
-        if local is not None:
-            return [local.sample(deals=deals, **arguments)]
-        done: dict[int, Rollout] = {}  # by the place of the first query
-        pending = [(0, list(deals))]
-        deadline = time.monotonic() + 2 * self.settings.generation_timeout
-        while pending:
-            runners = self._healthy_runners(deadline)
-            shares = list(_split(pending, len(runners)))
-            calls = [{"deals": share, **arguments} for _, share in shares]
-            answers = self._call_runners("sample", calls, runners[: len(shares)])
-            pending = [share for share, answer in zip(shares, answers, strict=True) if answer is None]
-            done |= {place: answer for (place, _), answer in zip(shares, answers, strict=True) if answer is not None}
-        return [done[place] for place in sorted(done)]
-
-    def _call_runners(self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int]) -> list[Any]:
-        """Calls a method on remote runners, each with its own arguments.
-
-        Returns:
-            Per runner its answer, or None where the runner died, hung (it is restarted then) or lost its engine.
-        """
-        group = self.env_runner_group._worker_manager
-        answers = group.foreach_actor(
-            method,
-            kwargs=list(calls),
-            remote_actor_ids=list(runners),
-            timeout_seconds=self.settings.generation_timeout,
-        )
-        found: dict[int, Any] = {}
-        for answer in answers:
-            if answer.ok:
-                found[answer.actor_id] = answer.get()
-                continue
-            error = answer.get()
-            if isinstance(error, RayActorError):
-                logger.warning("Runner %d died; its queries are dealt again.", answer.actor_id)
-            elif isinstance(error, GenerationError):
-                logger.warning("Runner %d: %s", answer.actor_id, error)
-                self._send_weights([answer.actor_id])
-            else:
-                raise error.cause if isinstance(error, RayTaskError) else error
-            found[answer.actor_id] = None
-        for runner in runners:
-            if runner not in found:
-                logger.warning("Runner %d gave no answer in time; it is restarted.", runner)
-                ray.kill(group.actors()[runner], no_restart=False)
-                group.set_actor_state(runner, healthy=False)
-        return [found.get(runner) for runner in runners]
-
-    def _healthy_runners(self, deadline: float) -> list[int]:
-        """Runners that can be called; waits for restarts while there are none.
-
-        Raises:
-            GenerationError: none came back before `deadline`.
-        """
-        while not (runners := sorted(self.env_runner_group.healthy_worker_ids())):
-            if time.monotonic() > deadline:
-                raise GenerationError("All runners are gone and none came back. Check their logs, memory and devices.")
-            time.sleep(1.0)
-            self.restore_env_runners(self.env_runner_group)
-        return runners
+    def _play(self, deals: Sequence[Deal], stream: int, mapping: RoleMapping, split: Split) -> list[Rollout]:
+        return self.runners.play(deals, stream=stream, mapping=mapping, version=self.updates, split=split)
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Finds runners that came back, and gives them the present weights."""
-        restored: list[int] = list(env_runner_group.probe_unhealthy_env_runners() or [])
-        if restored:
-            self._send_weights(restored)
-        return restored
-
-    # Weights.
+        return self.runners.welcome_back()
 
     def _sync_weights(self) -> None:
         """Sends the learner's weights to every runner.
@@ -248,33 +167,11 @@ class Cory(PPO):
         state = self.learner_group.get_state(
             components=f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}", inference_only=True
         )[COMPONENT_LEARNER][COMPONENT_RL_MODULE]
-        self._weights: dict[str, Weights] = {
+        weights = {
             module_id: {name.removeprefix("lm."): array for name, array in state[module_id].items()}
             for module_id in self.settings.modules
         }
-        self._send_weights(None)
-
-    def _send_weights(self, runners: Sequence[int] | None) -> None:
-        """Sends the current weights to some remote runners, or to all and the local one, and checks what they hold."""
-        local = self.env_runner_group.local_env_runner
-        if local is not None:
-            self._check_loaded([local.load_weights(self._weights, self.updates)])
-            return
-        runners = sorted(self.env_runner_group.healthy_worker_ids()) if runners is None else runners
-        if not runners:
-            return
-        call = {"weights": ray.put(self._weights), "version": self.updates}
-        self._check_loaded(self._call_runners("load_weights", [call] * len(runners), runners))
-
-    def _check_loaded(self, answers: Sequence[dict[str, Any] | None]) -> None:
-        sent = {module_id: checksum(weights) for module_id, weights in self._weights.items()}
-        for answer in answers:
-            for module_id, loaded in (answer or {}).items():
-                if (loaded.version, loaded.checksum) != (self.updates, sent[module_id]):
-                    raise WeightSyncError(
-                        f"{module_id}: version {self.updates} with checksum {sent[module_id]} was sent, but the engine "
-                        f"read version {loaded.version} with checksum {loaded.checksum}."
-                    )
+        self.runners.send(weights, self.updates)
 
     def _self_test(self) -> dict[str, Probe]:
         """Runs the self-test of every LLM on one runner (all runners run the same code on the same versions)."""
@@ -283,31 +180,21 @@ class Cory(PPO):
         longest = [token for prompt in prompts * chain.max_prompt for token in prompt][: chain.max_prompt]
         return {
             module_id: self_test(
-                self._weights[module_id],
+                self.runners.weights[module_id],
                 [*prompts, longest],
-                partial(self._on_one_runner, "load_weights", module_id),
-                partial(self._on_one_runner, "probe", module_id),
+                partial(self._load_one, module_id),
+                partial(self._probe, module_id),
                 partial(self._score_rows, module_id),
                 module_id,
             )
             for module_id in self.settings.modules
         }
 
-    def _on_one_runner(self, method: str, module_id: str, argument: Any) -> Any:
-        if method == "load_weights":
-            call: dict[str, Any] = {"weights": {module_id: argument}, "version": self.updates}
-        else:
-            call = {"module_id": module_id, "prompts": argument, "seeds": range(len(argument))}
-        local = self.env_runner_group.local_env_runner
-        if local is not None:
-            return getattr(local, method)(**call)
-        runner = self._healthy_runners(time.monotonic() + self.settings.generation_timeout)[0]
-        answer = self._call_runners(method, [call], [runner])[0]
-        if answer is None:
-            raise GenerationError(
-                f"Runner {runner} failed in the self-test at start. Check its log, memory and device."
-            )
-        return answer
+    def _load_one(self, module_id: str, weights: Weights) -> None:
+        self.runners.call_one("load_weights", weights={module_id: weights}, version=self.updates)
+
+    def _probe(self, module_id: str, prompts: Sequence[Sequence[int]]) -> list[Response]:
+        return self.runners.call_one("probe", module_id=module_id, prompts=prompts, seeds=range(len(prompts)))
 
     def _score_rows(self, module_id: str, weights: Weights, rows: Rows) -> Any:
         return self._on_learner(partial(TokenPPOLearner.score_under, module_id=module_id, weights=weights, rows=rows))
@@ -406,11 +293,3 @@ class Cory(PPO):
         """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once."""
         super().restore_from_path(path, *args, **kwargs)
         self._sync_weights()
-
-
-def _split(pending: Sequence[tuple[int, list[Deal]]], runners: int) -> Iterator[tuple[int, list[Deal]]]:
-    """Splits pending runs of queries, each with the place of its first one, into at most `runners` shares."""
-    parts = max(runners // len(pending), 1)
-    for place, deals in pending[:runners]:
-        for part in np.array_split(np.arange(len(deals)), min(parts, len(deals))):
-            yield place + int(part[0]), [deals[i] for i in part]

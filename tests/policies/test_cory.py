@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from policies.cory import Cory, WeightSyncError
-from policies.generator import checksum
+from policies.generator import Loaded, checksum
+from policies.self_test import perturb
 from tests.policies.conftest import MakeCory
 
 
@@ -100,12 +101,12 @@ def test_runner_weights_equal_learner_weights_after_sync(make_cory: MakeCory) ->
 
 
 def test_an_engine_that_holds_other_weights_than_sent_stops_the_run(make_cory: MakeCory) -> None:
-    algorithm = make_cory()
-    loaded = algorithm.env_runner_group.local_env_runner.load_weights(algorithm._weights, algorithm.updates)
-    algorithm._check_loaded([loaded])
-    algorithm._weights["llm_1"]["transformer.wte.weight"] = algorithm._weights["llm_1"]["transformer.wte.weight"] + 1
-    with pytest.raises(WeightSyncError, match="llm_1"):
-        algorithm._check_loaded([loaded])
+    runners = make_cory().runners
+    runners.send(runners.weights, 4)
+    with pytest.raises(WeightSyncError, match="llm_1: version 4"):
+        runners.check([{"llm_1": Loaded(4, checksum(perturb(runners.weights["llm_1"], seed=0)))}])
+    with pytest.raises(WeightSyncError, match="llm_2: version 4"):
+        runners.check([{"llm_2": Loaded(3, checksum(runners.weights["llm_2"]))}])
 
 
 def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(make_cory: MakeCory) -> None:
@@ -136,7 +137,7 @@ def test_policies_start_from_the_same_model_and_without_kl(make_cory: MakeCory) 
     held_out = algorithm.evaluate_policies()
     assert held_out["llm_1"] == held_out["llm_2"]
     assert held_out["mean"]["kl"] == 0.0
-    assert checksum(algorithm._weights["llm_1"]) == checksum(algorithm._weights["llm_2"])
+    assert checksum(algorithm.runners.weights["llm_1"]) == checksum(algorithm.runners.weights["llm_2"])
 
 
 def test_collective_rewards_reach_the_learner(make_cory: MakeCory) -> None:

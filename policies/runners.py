@@ -1,0 +1,178 @@
+"""How the driver talks to its runners: who is alive, which queries each plays, which weights each holds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
+from policies.chain_runner import Deal, Rollout
+from policies.generator import GenerationError, Loaded, Weights, checksum
+
+logger = logging.getLogger(__name__)
+
+
+class WeightSyncError(RuntimeError):
+    """A runner does not hold the weights that it was sent."""
+
+
+class Runners:
+    """RLlib's env runners, called with explicit work. With `num_runners=0` the one in the driver does it all.
+
+    A runner that dies, hangs beyond `timeout` or loses its engine costs nothing: its queries are dealt again, RLlib
+    restarts it, and it gets the present weights before it plays.
+    """
+
+    def __init__(self, group: EnvRunnerGroup, timeout: float) -> None:
+        """Wraps RLlib's group.
+
+        Args:
+            group: the algorithm's env runners.
+            timeout: longest wait for one call, in seconds.
+        """
+        self.group = group
+        self.timeout = timeout
+        self.weights: Mapping[str, Weights] = {}
+        self.version = -1
+
+    def play(self, deals: Sequence[Deal], **arguments: Any) -> list[Rollout]:
+        """Plays queries on all runners.
+
+        Args:
+            deals: the queries.
+            **arguments: the others of `ChainRunner.sample`.
+
+        Returns:
+            Rollouts that hold every query once, in the order dealt.
+
+        Raises:
+            RewardError, QueryTooLong, …: what a runner raised about the work itself.
+            GenerationError: no runner came back in time.
+        """
+        local = self.group.local_env_runner
+        if local is not None:
+            return [local.sample(deals=deals, **arguments)]
+        done: dict[int, Rollout] = {}  # by the place of the first query
+        pending = [(0, list(deals))]
+        while pending:
+            alive = self.alive()
+            shares = list(split(pending, len(alive)))
+            answers = self._call("sample", [{"deals": share, **arguments} for _, share in shares], alive[: len(shares)])
+            done |= {place: answer for (place, _), answer in zip(shares, answers, strict=True) if answer is not None}
+            unsent = pending[len(shares) :] if len(shares) < len(pending) else []
+            pending = [share for share, answer in zip(shares, answers, strict=True) if answer is None] + unsent
+        return [done[place] for place in sorted(done)]
+
+    def send(self, weights: Mapping[str, Weights], version: int) -> None:
+        """Sends weights to all runners, and keeps them for those that come back later.
+
+        Args:
+            weights: `{llm: {parameter name: fp32 array}}`.
+            version: their version.
+
+        Raises:
+            WeightSyncError: an engine read something else than was sent.
+        """
+        self.weights, self.version = weights, version
+        self._sent = {module_id: checksum(arrays) for module_id, arrays in weights.items()}
+        local = self.group.local_env_runner
+        if local is not None:
+            self.check([local.load_weights(weights, version)])
+        else:
+            self._send_to(sorted(self.group.healthy_worker_ids()))
+
+    def _send_to(self, runners: Sequence[int]) -> None:
+        if runners and self.weights:
+            call = {"weights": ray.put(self.weights), "version": self.version}
+            self.check(self._call("load_weights", [call] * len(runners), runners))
+
+    def check(self, answers: Sequence[Mapping[str, Loaded] | None]) -> None:
+        """Compares what engines read with what was sent; None stands for a runner that is gone.
+
+        Raises:
+            WeightSyncError: they differ.
+        """
+        for answer in answers:
+            for module_id, loaded in (answer or {}).items():
+                if (loaded.version, loaded.checksum) != (self.version, self._sent[module_id]):
+                    raise WeightSyncError(
+                        f"{module_id}: version {self.version} with checksum {self._sent[module_id]} was sent, but the "
+                        f"engine read version {loaded.version} with checksum {loaded.checksum}."
+                    )
+
+    def call_one(self, method: str, **arguments: Any) -> Any:
+        """Calls a method of one runner.
+
+        Raises:
+            GenerationError: it died or hung.
+        """
+        local = self.group.local_env_runner
+        if local is not None:
+            return getattr(local, method)(**arguments)
+        runner = self.alive()[0]
+        answer = self._call(method, [arguments], [runner])[0]
+        if answer is None:
+            raise GenerationError(f"Runner {runner} failed. Check its log, memory and device.")
+        return answer
+
+    def alive(self) -> list[int]:
+        """Remote runners that can be called; while there are none, waits for restarts.
+
+        Raises:
+            GenerationError: none came back within twice the timeout.
+        """
+        deadline = time.monotonic() + 2 * self.timeout
+        while not (runners := sorted(self.group.healthy_worker_ids())):
+            if time.monotonic() > deadline:
+                raise GenerationError("All runners are gone and none came back. Check their logs, memory and devices.")
+            time.sleep(1.0)
+            self.welcome_back()
+        return runners
+
+    def welcome_back(self) -> list[int]:
+        """Finds runners that were restarted, gives them the present weights, and returns them."""
+        restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
+        self._send_to(restored)
+        return restored
+
+    def _call(self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int]) -> list[Any]:
+        """Calls a method of remote runners, each with its own arguments.
+
+        Returns:
+            Per runner its answer, or None where it died, hung (it is restarted then) or lost its engine.
+        """
+        manager = self.group._worker_manager
+        answers = manager.foreach_actor(
+            method, kwargs=list(calls), remote_actor_ids=list(runners), timeout_seconds=self.timeout
+        )
+        found: dict[int, Any] = {}
+        for answer in answers:
+            error = None if answer.ok else answer.get()
+            found[answer.actor_id] = answer.get() if error is None else None
+            if isinstance(error, RayActorError):
+                logger.warning("Runner %d died; its queries are dealt again.", answer.actor_id)
+            elif isinstance(error, GenerationError):
+                logger.warning("Runner %d: %s", answer.actor_id, error)
+                self._send_to([answer.actor_id])
+            elif error is not None:
+                raise error.cause if isinstance(error, RayTaskError) else error
+        for runner in runners:
+            if runner not in found:
+                logger.warning("Runner %d gave no answer in %.0f s; it is restarted.", runner, self.timeout)
+                ray.kill(manager.actors()[runner], no_restart=False)
+                manager.set_actor_state(runner, healthy=False)
+        return [found.get(runner) for runner in runners]
+
+
+def split(pending: Sequence[tuple[int, list[Deal]]], runners: int) -> Iterator[tuple[int, list[Deal]]]:
+    """Splits pending runs of queries, each with the place of its first one, into at most `runners` shares."""
+    parts = max(runners // len(pending), 1)
+    for place, deals in pending[:runners]:
+        for part in np.array_split(np.arange(len(deals)), min(parts, len(deals))):
+            yield place + int(part[0]), [deals[i] for i in part]
