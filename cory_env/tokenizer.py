@@ -13,9 +13,13 @@ GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # the class 
 
 
 def load_tokenizer(
-    tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None,
+    tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None, trust_remote_code: bool = False
 ) -> "PreTrainedTokenizerBase":
     """Returns a tokenizer from a folder or hub id; None means the bundled one, and an object is returned as it is.
+
+    Args:
+        tokenizer: Where it lies.
+        trust_remote_code: Run Python code that comes with it.
 
     Raises:
         ValueError: The name leads to no tokenizer, here or on the hub.
@@ -34,7 +38,7 @@ def load_tokenizer(
         else:
             from transformers import AutoTokenizer
 
-            loaded = AutoTokenizer.from_pretrained(name)
+            loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"No tokenizer could be loaded from {name!r}: {error} "

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ray.rllib.core import Columns
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -270,7 +269,6 @@ def as_rllib_episode(
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
                     TASK_REWARD: task_rewards[position],
                     ENDED: tokens[-1] == chain.eos_token_id,
-                    Columns.ACTION_LOGP: sum(responses[position].logprobs[: len(tokens)]),
                 }
             },
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -44,22 +44,21 @@ EVALUATION_STREAM = 2**32 - 1  # sampling stream of held-out evaluation: the sam
 SAMPLES_SHOWN = 4
 _MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate")
 _LEARNED = (
-    *(
-        "policy_loss",
-        "value_loss",
-        "clip_fraction",
-        "entropy",
-        "explained_variance",
-        "kl_coef",
-        "grad_norm",
-        "score_mean",
-    ),
-    *("sampler_gap_mean", "sampler_gap_max"),
+    "policy_loss",
+    "value_loss",
+    "clip_fraction",
+    "entropy",
+    "explained_variance",
+    "kl_coef",
+    "grad_norm",
+    "score_mean",
+    "sampler_gap_mean",
+    "sampler_gap_max",
 )
 
 
 class Cory(PPO):
-    """Trains the LLMs of a chain. `train()["cory"]` reports one update; see `docs` and the run's `metrics.jsonl`.
+    """Trains the LLMs of a chain. `train()["cory"]` reports one update.
 
     The update counter, the role mapping and the exchange counter are state: k updates, checkpoint, restore, k
     updates equal 2k updates. Query order and sampling seeds follow from (seed, update).
@@ -97,23 +96,34 @@ class Cory(PPO):
         return result
 
     def training_step(self) -> None:
-        """One update. An update whose rollout brought nothing back fails instead of counting."""
+        """One update.
+
+        Raises:
+            RuntimeError: not one query's reward could be computed; such an update does not count.
+        """
         started, self._seconds = time.perf_counter(), {}
         update, mapping = self.updates, self.mapping
-        with self._timed("sample"):
-            rollouts = self._play(self._deal(update), update, mapping, "train")
+
+        # 1. The chain answers: pioneer, then observer; both are paid.
+        rollouts = self._play(self._deal(update), update, mapping, "train")
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         if not episodes:
             raise RuntimeError(
                 f"Update {update} has no episode: every query's reward failed. Check the reward function."
             )
+
+        # 2. Every LLM learns from its own responses.
         with self._timed("learn"):
             results = self.learner_group.update(episodes=episodes, timesteps={UPDATE: update})
-            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        self.metrics.aggregate(results, key=LEARNER_RESULTS)
         self.updates += 1
         self.updates_since_exchange += 1
+
+        # 3. The runners get the new weights.
         with self._timed("sync"):
             self._sync_weights()
+
+        # 4. What happened. Roles are exchanged after this, by `RoleExchange`.
         returns = float(np.mean([episode.get_return() for episode in episodes]))
         self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
         steps = len(episodes) * self.settings.num_agents
@@ -133,23 +143,16 @@ class Cory(PPO):
     # Rollouts and weights.
 
     def _deal(self, update: int) -> list[Deal]:
-        """This update's queries: the next ones of an endless sequence of seeded permutations of the training
-        queries.
-        """
+        """This update's queries: the next ones of an endless row of seeded permutations of all of them."""
         total, size = self._num_queries["train"], self.settings.queries
         deals: list[Deal] = []
         dealt: dict[int, int] = {}
         for place in range(update * size, (update + 1) * size):
             epoch, offset = divmod(place, total)
-            query = int(self._permutation(epoch, total)[offset])
+            query = int(query_order(self.settings.seed, epoch, total)[offset])
             deals.append(Deal(query, dealt.get(query, 0)))
             dealt[query] = dealt.get(query, 0) + 1
         return deals
-
-    def _permutation(self, epoch: int, total: int) -> np.ndarray:
-        if getattr(self, "_order", (None,))[0] != epoch:
-            self._order = (epoch, np.random.default_rng([self.settings.seed, epoch]).permutation(total))
-        return self._order[1]
 
     def _play(self, deals: Sequence[Deal], stream: int, mapping: RoleMapping, split: Split) -> list[Rollout]:
         return self.runners.play(deals, stream=stream, mapping=mapping, version=self.updates, split=split)
@@ -293,3 +296,9 @@ class Cory(PPO):
         """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once."""
         super().restore_from_path(path, *args, **kwargs)
         self._sync_weights()
+
+
+@lru_cache(maxsize=2)
+def query_order(seed: int, epoch: int, total: int) -> np.ndarray:
+    """The order of the training queries in one pass over them: a permutation drawn from (seed, epoch)."""
+    return np.random.default_rng([seed, epoch]).permutation(total)

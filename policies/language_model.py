@@ -9,13 +9,42 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 _frozen: weakref.WeakValueDictionary[tuple[str, str], PreTrainedModel] = weakref.WeakValueDictionary()
 
 
 class ModelError(ValueError):
     """A model cannot be loaded or used; the message says which, why, and what to do."""
+
+
+def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = False) -> int:
+    """Checks that a model goes with its tokenizer and with the lengths asked for, by its configuration alone.
+
+    Args:
+        path: folder or hub id.
+        tokens: size of the tokenizer.
+        context: longest prompt and response together, in tokens.
+        trust_remote_code: run code that comes with the model.
+
+    Returns:
+        The model's vocabulary: embedding rows, which may be more than the tokenizer's tokens.
+
+    Raises:
+        ModelError: nothing loadable there, fewer embeddings than tokens, or a context longer than the model's.
+    """
+    config = _load_config(path, trust_remote_code).get_text_config()
+    if tokens > config.vocab_size:
+        raise ModelError(
+            f"The tokenizer of `{path}` has {tokens} tokens, but the model has embeddings for {config.vocab_size}. "
+            "Use the tokenizer that the model was trained with, or resize the model's embeddings."
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and context > positions:
+        raise ModelError(
+            f"max_prompt + max_response is {context} tokens, but `{path}` has {positions} positions. Lower them to fit."
+        )
+    return int(config.vocab_size)
 
 
 def load_language_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -28,11 +57,11 @@ def load_language_model(path: str, trust_remote_code: bool = False) -> PreTraine
     Raises:
         ModelError: nothing loadable there.
     """
+    config = _load_config(path, trust_remote_code)
+    for key, value in config.to_dict().items():
+        if "drop" in key and isinstance(value, float):
+            setattr(config, key, 0.0)
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        for key, value in config.to_dict().items():
-            if "drop" in key and isinstance(value, float):
-                setattr(config, key, 0.0)
         model = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
         )
@@ -79,6 +108,13 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         tokens[row, width - len(prompt) :] = prompt
         mask[row, width - len(prompt) :] = 1
     return torch.from_numpy(tokens), torch.from_numpy(mask)
+
+
+def _load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"No language model was found at `{path}`: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cory_env.chain import Chain, role_names
 from cory_env.tasks import Task, make_task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from policies.language_model import check_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,7 +68,7 @@ class Settings(BaseModel):
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
     """Compute type; weights stay fp32. `auto`: bf16 where the device multiplies it in hardware, else fp32."""
     seed: int = Field(0, ge=0)
-    """Seed of everything that is drawn: query order, samples, mini-batches, the value head."""
+    """Seed of everything that is drawn: query order, responses, mini-batches."""
     num_runners: int = Field(1, ge=0)
     """Rollout processes; 0 generates in the driver (`transformers` only)."""
     num_learners: int = Field(0, ge=0)
@@ -171,11 +172,19 @@ class Settings(BaseModel):
         )
 
     def make_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer."""
-        return load_tokenizer(self.model_path)
+        """The model's tokenizer.
+
+        Raises:
+            ValueError: none can be loaded.
+        """
+        return load_tokenizer(self.model_path, trust_remote_code=self.trust_remote_code)
 
     def make_chain(self, task: Task, tokenizer: PreTrainedTokenizerBase, num_agents: int | None = None) -> Chain:
-        """The chain these settings describe, or one of another length."""
+        """The chain these settings describe, or one of another length.
+
+        Raises:
+            ModelError: model, tokenizer and lengths do not go together.
+        """
         return Chain(
             task,
             tokenizer,
@@ -184,6 +193,9 @@ class Settings(BaseModel):
             partner_reward=self.partner_reward,
             max_prompt=self.max_prompt,
             max_response=self.max_response,
+            vocab_size=check_model(
+                self.model_path, len(tokenizer), self.max_prompt + self.max_response, self.trust_remote_code
+            ),
         )
 
     def env_settings(self) -> dict[str, Any]:
