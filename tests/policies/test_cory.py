@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from cory_env.tokenizer import load_tokenizer
 from policies.cory import Cory, WeightSyncError
 from policies.generator import Loaded, checksum
 from policies.self_test import perturb
@@ -147,3 +149,24 @@ def test_collective_rewards_reach_the_learner(make_cory: MakeCory) -> None:
         pioneer, observer = (report["role"][role]["task_reward"] for role in ("pioneer", "observer"))
         trained = report["policy"][report["roles"]["pioneer"]]["score_mean"]
         assert trained == pytest.approx(pioneer + alpha * observer, abs=1e-5)
+
+
+def test_any_causal_lm_by_path_trains_also_without_a_pad_token(make_cory: MakeCory, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer()
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer) + 8,  # models may pad their embeddings
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    report = make_cory(model=str(tmp_path)).train()["cory"]
+    assert report["sampler_gap_max"] < 1e-4
+    assert report["policy"]["llm_1"]["kl"] == 0.0

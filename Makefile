@@ -1,0 +1,52 @@
+# Every target sets up .venv by itself; the second time that costs nothing.
+#
+#   make PYTHON=python3.12          another interpreter (the lock was made for 3.11)
+#   make TORCH_INDEX_URL=https://…  an index for torch alone, such as one of CPU builds; default: pip's own
+
+PYTHON ?= python3
+TORCH_INDEX_URL ?=
+TORCH := torch==2.13.0
+
+BIN := .venv/bin
+READY := .venv/ready
+PIP := $(BIN)/python -m pip install -qq
+UV_LOCK := uv pip compile pyproject.toml requirements/cpu.in --extra dev --extra assets --python-version 3.11 \
+	--no-emit-package torch -o requirements/cpu.txt
+
+export RAY_AUTH_MODE ?= disabled
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint lock assets
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## Train two language models on film reviews, offline; a few minutes on 2 cores
+	@$(BIN)/cory train imdb-tiny --out "runs/demo/$$(date +%Y%m%d-%H%M%S)"
+
+test: $(READY) ## Run the tests
+	@$(BIN)/python -m pytest
+
+lint: $(READY) ## Check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+lock: $(READY) ## Resolve requirements/cpu.txt anew
+	@$(BIN)/$(UV_LOCK)
+
+assets: $(READY) ## Rebuild the bundled language model, classifier and queries (over an hour on 2 cores)
+	@$(BIN)/cory assets
+
+# torch goes first and brings its own dependencies: on a CUDA index they are libraries that the lock does not name.
+$(READY): requirements/cpu.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo 'Python 3.11 or later is needed; name one: make PYTHON=python3.11'; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'Installing into .venv, several minutes the first time: 1/3 PyTorch'
+	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
+	@echo '2/3 everything else'
+	@$(PIP) --no-deps -r requirements/cpu.txt
+	@echo '3/3 this project'
+	@PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: the first lets the update finish and be saved, the second aborts at once."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+
+class Interrupts:
+    """Notes a request to stop, while it is entered as a context.
+
+    Until `training` is set there is nothing to finish, so the first request already aborts.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        """Takes what tells the user, once, that the request was heard."""
+        self.training = False
+        self.requested: signal.Signals | None = None
+        self._tell = tell
+
+    def __enter__(self) -> Self:
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    @property
+    def exit_code(self) -> int:
+        """The shell's convention for a process that a signal ended."""
+        return 128 + (self.requested or signal.SIGINT)
+
+    def install(self) -> None:
+        """Takes the two signals; needed again after libraries that take them too, as `ray.init` does."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        if self.requested is not None or not self.training:
+            self.requested = signal.Signals(number)
+            raise KeyboardInterrupt
+        self.requested = signal.Signals(number)
+        threading.Thread(target=self._tell).start()  # this thread may be in mid-print, which must not be entered twice

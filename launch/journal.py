@@ -1,0 +1,56 @@
+"""Append-only JSON Lines files that survive a kill: a line is whole or absent, and a resumed run leaves no doubles."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launch.records import plain
+
+
+class Journal:
+    """A JSON Lines file of records that each hold the `update` they belong to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Writes one record to the disk before it returns."""
+        line = json.dumps(plain(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns all whole records; what a kill left of a last line is no record."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def cut_after(self, update: int) -> None:
+        """Drops all records of later updates, in one step."""
+        kept = [record for record in self.read() if record["update"] <= update]
+        replace_text(self.path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Gives a file new content, in one step: a reader, or a kill, finds the old content or the new."""
+    beside = path.with_name(f".{path.name}.new")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename inside `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

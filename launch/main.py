@@ -1,0 +1,59 @@
+"""The `cory` command: `cory X ...` is `python -m launch.X ...`.
+
+A command's module is imported only when it is asked for, so that `cory --help` answers at once.
+"""
+
+import difflib
+import importlib
+import sys
+from importlib.metadata import version
+
+COMMANDS = {
+    "train": "Train a chain of language models; continue a run.",
+    "plot": "Draw the curves of a run.",
+    "validate": "Check a task's data, prompts and reward, without a model.",
+    "assets": "Rebuild the bundled language model, classifier and queries.",
+}
+
+HELP = """Reinforcement fine-tuning of language models by several cooperating copies of the model.
+
+Usage: cory COMMAND [arguments]
+
+{commands}
+
+Try it:
+  cory train                         two agents on film reviews, offline, a few minutes on two cores
+  cory train imdb-tiny-ppo           the same with one agent: plain PPO
+  cory train lr=3e-5 updates=100     any setting, as key=value
+  cory train --resume runs/NAME      go on where a run stopped
+
+`cory COMMAND --help` says more; `cory --version` prints the version.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command.
+
+    Returns:
+        The command's exit code, or 2 when there is no such command.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        width = max(map(len, COMMANDS))
+        print(HELP.format(commands="\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())), end="")
+        return 0
+    name, *rest = arguments
+    if name == "--version":
+        print(version("cory-rllib"))
+        return 0
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean `{close[0]}`?" if close else ""
+        print(f"There is no command `{name}`.{hint} The commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    exit_code: int = importlib.import_module(f"launch.{name}").main(rest)
+    return exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

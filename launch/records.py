@@ -1,0 +1,57 @@
+"""What a run writes down: the lines of `metrics.jsonl` and `samples.jsonl`."""
+
+import math
+from typing import NotRequired, TypedDict
+
+Figures = dict[str, float | None]
+"""Named numbers; None where one is not finite or could not be computed."""
+
+
+class Response(TypedDict):
+    """One response of a chain."""
+
+    role: str
+    policy: str
+    text: str
+    task_reward: float | None
+
+
+class Sample(TypedDict):
+    """One query and the chain's responses to it, in order."""
+
+    query: str
+    responses: list[Response]
+
+
+class SampleLine(Sample):
+    """A line of `samples.jsonl`: a sample, the update it belongs to, and whether the query is held out."""
+
+    update: int
+    held_out: bool
+
+
+class Update(TypedDict):
+    """A line of `metrics.jsonl`: one update. Line 0 precedes training and holds an evaluation alone."""
+
+    update: int
+    roles: NotRequired[dict[str, str]]
+    exchanged: NotRequired[bool]
+    exchanges: NotRequired[int]
+    policy: NotRequired[dict[str, Figures]]
+    role: NotRequired[dict[str, Figures]]
+    seconds: NotRequired[dict[str, float]]
+    tokens_per_second: NotRequired[float]
+    evaluation: NotRequired[dict[str, Figures]]
+    """By policy, each alone on the bare held-out queries, and their `mean`."""
+
+
+def plain(value: object) -> object:
+    """Returns `value` as strict JSON can hold it: NumPy numbers as Python's, and NaN or infinity as None."""
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if isinstance(value, str | bool | int | None):
+        return value
+    number = float(value)  # type: ignore[arg-type]
+    return number if math.isfinite(number) else None

@@ -1,0 +1,166 @@
+"""A run's folder: who may write to it, what lies in it, and how a run goes on in it.
+
+config.yaml      every setting, resolved
+metrics.jsonl    one line per update; line 0 is the held-out evaluation before training
+samples.jsonl    responses of the chain, every few updates, and on held-out queries before and after
+tensorboard/     the metrics again, for TensorBoard
+checkpoints/     the last few and `best`
+log.txt          what libraries and rewards printed
+curves.png       drawn at the end, or by `cory plot`
+"""
+
+import fcntl
+import os
+import shlex
+import shutil
+import time
+from pathlib import Path
+from typing import IO, cast
+
+from launch.checkpoints import Checkpoints
+from launch.command import CommandError
+from launch.configuration import as_yaml, read_file
+from launch.journal import Journal, replace_text
+from launch.records import SampleLine, Update
+from policies.settings import Settings, make_settings
+
+CONFIG = "config.yaml"
+LOCK = ".lock"
+TENSORBOARD = "tensorboard"
+
+
+class RunDirectory:
+    """One run's folder. Reading needs no lock; `lock` must be held to write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = Journal(path / "metrics.jsonl")
+        self.samples = Journal(path / "samples.jsonl")
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self.log = path / "log.txt"
+        self.curves = path / "curves.png"
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, path: Path) -> "RunDirectory":
+        """Makes a new run's folder and locks it.
+
+        Raises:
+            CommandError: something is there already, or the folder cannot be made.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"The run's folder {path} cannot be made: {error.strerror}.") from error
+        run = cls(path)
+        run.lock()
+        if run.exists() and run.checkpoints.latest() is None:
+            run._clear()
+        if any(entry.name != LOCK for entry in path.iterdir()):
+            run.unlock()
+            what = f"holds a run; go on with it by `{run.resume_command()}`" if run.exists() else "is not empty"
+            raise CommandError(f"{path} {what}, or name another folder with --out.")
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """Returns the folder of an existing run, not locked.
+
+        Raises:
+            CommandError: there is no run in it.
+        """
+        run = cls(path)
+        if not run.exists():
+            missing = f"has no {CONFIG}" if path.is_dir() else "does not exist"
+            raise CommandError(
+                f"{path} is not a run's folder: it {missing}. Runs lie under runs/ unless --out said else."
+            )
+        return run
+
+    def exists(self) -> bool:
+        """Tells whether a run was started here."""
+        return (self.path / CONFIG).is_file()
+
+    def lock(self) -> None:
+        """Takes the folder for this process, until it ends.
+
+        Raises:
+            CommandError: another process has it.
+        """
+        lock = (self.path / LOCK).open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip()
+            lock.close()
+            raise CommandError(
+                f"{self.path} is in use by another run (process {owner}). Stop it, or name another folder with --out."
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+
+    def unlock(self) -> None:
+        """Lets other processes write here again."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _clear(self) -> None:
+        """Removes a run that ended before anything of it was saved."""
+        for entry in self.path.iterdir():
+            if entry.name in (CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name):
+                entry.unlink()
+            elif entry.name in (TENSORBOARD, self.checkpoints.folder.name):
+                shutil.rmtree(entry)
+
+    def write_settings(self, settings: Settings, origin: str) -> None:
+        """Writes `config.yaml`; its first lines are the commands that made it, `origin` the latest."""
+        file = self.path / CONFIG
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        comments = [line for line in lines if line.startswith("# ")] + [f"# {origin}"]
+        replace_text(file, "\n".join(comments) + "\n" + as_yaml(settings))
+
+    def settings(self) -> Settings:
+        """Reads `config.yaml`."""
+        return make_settings(read_file(self.path / CONFIG))
+
+    def updates(self) -> list[Update]:
+        """Returns the metrics so far, one entry per update."""
+        return cast(list[Update], self.metrics.read())
+
+    def best_update(self) -> int | None:
+        """Returns the update of the highest mean held-out combined reward; of equals, the earliest."""
+        worth = {
+            line["update"]: line["evaluation"]["mean"]["combined_reward"]
+            for line in self.updates()
+            if "evaluation" in line
+        }
+        known = {update: value for update, value in worth.items() if value is not None}
+        return max(known, key=lambda update: known[update]) if known else None
+
+    def held_out_samples(self, update: int) -> list[SampleLine]:
+        """Returns the chain's responses to the held-out queries after `update`."""
+        samples = cast(list[SampleLine], self.samples.read())
+        return [sample for sample in samples if sample["held_out"] and sample["update"] == update]
+
+    def cut_after(self, update: int) -> None:
+        """Forgets what was recorded after `update`, where training goes on, and what was left unfinished."""
+        self.checkpoints.clean()
+        self.metrics.cut_after(update)
+        self.samples.cut_after(update)
+
+    def resume_command(self) -> str:
+        """Returns the command that continues this run."""
+        return f"cory train --resume {shlex.quote(str(self.path))}"
+
+
+def new_path(preset: str) -> Path:
+    """Returns a fresh path under `runs/` for a run of `preset`."""
+    base = Path("runs") / f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = base, 2
+    while path.exists():
+        path, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return path

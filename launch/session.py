@@ -1,0 +1,131 @@
+"""The process around a run: libraries that keep quiet, and Ray."""
+
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from launch.command import OWN_PACKAGES
+from policies.settings import Settings
+
+QUIET = {
+    "PYTHONWARNINGS": "ignore",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning about a default that will change
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+}
+STDOUT, STDERR = 1, 2
+
+
+def quiet_libraries(debug: bool) -> None:
+    """Sets what libraries read when they are imported; call it before they are. What the user has set stays.
+
+    Args:
+        debug: leave logs, warnings and progress bars as they are.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else idle threads of one process slow the others down
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not _cluster_given():
+        os.environ.setdefault(
+            "RAY_AUTH_MODE", "disabled"
+        )  # else Ray leaves a token file that other clusters stumble over
+    if debug:
+        return
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    warnings.simplefilter("ignore")
+
+
+def own_output() -> TextIO:
+    """Returns a stream of its own to standard output, which `output_into` leaves alone."""
+    sys.stdout.flush()
+    return os.fdopen(os.dup(STDOUT), "w", encoding=sys.stdout.encoding, errors="replace")
+
+
+@contextlib.contextmanager
+def output_into(file: Path) -> Iterator[None]:
+    """Appends what this process and its children print to a file: the C++ and threads of Ray heed no other setting."""
+    kept = [os.dup(descriptor) for descriptor in (STDOUT, STDERR)]
+    with file.open("ab") as log:
+        _point_output_to([log.fileno(), log.fileno()])
+    try:
+        yield
+    finally:
+        _point_output_to(kept)
+        for descriptor in kept:
+            os.close(descriptor)
+
+
+def _point_output_to(targets: Sequence[int]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for target, descriptor in zip(targets, (STDOUT, STDERR), strict=True):
+        os.dup2(target, descriptor)
+
+
+class Heard(logging.Handler):
+    """Passes this project's own warnings on to the user."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tells the user."""
+        self._tell(f"{record.levelname.capitalize()}: {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Lets `tell` hear the warnings that this project's packages log in this process."""
+    heard = Heard(tell)
+    loggers = [logging.getLogger(name) for name in OWN_PACKAGES]
+    for logger in loggers:
+        logger.addHandler(heard)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(heard)
+
+
+def start_ray(settings: Settings, debug: bool) -> None:
+    """Joins the Ray cluster that the environment names (inside a Ray job, its own), or starts one on this machine."""
+    import ray
+
+    level = logging.INFO if debug else logging.ERROR
+    if _cluster_given():
+        ray.init(log_to_driver=debug, logging_level=level)
+        return
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, logical_cpus(settings)),
+        include_dashboard=False,
+        log_to_driver=debug,
+        logging_level=level,
+    )
+
+
+def stop_ray() -> None:
+    """Leaves the cluster, or ends the one that was started here."""
+    import ray
+
+    ray.shutdown()
+
+
+def logical_cpus(settings: Settings) -> int:
+    """Returns the CPUs that Ray must have to place everything: the driver, and each runner's and learner's own."""
+    return 1 + settings.num_runners * settings.runner_threads + settings.num_learners
+
+
+def _cluster_given() -> bool:
+    return "RAY_ADDRESS" in os.environ or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ

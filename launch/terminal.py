@@ -1,0 +1,133 @@
+"""What a run shows while it runs: a row per update, now and then sample texts, and a bar with the time left.
+
+Where the output is not a terminal there is no bar, no colour and no control code: the same rows, with the time left.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from launch.records import Sample, Update
+from launch.rows import Rows
+from launch.texts import chain_text
+from policies.settings import Settings
+
+PLAIN_WIDTH = 120
+HEADING_EVERY = 20
+FADING = 0.8
+"""Weight of the past in the running mean of an update's seconds."""
+
+
+class Terminal:
+    """The run's voice. A context: the bar lives inside it."""
+
+    def __init__(
+        self, settings: Settings, output: TextIO, *, done: int = 0, quiet: bool = False, bar: bool = True
+    ) -> None:
+        """Notes what will be shown.
+
+        Args:
+            settings: of the run.
+            output: where to.
+            done: updates that an earlier process did.
+            quiet: say only what matters after the run.
+            bar: show the bar, if this is a terminal.
+        """
+        self.console = Console(file=output, highlight=False, soft_wrap=True)
+        real = self.console.is_terminal
+        if not real:
+            self.console.width = PLAIN_WIDTH
+        self.arrow = "→" if self.console.encoding.lower().startswith("utf") else ">"
+        self._quiet = quiet
+        self._rows = Rows(settings, self.arrow, self.console.width if real else None)
+        self._updates = settings.updates
+        self._shown = 0
+        self._seconds: float | None = None
+        self._last = time.monotonic()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self.console,
+            refresh_per_second=2,
+            transient=True,
+            redirect_stdout=False,  # that is another stream than `output`
+            redirect_stderr=False,
+            expand=True,
+            disable=quiet or not bar or not real,
+        )
+        self._task = self._bar.add_task("", total=settings.updates, completed=done, left="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def say(self, text: str | Text | Table = "", always: bool = False) -> None:
+        """Prints a line or a table, even when quiet if it must `always` be seen."""
+        if always or not self._quiet:
+            self.console.print(text, markup=False)
+
+    def stage(self, text: str) -> None:
+        """Says what is being done before the first update."""
+        if self._bar.disable:
+            self.say(text)
+        else:
+            self._bar.update(self._task, description=text)
+
+    def begin(self) -> None:
+        """Starts the clock of the first update."""
+        self._last = time.monotonic()
+        self._bar.update(self._task, description="Training")
+
+    def update(self, line: Update) -> None:
+        """Shows the row of one update, and of the evaluation in it."""
+        self._heading()
+        self._shown += 1
+        left = self._time_left(line["update"])
+        self._bar.update(self._task, completed=line["update"], left=left)
+        row = self._rows.update(line)
+        if self._bar.disable:
+            row.append(f"  {left}")
+        self.say(row)
+        if "evaluation" in line:
+            self.say(self._rows.evaluation(line))
+        if line["exchanged"]:
+            self.say(Text(f"{'':{self._rows.indent}}roles exchanged", style="cyan"))
+
+    def start(self, line: Update) -> None:
+        """Shows the evaluation before the first update."""
+        self._heading()
+        self._shown += 1
+        self.say(self._rows.evaluation(line))
+
+    def samples(self, samples: Sequence[Sample], limit: int = 2) -> None:
+        """Shows a few chains of this update's training queries."""
+        for sample in samples[:limit]:
+            self.say(chain_text(sample, self._rows.indent))
+
+    def _heading(self) -> None:
+        if self._shown % HEADING_EVERY == 0:
+            for text in self._rows.heading():
+                self.say(text)
+
+    def _time_left(self, update: int) -> str:
+        now = time.monotonic()
+        seconds, self._last = now - self._last, now
+        self._seconds = seconds if self._seconds is None else FADING * self._seconds + (1 - FADING) * seconds
+        return f"{_clock(self._seconds * (self._updates - update))} left"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,157 @@
+"""`cory train`: trains a chain of language models into a run's folder, or continues a run."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.command import CommandError, Parser, run
+
+if TYPE_CHECKING:
+    from launch.run_directory import RunDirectory
+    from policies.settings import Settings
+
+RESUMABLE = ("updates", "checkpoint_every", "keep_checkpoints", "samples_every", "wandb")
+"""Settings that may change when a run goes on: they say how long, and what is written, but not what is learned."""
+
+USAGE = """cory train [PRESET] [-c FILE ...] [key=value ...] [options]
+       cory train --resume RUN [key=value ...] [options]"""
+
+EPILOG = """presets:
+{presets}
+
+settings:
+  Any setting, as key=value; `cory train --print-config` lists them all with their meaning. Later ones win:
+  defaults, then the preset, then each -c file in order, then key=value. Values are YAML scalars.
+
+examples:
+  cory train
+  cory train imdb-tiny lr=3e-5 seed=1 --out runs/low-lr
+  cory train -c mine.yaml model=./my-model
+  cory train --resume runs/low-lr updates=120
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0; 2 after a user's mistake; 130 or 143 when a signal ended the run early.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    options = _parser(help_wanted=not {"-h", "--help"}.isdisjoint(words)).parse_intermixed_args(words)
+    return run(lambda: _command(options, words), debug=options.debug)
+
+
+def _parser(help_wanted: bool) -> Parser:
+    epilog = None
+    if help_wanted:
+        from launch.configuration import presets
+
+        found = presets()
+        width = max(map(len, found))
+        epilog = EPILOG.format(presets="\n".join(f"  {name:<{width}}  {text}" for name, text in found.items()))
+    parser = Parser(
+        prog="cory train",
+        usage=USAGE,
+        description="Train a chain of language models that teach each other; continue a run.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="PRESET, key=value", help="a preset (default: imdb-tiny); settings")
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/PRESET-TIME)")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help=f"continue a run from its latest checkpoint; only {', '.join(RESUMABLE)} may change. "
+        "Checkpoints are pickles, which can run code: resume your own runs only",
+    )
+    parser.add_argument("--print-config", action="store_true", help="print all settings as YAML, and exit")
+    parser.add_argument("--quiet", action="store_true", help="print only where the results are")
+    parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
+    return parser
+
+
+def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
+    from launch import session, tracking
+    from launch.configuration import DEFAULT_PRESET, as_yaml, resolve
+    from launch.task import load_task, load_tokenizer
+    from launch.training import train
+
+    presets = [word for word in options.words if "=" not in word]
+    pairs = [word for word in options.words if "=" in word]
+    if len(presets) > 1:
+        raise CommandError(f"One preset at a time: {' and '.join(presets)} cannot be combined. Settings are key=value.")
+    preset = presets[0] if presets else DEFAULT_PRESET
+    if options.resume and (presets or options.config or options.out):
+        raise CommandError("--resume takes its settings from the run: leave out the preset, -c and --out.")
+
+    settings = _resumed(options.resume, pairs) if options.resume else resolve(preset, options.config, pairs)
+    if options.print_config:
+        print(as_yaml(settings), end="")
+        return 0
+    tracking.check(settings)
+    session.quiet_libraries(options.debug)
+    load_task(settings)
+    load_tokenizer(settings)
+    origin = shlex.join(["cory", "train", *words])
+    if options.resume:
+        run_directory, done = _reopen(options.resume, settings, origin)
+    else:
+        run_directory, done = _create(options.out, preset, settings, origin), None
+    return train(run_directory, settings, done, quiet=options.quiet, debug=options.debug)
+
+
+def _create(out: Path | None, preset: str, settings: "Settings", origin: str) -> "RunDirectory":
+    """Makes a new run's folder."""
+    from launch.run_directory import RunDirectory, new_path
+
+    run_directory = RunDirectory.create(out or new_path(preset))
+    run_directory.write_settings(settings, origin)
+    return run_directory
+
+
+def _resumed(folder: Path, pairs: Sequence[str]) -> "Settings":
+    """Returns the settings of the run in `folder`, with the few that may change changed."""
+    from launch.configuration import read_words
+    from launch.run_directory import RunDirectory
+    from policies.settings import make_settings
+
+    changes = read_words(pairs)
+    for key in changes:
+        if key not in RESUMABLE:
+            raise CommandError(
+                f"`{key}` cannot change in a run that goes on, only {', '.join(RESUMABLE)} can. Start a new run."
+            )
+    return make_settings({**RunDirectory.open(folder).settings().model_dump(), **changes})
+
+
+def _reopen(folder: Path, settings: "Settings", origin: str) -> tuple["RunDirectory", int]:
+    """Takes the folder of a run, set back to its latest checkpoint; returns it and that checkpoint's update."""
+    from launch.run_directory import RunDirectory
+
+    run_directory = RunDirectory.open(folder)
+    run_directory.lock()
+    latest = run_directory.checkpoints.latest()
+    if latest is None:
+        raise CommandError(f"{folder} has no checkpoint to go on from. Start a new run.")
+    done, _ = latest
+    if done >= settings.updates:
+        raise CommandError(
+            f"{folder} has done {done} updates, all that it was to do. To lengthen it: "
+            f"{run_directory.resume_command()} updates={2 * done}"
+        )
+    run_directory.cut_after(done)
+    if settings != run_directory.settings():
+        run_directory.write_settings(settings, origin)
+    return run_directory, done
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,183 @@
+"""A run from the first line on the terminal to the last: start Ray and the algorithm, train, record, save, report."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from launch import session
+from launch.interrupt import Interrupts
+from launch.records import Sample, Update, plain
+from launch.run_directory import RunDirectory
+from launch.terminal import Terminal
+from launch.tracking import Tracker, flatten, open_trackers
+from policies.settings import Settings
+
+if TYPE_CHECKING:
+    from policies.cory import Cory
+
+HELD_OUT_SAMPLES = 3
+"""Held-out queries whose responses are kept from before and after training."""
+
+
+def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: bool, debug: bool) -> int:
+    """Trains in a locked run folder, to the end or until the user stops it.
+
+    Args:
+        run: where everything is written.
+        settings: of the whole run.
+        done: continue from the checkpoint of this update; None starts anew.
+        quiet: print only where the results are.
+        debug: show the libraries' logs.
+
+    Returns:
+        0, or 128 + the number of the signal that stopped the run.
+    """
+    terminal = Terminal(settings, session.own_output(), done=done or 0, quiet=quiet, bar=not debug)
+    interrupts = Interrupts(
+        lambda: terminal.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True)
+    )
+    terminal.say(_what(settings, terminal.arrow))
+    terminal.say(f"Run folder: {run.path}" + (f" (going on after update {done})" if done is not None else ""))
+    terminal.say()
+    try:
+        with contextlib.ExitStack() as around:
+            if not debug:
+                around.enter_context(session.output_into(run.log))
+            around.enter_context(session.warnings_told(lambda text: terminal.say(text, True)))
+            around.enter_context(terminal)
+            around.enter_context(interrupts)
+            reached = _Run(run, settings, terminal, interrupts, debug).work(done)
+    except KeyboardInterrupt:
+        terminal.say(f"Aborted. {_how_to_go_on(run)}", True)
+        return interrupts.exit_code
+    except Exception as error:
+        error.add_note(_how_to_go_on(run))
+        raise
+    if reached < settings.updates:
+        terminal.say(f"Stopped. {_how_to_go_on(run)}", True)
+        return interrupts.exit_code
+
+    from launch.curves import draw
+    from launch.report import report
+
+    draw(run.updates(), settings, run.curves)
+    report(run, settings, terminal)
+    return 0
+
+
+class _Run:
+    """The algorithm's life within a run."""
+
+    def __init__(
+        self, run: RunDirectory, settings: Settings, terminal: Terminal, interrupts: Interrupts, debug: bool
+    ) -> None:
+        self.run = run
+        self.settings = settings
+        self.terminal = terminal
+        self.interrupts = interrupts
+        self.debug = debug
+        self.trackers: list[Tracker] = []
+
+    def work(self, done: int | None) -> int:
+        """Trains, and returns the number of updates that are done and saved."""
+        self.terminal.stage("Starting Ray")
+        with contextlib.ExitStack() as ending:
+            session.start_ray(self.settings, self.debug)
+            ending.callback(session.stop_ray)
+            self.interrupts.install()  # Ray took SIGTERM
+            self.terminal.stage("Loading the models")
+            algo = self._build(done)
+            self.trackers = open_trackers(self.run.path, self.settings, after=done)
+            for tracker in self.trackers:
+                ending.callback(tracker.close)
+            if done is None:
+                self._start(algo)
+            self._loop(algo)
+            algo.stop()
+            return algo.updates
+
+    def _build(self, done: int | None) -> "Cory":
+        from policies.cory import Cory, CoryConfig
+
+        latest = self.run.checkpoints.latest()
+        if done is not None and latest is not None:
+            return Cory.from_checkpoint(str(latest[1].resolve()))
+        return CoryConfig().cory(**self.settings.model_dump()).build_algo()
+
+    def _start(self, algo: "Cory") -> None:
+        """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""
+        self.terminal.stage("Evaluating the start")
+        line = cast(Update, plain({"update": 0, "evaluation": algo.evaluate_policies()}))
+        self._keep(0, algo.held_out_samples(HELD_OUT_SAMPLES), held_out=True)
+        self._record(line)
+        self.terminal.start(line)
+        self._save(algo)
+
+    def _loop(self, algo: "Cory") -> None:
+        """Trains until all updates are done or the user asks to stop; either way the last update is saved.
+
+        An update's metrics are on the disk before its checkpoint is, so a resumed run never misses a line.
+        """
+        settings = self.settings
+        self.interrupts.training = True
+        self.terminal.begin()
+        while algo.updates < settings.updates and self.interrupts.requested is None:
+            before = algo.updates
+            result = algo.train()["cory"]
+            if algo.updates == before:
+                continue  # no runner answered; the algorithm itself gives up after a few of these
+            update, done = algo.updates, algo.updates == settings.updates
+            if done and "evaluation" not in result:
+                result = {**result, "evaluation": algo.evaluate_policies()}
+            samples = cast(list[Sample], plain(result["samples"]))
+            line = cast(Update, plain({key: value for key, value in result.items() if key != "samples"}))
+            if update % settings.samples_every == 0:
+                self._keep(update, samples, held_out=False)
+            if done:
+                self._keep(update, algo.held_out_samples(HELD_OUT_SAMPLES), held_out=True)
+            self._record(line)
+            self.terminal.update(line)
+            if update % settings.samples_every == 0:
+                self.terminal.samples(samples)
+            better = "evaluation" in line and self.run.best_update() == update
+            if done or better or self.interrupts.requested is not None or update % settings.checkpoint_every == 0:
+                self._save(algo)
+        self.interrupts.training = False
+
+    def _record(self, line: Update) -> None:
+        self.run.metrics.append(line)
+        figures = {name: value for name, value in flatten(line) if name != "update"}
+        for tracker in self.trackers:
+            tracker.log(line["update"], figures)
+
+    def _keep(self, update: int, samples: Sequence[Mapping[str, object]], held_out: bool) -> None:
+        for sample in samples:
+            self.run.samples.append({"update": update, "held_out": held_out, **sample})
+
+    def _save(self, algo: "Cory") -> None:
+        checkpoints, best = self.run.checkpoints, self.run.best_update()
+        checkpoints.save(algo.updates, lambda folder: algo.save_to_path(str(folder.resolve())))
+        if best is not None:
+            checkpoints.name_best(best)
+        checkpoints.prune(self.settings.keep_checkpoints)
+
+
+def _what(settings: Settings, arrow: str) -> str:
+    """Returns what is trained on what, in two sentences."""
+    if settings.num_agents == 1:
+        who, exchange = "PPO: one agent learns", ""
+    else:
+        who = f"CORY: {settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
+        period = settings.exchange_period
+        exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
+    return (
+        f"{who} task {settings.task}, starting from {settings.model}.\n"
+        f"{settings.updates} updates of {settings.queries} queries{exchange}. Generation: {settings.backend}."
+    )
+
+
+def _how_to_go_on(run: RunDirectory) -> str:
+    latest = run.checkpoints.latest()
+    if latest is None:
+        return "Nothing was saved yet."
+    return f"Update {latest[0]} is saved. Go on with:\n  {run.resume_command()}"

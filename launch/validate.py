@@ -1,0 +1,71 @@
+"""`cory validate TASK`: checks a task's data, prompts and reward before any model is loaded."""
+
+import argparse
+from collections.abc import Sequence
+
+from launch.command import CommandError, Parser, run
+
+EPILOG = """It reads every query, shows each role's prompt, and calls the reward on a few responses in its own process.
+
+examples:
+  cory validate imdb
+  cory validate custom data=questions.jsonl reward=my_rewards:brevity model=./my-model
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0 when the task is sound, 2 when it is not or cannot be read.
+    """
+    parser = Parser(
+        prog="cory validate",
+        description="Check a task's data, prompts and reward, without a model (its tokenizer is needed).",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", metavar="TASK", help="the task: imdb or custom")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="settings, as for `cory train`")
+    parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
+    options = parser.parse_intermixed_args(argv)
+    return run(lambda: validate(options.task, options.words, options.debug), debug=options.debug)
+
+
+def validate(name: str, words: Sequence[str], debug: bool) -> int:
+    """Prints the report on a task.
+
+    Raises:
+        CommandError: the task cannot be put together.
+    """
+    from launch import session
+    from launch.configuration import DEFAULT_PRESET, read_preset, read_words
+    from policies.settings import make_settings
+
+    if "=" in name:
+        raise CommandError(f"The task comes first, then settings: cory validate TASK {name}")
+    session.quiet_libraries(debug)
+    settings = make_settings({**read_preset(DEFAULT_PRESET), **read_words(words), "task": name})
+
+    from cory_env.validate import validate as examine
+    from launch.task import load_task, load_tokenizer
+
+    task, tokenizer = load_task(settings), load_tokenizer(settings)
+    try:
+        report = examine(
+            task,
+            tokenizer,
+            num_agents=settings.num_agents,
+            knowledge_transfer=settings.knowledge_transfer,
+            max_prompt=settings.max_prompt,
+            max_response=settings.max_response,
+            reward_timeout=settings.reward_timeout,
+        )
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    print(report)
+    return 0 if report.ok else 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

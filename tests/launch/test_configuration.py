@@ -1,0 +1,49 @@
+import pytest
+
+from launch.command import CommandError
+from launch.configuration import Value, presets, read_preset, read_words, resolve, scalar
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_resolves_and_says_what_it_is(name: str) -> None:
+    assert resolve(name, [], [])
+    assert len(presets()[name].split()) > 3
+
+
+def test_ppo_and_cory_differ_in_the_number_of_agents_alone() -> None:
+    cory, ppo = (resolve(name, [], []).model_dump() for name in ("imdb-tiny", "imdb-tiny-ppo"))
+    assert {key for key in cory if cory[key] != ppo[key]} == {"num_agents"}
+    assert ppo["num_agents"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("true", True),
+        ("null", None),
+        ("0.5", 0.5),
+        ("'3'", "3"),
+        ("my_rewards:brevity", "my_rewards:brevity"),
+        ("Question: {query} Answer:", "Question: {query} Answer:"),
+        ("{query}", "{query}"),
+        ("[a", "[a"),
+        ("2024-01-01", "2024-01-01"),
+    ],
+)
+def test_a_value_is_a_yaml_scalar_or_else_text(text: str, value: Value) -> None:
+    assert scalar(text) == value
+
+
+def test_numbers_may_be_written_as_python_writes_them() -> None:
+    assert resolve("imdb-tiny", [], ["lr=1e-5"]).lr == 1e-5
+
+
+def test_a_word_without_an_equals_sign_is_refused() -> None:
+    with pytest.raises(CommandError, match="write key=value"):
+        read_words(["updates"])
+
+
+def test_a_preset_builds_on_its_base() -> None:
+    assert read_preset("imdb-tiny-ppo")["lr"] == read_preset("imdb-tiny")["lr"]
+    assert "base" not in read_preset("imdb-tiny-ppo")

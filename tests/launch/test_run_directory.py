@@ -1,0 +1,77 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.command import CommandError
+from launch.run_directory import RunDirectory, new_path
+from policies.settings import Settings
+from tests.launch.conftest import ENVIRONMENT, record
+
+SETTINGS = Settings(updates=12)
+HOLD = """
+import sys
+from pathlib import Path
+from launch.run_directory import RunDirectory
+
+run = RunDirectory(Path(sys.argv[1]))
+run.lock()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_killed(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], env=ENVIRONMENT, stdin=-1, stdout=-1, text=True
+    )
+    assert holder.stdout and holder.stdout.readline() == "locked\n"
+    with pytest.raises(CommandError, match=f"in use by another run \\(process {holder.pid}\\)"):
+        RunDirectory.create(tmp_path)
+    holder.kill()
+    holder.communicate()
+    RunDirectory.create(tmp_path)
+
+
+def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
+    run = record(tmp_path, SETTINGS)
+    run.checkpoints.save(12, lambda folder: None)
+    run.unlock()
+    with pytest.raises(CommandError, match=f"cory train --resume {tmp_path}"):
+        RunDirectory.create(tmp_path)
+
+
+def test_a_run_that_ended_before_anything_was_saved_makes_room(tmp_path: Path) -> None:
+    record(tmp_path, SETTINGS, updates=[0]).unlock()
+    run = RunDirectory.create(tmp_path)
+    assert not run.exists() and run.updates() == []
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(CommandError, match="not empty"):
+        RunDirectory.create(tmp_path)
+
+
+def test_settings_come_back_and_the_commands_that_made_them_are_kept(tmp_path: Path) -> None:
+    run = record(tmp_path, SETTINGS)
+    longer = SETTINGS.model_copy(update={"updates": 24})
+    run.write_settings(longer, "cory train --resume here updates=24")
+    assert run.settings() == longer
+    lines = (tmp_path / "config.yaml").read_text().splitlines()
+    assert lines[:2] == ["# cory train", "# cory train --resume here updates=24"]
+
+
+def test_the_best_update_has_the_highest_mean_held_out_combined_reward(tmp_path: Path) -> None:
+    run = record(tmp_path, SETTINGS)
+    worth = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.updates()[::6]}
+    assert set(worth) == {0, 6, 12}
+    assert run.best_update() == max(worth, key=lambda update: worth[update] or 0.0)
+
+
+def test_new_paths_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = new_path("imdb-tiny")
+    first.mkdir(parents=True)
+    assert not new_path("imdb-tiny").exists()

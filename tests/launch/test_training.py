@@ -1,0 +1,74 @@
+"""`cory train` end to end: stopped by Ctrl-C, continued, and everything in its place."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch.command import CommandError
+from launch.run_directory import RunDirectory
+from tests.launch.conftest import ENVIRONMENT, Cory
+
+SMALL = (
+    *("backend=transformers", "num_runners=0", "updates=3", "queries=4", "minibatch=4", "micro_batch=4", "epochs=1"),
+    *("eval_queries=4", "eval_every=2", "samples_every=1", "exchange_period=1", "max_response=6", "self_test=false"),
+)
+
+
+def updates_in(file: Path) -> list[int]:
+    return [json.loads(line)["update"] for line in file.read_text().splitlines()]
+
+
+def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch.main", "train", *SMALL, "--out", "run"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout and process.stderr
+    seen = []
+    while not seen or not seen[-1].lstrip().startswith("1/3"):
+        seen.append(process.stdout.readline())
+        assert seen[-1], process.stderr.read()  # it ended before its first update
+    with pytest.raises(CommandError, match="in use by another run"):
+        RunDirectory.create(run)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+    rest, errors = process.communicate(timeout=60)
+    output = "".join(seen) + rest
+    assert process.returncode == 130, errors
+    assert "cory train --resume run" in output
+    assert "\x1b" not in output and "\r" not in output
+    assert errors == ""
+    stopped = updates_in(run / "metrics.jsonl")
+    assert stopped == list(range(len(stopped))) and 1 <= stopped[-1] < 3
+
+    # As if killed between the metrics and the checkpoint of the next update.
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"update": stopped[-1] + 1}) + "\n" + '{"torn": ')
+    resumed = cory("train", "--resume", "run")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"going on after update {stopped[-1]}" in resumed.stdout
+    assert updates_in(run / "metrics.jsonl") == [0, 1, 2, 3]
+    roles = [json.loads(line)["roles"]["pioneer"] for line in (run / "metrics.jsonl").read_text().splitlines()[1:]]
+    assert roles == ["llm_1", "llm_2", "llm_1"]  # exchanged after every update, across the stop too
+
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert {sample["update"] for sample in samples if sample["held_out"]} == {0, 3}
+    assert {sample["update"] for sample in samples if not sample["held_out"]} == {1, 2, 3}
+    assert {name.name for name in (run / "checkpoints").iterdir()} >= {"best", "update_000003"}
+    assert (run / "curves.png").stat().st_size > 10_000
+    assert yaml.safe_load((run / "config.yaml").read_text())["exchange_period"] == 1
+    assert list((run / "tensorboard").iterdir())
+
+    again = cory("train", "--resume", "run")
+    assert again.returncode == 2 and "updates=6" in again.stderr

@@ -1,0 +1,41 @@
+"""The default path as a whole: vLLM rollouts from a runner process, weights synced after every update."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.generator import checksum
+from policies.vllm_generator import vllm_installed
+from tests.policies.conftest import MakeCory
+
+pytestmark = [
+    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
+    pytest.mark.timeout(300),
+]
+
+
+def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with_the_learner(
+    make_cory: MakeCory,
+) -> None:
+    algorithm = make_cory(backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3)
+    for probe in algorithm.probes.values():
+        assert probe.perturbed < 1e-3 < probe.moved
+    reports = [algorithm.train()["cory"] for _ in range(3)]
+    for report in reports:
+        assert report["sampler_gap_max"] < 1e-3
+        assert report["weight_version_lag"] == 0
+    assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2", "llm_1"]
+    state = algorithm.learner_group.get_state()["learner"]["rl_module"]
+    loaded = algorithm.runners.call_one("load_weights", weights=algorithm.runners.weights, version=3)
+    for module_id in algorithm.settings.modules:
+        trained = {n.removeprefix("lm."): w for n, w in state[module_id].items() if not n.startswith("value_head")}
+        assert loaded[module_id].checksum == checksum(trained)
+
+
+def test_vllm_and_transformers_sample_from_the_same_policy(make_cory: MakeCory) -> None:
+    found = {}
+    for backend, runners in (("vllm", 1), ("transformers", 0)):
+        algorithm = make_cory(backend=backend, num_runners=runners, eval_queries=128)
+        found[backend] = algorithm.evaluate_policies()["llm_1"]
+    assert found["vllm"]["task_reward"] == pytest.approx(found["transformers"]["task_reward"], abs=0.5)
+    assert found["vllm"]["response_length"] == pytest.approx(found["transformers"]["response_length"], abs=0.5)

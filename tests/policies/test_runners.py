@@ -1,0 +1,39 @@
+"""How queries are shared among runners, and a runner that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from policies.chain_runner import Deal
+from policies.runners import split
+from tests.policies.conftest import MakeCory
+
+
+@pytest.mark.parametrize("runners", [1, 2, 3, 7])
+def test_shares_hold_every_query_once_and_in_order(runners: int) -> None:
+    deals = [Deal(query) for query in range(5)]
+    shares = list(split([(0, deals)], runners))
+    assert len(shares) == min(runners, 5)
+    assert [deal for place, share in sorted(shares) for deal in share] == deals
+    assert [place for place, _ in shares] == [share[0].query for _, share in shares]
+
+
+def test_with_fewer_runners_than_open_shares_the_rest_waits() -> None:
+    pending = [(0, [Deal(0), Deal(1)]), (2, [Deal(2)]), (3, [Deal(3)])]
+    assert list(split(pending, 2)) == pending[:2]
+
+
+def test_queries_of_a_runner_that_is_killed_are_played_all_the_same(make_cory: MakeCory) -> None:
+    calm = make_cory(num_runners=1, queries=4, minibatch=4)
+    shaken = make_cory(num_runners=1, queries=4, minibatch=4)
+    for algorithm in (calm, shaken):
+        algorithm.train()
+    pids = [answer.get() for answer in shaken.env_runner_group._worker_manager.foreach_actor(lambda _: os.getpid())]
+    os.kill(pids[0], signal.SIGKILL)
+    expected, found = calm.train()["cory"], shaken.train()["cory"]
+    assert found["samples"] == expected["samples"]
+    assert found["policy"] == expected["policy"]
+    assert shaken.updates == 2

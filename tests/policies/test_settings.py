@@ -1,0 +1,54 @@
+"""Flat settings: what is refused, and what the message says."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.cory_config import CoryConfig
+from policies.language_model import ModelError, check_model
+from policies.settings import SettingsError, make_settings
+
+
+def test_defaults_are_the_papers() -> None:
+    s = make_settings({})
+    assert (s.lr, s.kl_coef, s.queries, s.minibatch, s.epochs) == (1.41e-5, 0.3, 256, 256, 4)
+    assert (s.gamma, s.lam, s.clip, s.value_clip, s.value_coef, s.exchange_period) == (1.0, 0.95, 0.2, 0.2, 0.1, 5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kl_coeff": 0.1}, "Unknown setting `kl_coeff`. Did you mean `kl_coef`?"),
+        ({"lr": -1}, "Setting `lr`=-1: Input should be greater than 0."),
+        ({"updates": "many"}, "Setting `updates`='many'"),
+        ({"backend": "triton"}, "'vllm' or 'transformers'"),
+        ({"queries": 12, "minibatch": 8}, "Mini-batches that would work: 1, 2, 3, 4, 6, 12."),
+        ({"num_runners": 0}, "Use num_runners=1, or backend=transformers."),
+        ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_sentence_that_names_it(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        make_settings(values)
+    assert message in str(raised.value)
+
+
+def test_a_config_refuses_unknown_settings_at_once() -> None:
+    with pytest.raises(SettingsError, match="Did you mean `exchange_period`"):
+        CoryConfig().cory(exchange_periods=3)
+
+
+def test_the_combined_rewards_coefficient_is_the_initial_kl_coef_unless_set() -> None:
+    assert make_settings({"kl_coef": 0.2}).report_kl_coef == 0.2
+    assert make_settings({"kl_coef": 0.2, "eval_kl_coef": 0.1}).report_kl_coef == 0.1
+
+
+def test_a_model_that_is_not_there_a_context_too_long_and_a_tokenizer_too_big_are_named() -> None:
+    path = make_settings({}).model_path
+    assert check_model(path, 4096, 80) == 4096
+    with pytest.raises(ModelError, match="no-such-model"):
+        check_model("./no-such-model", 4096, 80)
+    with pytest.raises(ModelError, match="max_prompt \\+ max_response is 10000 tokens"):
+        check_model(path, 4096, 10_000)
+    with pytest.raises(ModelError, match="has 5000 tokens, but the model has embeddings for 4096"):
+        check_model(path, 5000, 80)
