@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
@@ -212,6 +212,14 @@ class ChainRunner(EnvRunner, Checkpointable):
         """Environment steps (responses) since the last call."""
         steps, self._env_steps = self._env_steps, 0
         return {NUM_ENV_STEPS_SAMPLED: steps}
+
+    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls `func(self, ...)` for the driver; what it raises reaches the driver.
+
+        RLlib's own version ends the process a minute after any exception, so that a failing reward would look like a
+        runner that died, for ever.
+        """
+        return func(self, *args, **kwargs)
 
     def assert_healthy(self) -> None:
         """Raises AssertionError unless the backend is up."""

@@ -58,9 +58,10 @@ def load_language_model(path: str, trust_remote_code: bool = False) -> PreTraine
         ModelError: nothing loadable there.
     """
     config = _load_config(path, trust_remote_code)
-    for key, value in config.to_dict().items():
-        if "drop" in key and isinstance(value, float):
-            setattr(config, key, 0.0)
+    for part in (config, config.get_text_config()):  # families with more than text nest their text settings
+        for key, value in part.to_dict().items():
+            if "drop" in key and isinstance(value, float):
+                setattr(part, key, 0.0)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code

@@ -43,7 +43,7 @@ class Settings(BaseModel):
     """The reward function, `module:function`; each task but `custom` has its own."""
     on_reward_error: Literal["stop", "skip"] = "stop"
     """What a failing reward does: stop the run, or drop that query and count it."""
-    reward_timeout: float = Field(60.0, gt=0)
+    reward_timeout: float = Field(300.0, gt=0)
     """Seconds that one reward call may take before its process is killed."""
     model: str = BUNDLED_LM
     """A Hugging Face causal LM: the bundled one's name, a folder, or a hub id."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 _BLOCK_TOKENS = 128  # vLLM's KV-cache block on a CPU
+_STEP_TOKENS = 4096  # prompt tokens that a CPU engine takes in one step
 _POLL_SECONDS = 0.25
 
 
@@ -100,6 +101,9 @@ class VLLMGenerator:
             self._arguments["gpu_memory_utilization"] = 0.9 / len(modules)
         else:
             self._arguments["enforce_eager"] = True
+            # A prompt that is cut into chunks makes vLLM 0.32 rewind its request's seed, which CPU generators cannot.
+            self._arguments["enable_chunked_prefill"] = False
+            self._arguments["max_num_batched_tokens"] = max(_STEP_TOKENS, max_prompt + max_response)
             self._arguments["kv_cache_memory_bytes"] = self._cache_bytes(path, max_sequences, trust_remote_code)
         self.engines: dict[str, LLM] = {module_id: self._start() for module_id in modules}
 

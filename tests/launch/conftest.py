@@ -23,7 +23,7 @@ def cory(tmp_path: Path) -> Cory:
 
     def run(*words: str, module: str = "launch.main") -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", module, *words]
-        return subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
 
     return run
 

@@ -17,6 +17,7 @@ from tests.launch.conftest import ENVIRONMENT, Cory
 SMALL = (
     *("backend=transformers", "num_runners=0", "updates=3", "queries=4", "minibatch=4", "micro_batch=4", "epochs=1"),
     *("eval_queries=4", "eval_every=2", "samples_every=1", "exchange_period=1", "max_response=6", "self_test=false"),
+    "reward=my_rewards:brevity",
 )
 
 
@@ -26,6 +27,9 @@ def updates_in(file: Path) -> list[int]:
 
 def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    (tmp_path / "my_rewards.py").write_text(
+        "def brevity(completions):\n    return [-float(len(c)) for c in completions]\n"
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "launch.main", "train", *SMALL, "--out", "run"],
         cwd=tmp_path,
@@ -43,7 +47,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Pa
     with pytest.raises(CommandError, match="in use by another run"):
         RunDirectory.create(run)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = process.communicate(timeout=120)
     output = "".join(seen) + rest
     assert process.returncode == 130, errors
     assert "cory train --resume run" in output

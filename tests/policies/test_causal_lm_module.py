@@ -276,5 +276,5 @@ def test_bf16_computes_over_fp32_weights(path: str) -> None:
 
 
 def test_a_folder_without_a_model_is_named_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=rf"^No causal language model can be loaded from `{tmp_path}`: .+$"):
+    with pytest.raises(ModelError, match=rf"^[^\n]+`{tmp_path}`: [^\n]+$"):
         build(str(tmp_path))

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from cory_env.rewards import RewardError
 from policies.chain_runner import Deal
 from policies.runners import split
 from tests.policies.conftest import MakeCory
@@ -37,3 +38,10 @@ def test_queries_of_a_runner_that_is_killed_are_played_all_the_same(make_cory: M
     assert found["samples"] == expected["samples"]
     assert found["policy"] == expected["policy"]
     assert shaken.updates == 2
+
+
+def test_a_reward_that_fails_in_a_runner_reaches_the_driver_as_what_it_is(make_cory: MakeCory) -> None:
+    algorithm = make_cory(num_runners=1, queries=4, minibatch=4, reward="tests.policies.failing_reward:boom")
+    with pytest.raises(RewardError, match="tests.policies.failing_reward:boom"):
+        algorithm.train()
+    assert algorithm.updates == 0

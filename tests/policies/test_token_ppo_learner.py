@@ -152,8 +152,8 @@ def test_micro_batches_leave_loss_and_gradient_those_of_one_mean_over_tokens(bui
     for module_id, (total, whole) in expected.items():
         ours = gradients(learner, module_id)
         assert ours.keys() == whole.keys()
-        assert max(float((ours[name] - whole[name]).abs().max()) for name in whole) < 1e-6
-        assert max(float(grad.abs().max()) for grad in whole.values()) > 1e-3
+        largest = max(float(grad.abs().max()) for grad in whole.values())
+        assert max(float((ours[name] - whole[name]).abs().max()) for name in whole) < 2e-6 * largest
         assert reported[module_id]["total_loss"] == pytest.approx(total, abs=1e-6)
 
 
@@ -220,12 +220,12 @@ def test_each_llm_is_measured_and_trained_on_what_it_generated_after_an_exchange
 
 @pytest.mark.parametrize("control", ["adaptive", "fixed"])
 def test_the_kl_coefficient_follows_the_measured_kl_only_where_it_is_adaptive(build: Build, control: str) -> None:
-    learner = build(kl_control=control, kl_coef=0.3, kl_target=2.0, kl_horizon=40)
+    learner = build(kl_control=control, kl_coef=0.3, kl_target=0.6, kl_horizon=40)
     for number in range(2):
         before = dict(learner.kl_coefs)
         for module_id, measured in update(learner, play(learner), number).items():
             assert measured["kl"] > 0 and measured["kl_coef"] == before[module_id]
-            adapted = token_ppo.adapt_kl_coef(before[module_id], measured["kl"], 2.0, batch=4, horizon=40)
+            adapted = token_ppo.adapt_kl_coef(before[module_id], measured["kl"], 0.6, batch=4, horizon=40)
             assert adapted != pytest.approx(before[module_id])
             expected = adapted if control == "adaptive" else 0.3
             assert learner.kl_coefs[module_id] == pytest.approx(expected, rel=1e-6)

@@ -39,7 +39,7 @@ def make_generator(**settings: Any) -> VLLMGenerator:
         "device": torch.device("cpu"),
         "max_prompt": MAX_PROMPT,
         "max_response": 8,
-        "max_sequences": 16,
+        "max_sequences": 64,
         **settings,
     }
     return VLLMGenerator(MODEL, ["llm_1"], **arguments)
@@ -118,6 +118,16 @@ def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, promp
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
     assert [response.tokens for response in together] == [response.tokens for response in alone]
+
+
+def test_more_prompt_tokens_than_one_engine_step_takes_change_nothing(
+    generator: VLLMGenerator, prompts: list[list[int]]
+) -> None:
+    many = [prompts[-1]] * 50  # 10,000 tokens at once
+    seeds = [sampling_seed(0, 0, query, 0) for query in range(50)]
+    together = generator.generate(many, "llm_1", Sampling(1.0, 8, seeds))
+    last = generator.generate(many[-1:], "llm_1", Sampling(1.0, 8, seeds[-1:]))
+    assert together[-1].tokens == last[0].tokens
 
 
 def test_temperature_reaches_the_log_probabilities(
