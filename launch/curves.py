@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -21,6 +22,8 @@ PANELS = (
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """Told apart by most colour-blind readers (Okabe and Ito)."""
 INK, FAINT = "#333333", "#b8b8b8"
+FAINTLY = 0.45
+POINT: dict[str, Any] = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 
 
 def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
@@ -63,21 +66,11 @@ def _number(value: float | None) -> float:
 
 
 def _curve(panel: Axes, x: Sequence[int], y: Sequence[float], colour: str) -> None:
-    panel.plot(x, y, color=colour, linewidth=1.3, alpha=0.75, marker="." if len(x) < 3 else None)
+    panel.plot(x, y, color=colour, linewidth=1.1, alpha=FAINTLY, marker="." if len(x) < 3 else None)
 
 
 def _points(panel: Axes, x: Sequence[int], y: Sequence[float], colour: str) -> None:
-    panel.plot(
-        x,
-        y,
-        color=colour,
-        linestyle="none",
-        marker="o",
-        markersize=6,
-        markeredgecolor="white",
-        markeredgewidth=1.2,
-        zorder=3,
-    )
+    panel.plot(x, y, color=colour, linewidth=1.8, **POINT, zorder=3)
 
 
 def _style(panel: Axes, title: str, unit: str) -> None:
@@ -100,8 +93,8 @@ def _title(settings: Settings) -> str:
 def _legend(figure: Figure, settings: Settings, exchanged: bool) -> None:
     colours = _cycle(settings.num_agents)
     handles = [Line2D([], [], color=c, linewidth=2, label=m) for m, c in zip(settings.modules, colours, strict=True)]
-    handles.append(Line2D([], [], color=INK, linewidth=1.3, label="training"))
-    handles.append(Line2D([], [], color=INK, linestyle="none", marker="o", label="held out, bare query"))
+    handles.append(Line2D([], [], color=INK, linewidth=1.1, alpha=FAINTLY, label="training"))
+    handles.append(Line2D([], [], color=INK, linewidth=1.8, **POINT, label="held out, bare query"))
     if exchanged:
         handles.append(Line2D([], [], color=FAINT, linewidth=1.2, linestyle=(0, (2, 2)), label="role exchange"))
     figure.legend(

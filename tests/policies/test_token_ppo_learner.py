@@ -250,7 +250,7 @@ def test_a_gradient_that_is_not_finite_stops_before_any_weight_changes_and_names
     update(learner, play(learner))
     torch.nn.init.constant_(learner.module["llm_2"].value_head.bias, float("nan"))
     kept = {module_id: weights(learner, module_id) for module_id in BOTH}
-    with pytest.raises(NonFiniteUpdate, match=r"gradient of llm_2 is not finite in update 1"):
+    with pytest.raises(NonFiniteUpdate, match=r"gradient of llm_2 is not finite in update 2"):
         update(learner, play(learner), number=1)
     for module_id, array in kept.items():
         assert equal(weights(learner, module_id), array)
