@@ -79,10 +79,8 @@ def _parser(help_wanted: bool) -> Parser:
 
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
-    from launch import session, tracking
+    from launch import session, task, tracking
     from launch.configuration import DEFAULT_PRESET, as_yaml, resolve
-    from launch.task import load_task, load_tokenizer
-    from launch.training import train
 
     presets = [word for word in options.words if "=" not in word]
     pairs = [word for word in options.words if "=" in word]
@@ -98,13 +96,17 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         return 0
     tracking.check(settings)
     session.quiet_libraries(options.debug)
-    load_task(settings)
-    load_tokenizer(settings)
     origin = shlex.join(["cory", "train", *words])
+    done: int | None = None
     if options.resume:
         run_directory, done = _reopen(options.resume, settings, origin)
+        task.check(settings)
     else:
-        run_directory, done = _create(options.out, preset, settings, origin), None
+        task.check(settings)
+        run_directory = _create(options.out, preset, settings, origin)
+
+    from launch.training import train
+
     return train(run_directory, settings, done, quiet=options.quiet, debug=options.debug)
 
 

@@ -48,9 +48,9 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
     settings = make_settings({**read_preset(DEFAULT_PRESET), **read_words(words), "task": name})
 
     from cory_env.validate import validate as examine
-    from launch.task import load_task, load_tokenizer
+    from launch.task import load_task
 
-    task, tokenizer = load_task(settings), load_tokenizer(settings)
+    task, tokenizer = load_task(settings)
     try:
         report = examine(
             task,

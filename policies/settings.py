@@ -107,8 +107,9 @@ class Settings(BaseModel):
     # The objective.
     kl_coef: float = Field(0.3, ge=0)
     """Weight of the KL penalty to the reference policy (eta)."""
-    kl_estimator: Literal["full", "k1", "k3"] = "full"
-    """Per-token KL of the penalty: over the whole vocabulary, or from the sampled token."""
+    kl_estimator: Literal["full", "k1", "k3"] = "k1"
+    """Per-token KL of the penalty, from the sampled token (k1, k3) or over the whole vocabulary (full). Only k1's gradient
+    is that of the KL: full does not depend on the token that was chosen, so it restrains future tokens alone."""
     kl_control: Literal["fixed", "adaptive"] = "fixed"
     """Keep `kl_coef`, or steer it towards `kl_target`."""
     kl_target: float = Field(6.0, gt=0)

@@ -202,8 +202,8 @@ class TokenPPOLearner(PPOTorchLearner):
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit))
         if not np.isfinite(norm):
             raise NonFiniteUpdate(
-                f"The gradient of {module_id} is not finite in update {self._update_index + 1}; its weights were left as "
-                "they were. A smaller lr or dtype=fp32 usually helps; the last checkpoint is whole."
+                f"The gradient of {module_id} is not finite in update {self._update_index + 1}; its weights were left "
+                "as they were. A smaller lr or dtype=fp32 usually helps; the last checkpoint is whole."
             )
         return norm
 

@@ -30,6 +30,14 @@ def test_help_names_every_command_and_loads_no_heavy_library() -> None:
     assert all(f"  {command} " in result.stdout for command in COMMANDS)
 
 
+def test_settings_are_read_without_a_heavy_library() -> None:
+    script = (
+        "import sys, launch.train\nassert launch.train.main(['--print-config']) == 0\n"
+        "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
+
+
 def test_train_help_lists_the_presets(cory: Cory) -> None:
     text = cory("train", "--help").stdout
     assert all(f"  {name} " in text for name in presets())
@@ -69,6 +77,15 @@ def test_a_wrong_value_is_refused_with_what_was_given(cory: Cory) -> None:
 def test_an_unknown_task_is_refused_before_a_folder_is_made(cory: Cory, tmp_path: Path) -> None:
     assert "The known tasks are" in refused(cory("train", "task=imbd"))
     assert not list(tmp_path.iterdir())
+
+
+def test_lengths_beyond_the_model_are_refused_before_a_folder_is_made(cory: Cory, tmp_path: Path) -> None:
+    assert "max_prompt + max_response" in refused(cory("train", "max_prompt=5000"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_folder_that_is_not_there_is_refused(cory: Cory) -> None:
+    assert "./no-model" in refused(cory("train", "model=./no-model"))
 
 
 def test_debug_shows_the_traceback_of_a_mistake(cory: Cory) -> None:

@@ -40,7 +40,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Pa
         start_new_session=True,
     )
     assert process.stdout and process.stderr
-    seen = []
+    seen: list[str] = []
     while not seen or not seen[-1].lstrip().startswith("1/3"):
         seen.append(process.stdout.readline())
         assert seen[-1], process.stderr.read()  # it ended before its first update

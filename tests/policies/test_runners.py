@@ -41,7 +41,7 @@ def test_queries_of_a_runner_that_is_killed_are_played_all_the_same(make_cory: M
 
 
 def test_a_reward_that_fails_in_a_runner_reaches_the_driver_as_what_it_is(make_cory: MakeCory) -> None:
-    algorithm = make_cory(num_runners=1, queries=4, minibatch=4, reward="tests.policies.failing_reward:boom")
-    with pytest.raises(RewardError, match=r"tests\.policies\.failing_reward:boom"):
+    algorithm = make_cory(num_runners=1, queries=4, minibatch=4, reward="tests.policies.sample_rewards:boom")
+    with pytest.raises(RewardError, match=r"tests\.policies\.sample_rewards:boom"):
         algorithm.train()
     assert algorithm.updates == 0
