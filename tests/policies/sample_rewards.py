@@ -5,6 +5,6 @@ def boom(completions: list[str]) -> list[float]:
     raise KeyError("no such answer")
 
 
-def vowels(completions: list[str]) -> list[float]:
-    """Half a point for every `e`: each token counts, so the return is easy to trace to what earned it."""
-    return [0.5 * completion.count("e") for completion in completions]
+def commas(completions: list[str]) -> list[float]:
+    """A point for every comma: one token to make likelier, wherever it stands."""
+    return [float(completion.count(",")) for completion in completions]
