@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cory_env.chain import Chain, role_names
 from cory_env.tasks import Task, make_task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from policies.language_model import check_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,7 +25,7 @@ class SettingsError(ValueError):
 class Settings(BaseModel):
     """The settings of one run. Defaults are the paper's (IMDB column of its hyperparameter table)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
     # What is trained, on what.
     task: str = "imdb"
@@ -108,8 +107,8 @@ class Settings(BaseModel):
     kl_coef: float = Field(0.3, ge=0)
     """Weight of the KL penalty to the reference policy (eta)."""
     kl_estimator: Literal["full", "k1", "k3"] = "k1"
-    """Per-token KL of the penalty, from the sampled token (k1, k3) or over the whole vocabulary (full). Only k1's gradient
-    is that of the KL: full does not depend on the token that was chosen, so it restrains future tokens alone."""
+    """Per-token KL of the penalty: from the sampled token (k1, k3), or over the whole vocabulary (full). Only k1's
+    gradient is that of the KL: full does not depend on the token that was chosen, so it restrains later tokens alone."""
     kl_control: Literal["fixed", "adaptive"] = "fixed"
     """Keep `kl_coef`, or steer it towards `kl_target`."""
     kl_target: float = Field(6.0, gt=0)
@@ -186,6 +185,8 @@ class Settings(BaseModel):
         Raises:
             ModelError: model, tokenizer and lengths do not go together.
         """
+        from policies.language_model import check_model  # brings torch along
+
         return Chain(
             task,
             tokenizer,
