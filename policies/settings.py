@@ -108,7 +108,7 @@ class Settings(BaseModel):
     """Weight of the KL penalty to the reference policy (eta)."""
     kl_estimator: Literal["full", "k1", "k3"] = "k1"
     """Per-token KL of the penalty: from the sampled token (k1, k3), or over the whole vocabulary (full). Only k1's
-    gradient is that of the KL: full does not depend on the token that was chosen, so it restrains later tokens alone."""
+    gradient is that of the KL: full does not depend on the token that was chosen, so restrains later tokens alone."""
     kl_control: Literal["fixed", "adaptive"] = "fixed"
     """Keep `kl_coef`, or steer it towards `kl_target`."""
     kl_target: float = Field(6.0, gt=0)
