@@ -30,9 +30,7 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     """
 
     def setup(self) -> None:
-        """Builds the LM and, unless `inference_only`, the value head; it starts at zero, so returns start as
-        advantages.
-        """
+        """Builds the LM and, unless `inference_only`, the value head, which starts at zero."""
         self.path = str(self.model_config["path"])
         self.trust_remote_code = bool(self.model_config["trust_remote_code"])
         self.temperature = float(self.model_config["temperature"])

@@ -10,9 +10,10 @@ for each update:
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any
 
@@ -269,7 +270,13 @@ class Cory(PPO):
         yield
         self._seconds[phase] = time.perf_counter() - started
 
-    # State.
+    # State, and the end.
+
+    def cleanup(self) -> None:
+        """Stops runners and learners, and removes the folder that RLlib makes for each algorithm, if it is empty."""
+        super().cleanup()
+        with suppress(OSError):
+            os.rmdir(self.logdir)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, the update counter, and who plays which role."""

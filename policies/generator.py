@@ -22,9 +22,7 @@ class Response(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How to sample: by temperature alone, because the learner could not score what top-k, top-p or penalties
-    sample.
-    """
+    """How to sample: by temperature alone; the learner could not score what top-k, top-p or penalties sample."""
 
     temperature: float
     max_tokens: int

@@ -73,9 +73,7 @@ class TokenPPOLearner(PPOTorchLearner):
         return self._minibatches(rows)
 
     def _score(self, module_id: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Old log-probabilities, reference log-probabilities, values, entropy and full KL, `[B, R]` each, once per
-        batch.
-        """
+        """What `CausalLMModule.score` gives, `[B, R]` each, zero outside the mask; once per batch."""
         out: dict[str, Tensor] = {}
         for index, micro in micro_batches(rows, self.settings.micro_batch):
             for name, column in self.module[module_id].unwrapped().score(micro).items():
@@ -84,9 +82,7 @@ class TokenPPOLearner(PPOTorchLearner):
         return {name: column * rows["mask"] for name, column in out.items()}
 
     def _compute_advantages(self, rows: dict[str, dict[str, Tensor]]) -> None:
-        """Adds `returns` and whitened `advantages`, `[B, R]`, to the rows; statistics span all ranks. Logs the
-        batch.
-        """
+        """Adds `returns` and whitened `advantages`, `[B, R]`, to the rows and logs the batch; statistics span ranks."""
         s = self.settings
         self._totals = {}
         for module_id, columns in rows.items():
@@ -118,9 +114,7 @@ class TokenPPOLearner(PPOTorchLearner):
                 )
 
     def _minibatches(self, rows: dict[str, dict[str, Tensor]]) -> Iterator[MultiAgentBatch]:
-        """Mini-batches of every epoch: a permutation drawn from (seed, update, epoch, LLM), split evenly on every
-        rank.
-        """
+        """Mini-batches: a permutation drawn from (seed, update, epoch, LLM), split evenly on every rank."""
         s = self.settings
         for epoch in range(s.epochs):
             parts: dict[str, Sequence[np.ndarray]] = {}
@@ -135,8 +129,7 @@ class TokenPPOLearner(PPOTorchLearner):
                 yield MultiAgentBatch(batches, env_steps=sum(len(parts[mid][step]) for mid in rows))
 
     def _uncompiled_update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, dict[str, float], Any]:
-        """One optimizer step of every LLM: forward, loss and backward per LLM and micro-batch, then gradients over
-        ranks.
+        """One optimizer step: forward, loss and backward per LLM and micro-batch, then gradients summed over ranks.
 
         Raises:
             NonFiniteUpdate: before any weight changed.
@@ -169,9 +162,7 @@ class TokenPPOLearner(PPOTorchLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: dict[str, Tensor], fwd_out: dict[str, Tensor]
     ) -> Tensor:
-        """Clipped policy loss plus `value_coef` times the clipped value loss, *summed* over response tokens; a
-        scalar.
-        """
+        """Clipped policy loss plus `value_coef` times clipped value loss, *summed* over response tokens; a scalar."""
         s, mask = self.settings, batch["mask"]
         logprobs = fwd_out[Columns.ACTION_LOGP]
         policy, clipped = token_ppo.policy_loss(logprobs, batch["logprobs"], batch["advantages"], s.clip)

@@ -29,7 +29,16 @@ from policies.token_batch import TokenBatch
 from policies.token_ppo_learner import UPDATE, NonFiniteUpdate, TokenPPOLearner
 from tests.policies.conftest import TINY
 
-SETTINGS = {**TINY, "queries": 4, "minibatch": 4, "epochs": 1, "lr": 1e-3, "grad_clip": None, "max_response": 8}
+SETTINGS = {
+    **TINY,
+    "queries": 4,
+    "minibatch": 4,
+    "epochs": 1,
+    "lr": 1e-3,
+    "grad_clip": None,
+    "max_response": 8,
+    "kl_estimator": "full",
+}
 LENGTHS = [1, 8, 3, 5, 2, 7, 4]
 REVIEW = " a film that nobody who likes films should miss, made by people who care about what they do"
 Build = Callable[..., TokenPPOLearner]
