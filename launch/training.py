@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from launch import session
@@ -51,6 +52,9 @@ def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: boo
         terminal.say(f"Aborted. {_how_to_go_on(run)}", True)
         return interrupts.exit_code
     except Exception as error:
+        kept = _keep_batch(run, error)
+        if kept:
+            error.add_note(f"What it was to learn from is in {kept}, to be looked at by safetensors.torch.load_file.")
         error.add_note(_how_to_go_on(run))
         raise
     if reached < settings.updates:
@@ -174,6 +178,21 @@ def _what(settings: Settings, arrow: str) -> str:
         f"{who} task {settings.task}, starting from {settings.model}.\n"
         f"{settings.updates} updates of {settings.queries} queries{exchange}. Generation: {settings.backend}."
     )
+
+
+def _keep_batch(run: RunDirectory, error: Exception) -> Path | None:
+    """Saves the batch of an update that was refused, and returns the file."""
+    from safetensors.torch import save_file
+
+    from policies.token_ppo_learner import NonFiniteUpdate
+
+    if not isinstance(error, NonFiniteUpdate):
+        return None
+    file = run.path / f"refused_update_{error.update:06d}_{error.module_id}.safetensors"
+    beside = file.with_name(f".{file.name}.new")
+    save_file({name: column.contiguous() for name, column in error.rows.items()}, beside)
+    beside.replace(file)
+    return file
 
 
 def _how_to_go_on(run: RunDirectory) -> str:

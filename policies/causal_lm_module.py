@@ -19,6 +19,9 @@ from policies import token_ppo
 from policies.language_model import compute_dtype, load_language_model, shared_reference
 from policies.token_batch import Rows
 
+SCORES = ("logprobs", "reference_logprobs", "values", "entropy", "full_kl")
+"""What `CausalLMModule.score` gives."""
+
 
 class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     """One LLM of the chain: full fp32 weights, a value head on the last hidden layer, and the shared frozen reference.

@@ -18,9 +18,11 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+from ray.exceptions import RayTaskError
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     EPISODE_RETURN_MEAN,
@@ -36,7 +38,7 @@ from policies.role_exchange import RoleMapping
 from policies.runners import Runners, WeightSyncError
 from policies.self_test import Probe, self_test
 from policies.settings import Settings
-from policies.token_batch import Rows
+from policies.token_batch import Rows, SharedEpisodes
 from policies.token_ppo_learner import UPDATE, TokenPPOLearner
 
 __all__ = ["Cory", "CoryConfig", "WeightSyncError"]
@@ -101,6 +103,7 @@ class Cory(PPO):
 
         Raises:
             RuntimeError: not one query's reward could be computed; such an update does not count.
+            NonFiniteUpdate: a gradient was NaN or infinite.
         """
         started, self._seconds = time.perf_counter(), {}
         update, mapping = self.updates, self.mapping
@@ -115,7 +118,7 @@ class Cory(PPO):
 
         # 2. Every LLM learns from its own responses.
         with self._timed("learn"):
-            results = self.learner_group.update(episodes=episodes, timesteps={UPDATE: update})
+            results = self._learn(episodes, update)
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         self.updates += 1
         self.updates_since_exchange += 1
@@ -134,6 +137,14 @@ class Cory(PPO):
             with self._timed("evaluate"):
                 self._report["evaluation"] = self.evaluate_policies()
         self._report["seconds"] = {**self._seconds, "total": time.perf_counter() - started}
+
+    def _learn(self, episodes: list[MultiAgentEpisode], update: int) -> Any:
+        try:
+            return self.learner_group.update(
+                training_data=SharedEpisodes(episodes=episodes), timesteps={UPDATE: update}
+            )
+        except RayTaskError as error:
+            raise error.cause from None  # what a learner raised, as it would be without a process of its own
 
     def exchange_roles(self) -> None:
         """Rotates the roles (paper: role exchange). Nothing else changes: no weights move, no optimizer is reset."""
@@ -205,7 +216,11 @@ class Cory(PPO):
 
     def _on_learner(self, function: Callable[[TokenPPOLearner], Any]) -> Any:
         """Calls a function that changes nothing on every learner, and returns the first one's answer."""
-        return self.learner_group.foreach_learner(function).result_or_errors[0].get()
+        answers = self.learner_group.foreach_learner(function).result_or_errors
+        for answer in answers:
+            if not answer.ok:
+                raise answer.get()
+        return answers[0].get()
 
     # Evaluation and report.
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
+import ray
 import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from torch import Tensor
 
@@ -74,6 +76,13 @@ def take(rows: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
     return {name: column[index] for name, column in rows.items()}
 
 
+def by_length(rows: dict[str, Tensor]) -> Tensor:
+    """The places of the rows, shortest prompts first, of equals the shortest responses; int64 `[B]`."""
+    prompt_lengths, response_lengths = rows["prompt_mask"].sum(1), rows["mask"].sum(1)
+    order = np.lexsort((response_lengths.cpu().numpy(), prompt_lengths.cpu().numpy()))
+    return torch.from_numpy(order).to(prompt_lengths.device)
+
+
 def micro_batches(rows: dict[str, Tensor], size: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """Splits rows into micro-batches of similar length, each trimmed to its longest prompt and response.
 
@@ -85,9 +94,7 @@ def micro_batches(rows: dict[str, Tensor], size: int) -> Iterator[tuple[Tensor, 
         `(index, columns)`: the rows' places in `rows`, and their trimmed columns.
     """
     prompt_lengths, response_lengths = rows["prompt_mask"].sum(1), rows["mask"].sum(1).long()
-    order = np.lexsort((response_lengths.cpu().numpy(), prompt_lengths.cpu().numpy()))
-    for start in range(0, len(order), size):
-        index = torch.from_numpy(order[start : start + size]).to(prompt_lengths.device)
+    for index in by_length(rows).split(size):
         prompt, response = int(prompt_lengths[index].max()), int(response_lengths[index].max())
         yield (
             index,
@@ -100,6 +107,18 @@ def micro_batches(rows: dict[str, Tensor], size: int) -> Iterator[tuple[Tensor, 
                 for name, column in rows.items()
             },
         )
+
+
+class SharedEpisodes(TrainingData):
+    """Episodes that every learner gets whole: learners share the work on a batch, not the batch.
+
+    RLlib's own sharding cuts episodes apart where their steps do not divide by the learners, and so loses responses.
+    """
+
+    def shard(self, num_shards: int, **kwargs: Any) -> list[tuple[TrainingData, dict[str, Any]]]:
+        """One reference to all episodes per learner."""
+        whole = ray.put(self.episodes)
+        return [(TrainingData(episodes_refs=[whole]), {}) for _ in range(num_shards)]
 
 
 class TokenBatch(ConnectorV2):

@@ -181,18 +181,9 @@ class ScoreMoments:
     variance: float = 1.0
     count: float = 1e-24
 
-    def update(self, scores: Tensor, total: Tensor | None = None) -> tuple[float, float]:
-        """Adds a batch.
-
-        Args:
-            scores: `[B]`.
-            total: `(n, sum, sum of squares)` over all ranks; computed from `scores` when None.
-
-        Returns:
-            Mean and unbiased standard deviation of this batch alone.
-        """
-        moments = masked_moments(scores, torch.ones_like(scores)) if total is None else total
-        count, mean_sum, squares = moments.tolist()
+    def update(self, scores: Tensor) -> tuple[float, float]:
+        """Adds a batch, `[B]`, and returns its own mean and unbiased standard deviation."""
+        count, mean_sum, squares = masked_moments(scores, torch.ones_like(scores)).tolist()
         batch_mean = mean_sum / count
         batch_variance = max(squares / count - batch_mean**2, 0.0)
         delta, both = batch_mean - self.mean, self.count + count
@@ -204,14 +195,19 @@ class ScoreMoments:
 
     @property
     def deviation(self) -> float:
-        """Unbiased running standard deviation."""
-        return (self.variance * self.count / max(self.count - 1.0, 1e-24)) ** 0.5
+        """Unbiased running standard deviation; 0 before there are two scores."""
+        return (self.variance * self.count / (self.count - 1.0)) ** 0.5 if self.count >= 2 else 0.0
 
     def scale(self, scores: Tensor, mode: Literal["none", "scale", "normalize"]) -> Tensor:
-        """Divides by the running deviation; `normalize` subtracts the running mean first; `[B]` → `[B]`."""
+        """Divides by the running deviation; `normalize` subtracts the running mean first; `[B]` → `[B]`.
+
+        Scores that have all been equal so far have no scale, so nothing is divided.
+        """
         if mode == "none":
             return scores
         shifted = scores - self.mean if mode == "normalize" else scores
+        if self.deviation <= 1e-6 * max(abs(self.mean), 1.0):
+            return shifted
         return shifted / (self.deviation + torch.finfo(torch.float32).eps)
 
 

@@ -2,8 +2,11 @@
 
 RLlib's step forwards all modules and then runs one backward, wraps modules in DDP and averages per rank. Here each
 LLM, in sorted order, is taken micro-batch by micro-batch through forward, loss and backward; every loss is a sum
-divided by the mini-batch's *global* count of response tokens (all ranks, all micro-batches); gradients are added
-over ranks once per optimizer step. One learner or several, micro-batches or not, the gradient is the same.
+divided by the mini-batch's count of response tokens; gradients are added over ranks once per optimizer step.
+
+Several learners share the work, not the data: each holds the whole batch (token ids are small), takes every n-th of the
+rows that it has to forward, sorted by length, and gets the others' scores. So statistics over the batch are the same
+on all ranks as they stand, mini-batches hold the same rows, and the gradient is the same with one learner or several.
 """
 
 from __future__ import annotations
@@ -21,15 +24,35 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from torch import Tensor
 
 from policies import token_ppo
+from policies.causal_lm_module import SCORES
 from policies.generator import Weights
 from policies.settings import Settings
-from policies.token_batch import Rows, TokenBatch, micro_batches, take
+from policies.token_batch import Rows, TokenBatch, by_length, micro_batches, take
 
 UPDATE = "update"
 
 
 class NonFiniteUpdate(RuntimeError):
-    """A gradient is NaN or infinite; the weights are as they were before this optimizer step."""
+    """A gradient is NaN or infinite; the weights are as they were before this optimizer step.
+
+    Attributes:
+        module_id: the LLM.
+        update: the update, counted from 1.
+        rows: all that the LLM was to learn from in this update, `[B]` and `[B, R]` columns by name, on the CPU.
+    """
+
+    def __init__(self, module_id: str, update: int, rows: dict[str, Tensor]) -> None:
+        """Keeps what a process on another machine needs to tell."""
+        super().__init__(module_id, update, rows)
+        self.module_id, self.update, self.rows = module_id, update, rows
+
+    def __str__(self) -> str:
+        broken = [name for name, column in self.rows.items() if not bool(column.isfinite().all())]
+        where = f"so are {', '.join(broken)} in its batch" if broken else "its batch is finite"
+        return (
+            f"The gradient of {self.module_id} is not finite in update {self.update} ({where}). The step was refused: its "
+            "weights are as they were before it. A smaller lr, a larger kl_coef or dtype=fp32 usually helps."
+        )
 
 
 class TokenPPOLearner(PPOTorchLearner):
@@ -42,11 +65,12 @@ class TokenPPOLearner(PPOTorchLearner):
         self.kl_coefs = dict.fromkeys(sorted(self.module.keys()), self.settings.kl_coef)
         self.score_moments = {module_id: token_ppo.ScoreMoments() for module_id in sorted(self.module.keys())}
         self._update_index = 0
+        self._rows: dict[str, dict[str, Tensor]] = {}
         self._totals: dict[str, dict[str, float]] = {}
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """No DDP: all ranks start from rank 0's weights and add their gradients up themselves."""
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        if self._place()[1] > 1:
             for module_id in sorted(self.module.keys()):
                 for parameter in self.module[module_id].parameters():
                     dist.broadcast(parameter.data, src=0)
@@ -66,39 +90,47 @@ class TokenPPOLearner(PPOTorchLearner):
         Replaces RLlib's cyclic iterator, which repeats rows when sizes do not divide and shuffles by a global RNG.
         """
         batch = self._make_batch_if_necessary(training_data=training_data)
+        self._totals = {}
         rows = {mid: self._to_device(batch.policy_batches[mid]) for mid in sorted(batch.policy_batches)}
         for module_id, columns in rows.items():
             columns.update(self._score(module_id, columns))
         self._compute_advantages(rows)
+        self._rows = rows
         return self._minibatches(rows)
 
     def _score(self, module_id: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What `CausalLMModule.score` gives, `[B, R]` each, zero outside the mask; once per batch."""
-        out: dict[str, Tensor] = {}
-        for index, micro in micro_batches(rows, self.settings.micro_batch):
-            for name, column in self.module[module_id].unwrapped().score(micro).items():
-                whole = out.setdefault(name, torch.zeros_like(rows["mask"]))
-                whole[index, : column.shape[1]] = column
-        return {name: column * rows["mask"] for name, column in out.items()}
+        """What `CausalLMModule.score` gives, `[B, R]` each, zero outside the mask; every learner must call it alike."""
+        rank, ranks = self._place()
+        own = by_length(rows)[rank::ranks]
+        scores = torch.zeros(len(SCORES), *rows["mask"].shape, device=self._device)
+        module = self.module[module_id].unwrapped()
+        for index, micro in micro_batches(take(rows, own), self.settings.micro_batch) if len(own) else ():
+            scored = module.score(micro)
+            for place, name in enumerate(SCORES):
+                scores[place, own[index], : scored[name].shape[1]] = scored[name]
+        if ranks > 1:
+            dist.all_reduce(scores)  # what another rank scored is zero here
+        return dict(zip(SCORES, scores * rows["mask"], strict=True))
+
+    def _place(self) -> tuple[int, int]:
+        """This learner's rank, and the number of learners."""
+        return (dist.get_rank(), dist.get_world_size()) if self.config.num_learners > 1 else (0, 1)
 
     def _compute_advantages(self, rows: dict[str, dict[str, Tensor]]) -> None:
-        """Adds `returns` and whitened `advantages`, `[B, R]`, to the rows and logs the batch; statistics span ranks."""
+        """Adds `returns` and whitened `advantages`, `[B, R]`, to the rows, and logs the batch."""
         s = self.settings
-        self._totals = {}
         for module_id, columns in rows.items():
             mask, kl_coef = columns["mask"], self.kl_coefs[module_id]
             if s.kl_estimator == "full":
                 kl = columns["full_kl"]
             else:
                 kl = token_ppo.sampled_kl(columns["logprobs"], columns["reference_logprobs"], s.kl_estimator) * mask
-            scores = columns["rewards"]
-            moments = token_ppo.sum_over_ranks(token_ppo.masked_moments(scores, torch.ones_like(scores)))
-            score_mean, _ = self.score_moments[module_id].update(scores, moments)
-            scores = self.score_moments[module_id].scale(scores, s.score_scaling)
+            score_mean, _ = self.score_moments[module_id].update(columns["rewards"])
+            scores = self.score_moments[module_id].scale(columns["rewards"], s.score_scaling)
             rewards = token_ppo.token_rewards(scores, kl, mask, kl_coef)
             advantages, returns = token_ppo.gae(rewards, columns["values"], mask, s.gamma, s.lam)
-            whole = token_ppo.sum_over_ranks(token_ppo.masked_moments(advantages, mask))
-            columns["advantages"], columns["returns"] = token_ppo.whiten(advantages, mask, whole), returns
+            moments = token_ppo.masked_moments(advantages, mask)
+            columns["advantages"], columns["returns"] = token_ppo.whiten(advantages, mask, moments), returns
             measured = measure(columns, s.report_kl_coef)
             measured |= {
                 "kl_coef": kl_coef,
@@ -107,26 +139,33 @@ class TokenPPOLearner(PPOTorchLearner):
             }
             self._log(module_id, measured)
             if s.kl_control == "adaptive":
-                sums = torch.stack([kl.sum().double(), mask.new_tensor(len(mask)).double()])
-                total_kl = token_ppo.sum_over_ranks(sums)
+                count = len(mask)
                 self.kl_coefs[module_id] = token_ppo.adapt_kl_coef(
-                    kl_coef, float(total_kl[0] / total_kl[1]), s.kl_target, int(total_kl[1]), s.kl_horizon
+                    kl_coef, float(kl.sum()) / count, s.kl_target, count, s.kl_horizon
                 )
 
     def _minibatches(self, rows: dict[str, dict[str, Tensor]]) -> Iterator[MultiAgentBatch]:
-        """Mini-batches: a permutation drawn from (seed, update, epoch, LLM), split evenly on every rank."""
-        s = self.settings
+        """This learner's shares of the mini-batches: a permutation drawn from (seed, update, epoch, LLM), split evenly.
+
+        All learners draw the same. A share may be empty, then its LLM is missing from it.
+        """
+        s, (rank, ranks) = self.settings, self._place()
+        steps = s.queries // s.minibatch
         for epoch in range(s.epochs):
             parts: dict[str, Sequence[np.ndarray]] = {}
             for place, (module_id, columns) in enumerate(rows.items()):
                 random = np.random.default_rng([s.seed, self._update_index, epoch, place])
-                parts[module_id] = np.array_split(random.permutation(len(columns["mask"])), s.queries // s.minibatch)
-            for step in range(s.queries // s.minibatch):
-                batches = {
-                    mid: SampleBatch(take(columns, torch.from_numpy(parts[mid][step]).to(self._device)))
-                    for mid, columns in rows.items()
-                }
-                yield MultiAgentBatch(batches, env_steps=sum(len(parts[mid][step]) for mid in rows))
+                parts[module_id] = np.array_split(random.permutation(len(columns["mask"])), steps)
+            for step in range(steps):
+                batches = {}
+                for module_id, columns in rows.items():
+                    whole = take(columns, torch.from_numpy(parts[module_id][step]).to(self._device))
+                    share = by_length(whole)[rank::ranks] if ranks > 1 else None
+                    if share is None:
+                        batches[module_id] = SampleBatch(whole)
+                    elif len(share):
+                        batches[module_id] = SampleBatch(take(whole, share))
+                yield MultiAgentBatch(batches, env_steps=sum(len(batch) for batch in batches.values()))
 
     def _uncompiled_update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, dict[str, float], Any]:
         """One optimizer step: forward, loss and backward per LLM and micro-batch, then gradients summed over ranks.
@@ -139,10 +178,8 @@ class TokenPPOLearner(PPOTorchLearner):
         tokens = token_ppo.sum_over_ranks(torch.stack([mask.sum() for mask in masks]).double())
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
-        losses: dict[str, float] = {}
+        losses = torch.zeros_like(tokens)
         for place, module_id in enumerate(modules):
-            count = float(tokens[place].clamp(min=1))
-            losses[module_id] = 0.0
             if module_id not in batch:
                 continue
             for _, micro in micro_batches(dict(batch[module_id]), self.settings.micro_batch):
@@ -150,14 +187,16 @@ class TokenPPOLearner(PPOTorchLearner):
                 loss = self.compute_loss_for_module(
                     module_id=module_id, config=self.config, batch=micro, fwd_out=fwd_out
                 )
-                (loss / count).backward()
-                losses[module_id] += loss.item() / count
-        self._sum_gradients_over_ranks(modules)
-        norms = {module_id: self._clip_gradients(module_id) for module_id in modules}
-        for module_id in modules:
+                loss = loss / tokens[place].float()
+                loss.backward()
+                losses[place] += loss.detach()
+        trained = [module_id for module_id, count in zip(modules, tokens.tolist(), strict=True) if count]
+        self._sum_gradients_over_ranks(trained)
+        norms = {module_id: self._clip_gradients(module_id) for module_id in trained}
+        for module_id in trained:
             self._add(module_id, "grad_norm", norms[module_id], 1.0)
             self.get_optimizer(module_id).step()
-        return None, losses, {}
+        return None, dict(zip(modules, token_ppo.sum_over_ranks(losses).tolist(), strict=True)), {}
 
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: dict[str, Tensor], fwd_out: dict[str, Tensor]
@@ -175,7 +214,7 @@ class TokenPPOLearner(PPOTorchLearner):
 
     def _sum_gradients_over_ranks(self, modules: list[str]) -> None:
         """One flat all-reduce; a rank without rows of an LLM adds zeros."""
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        if self._place()[1] == 1:
             return
         parameters = [p for module_id in modules for p in self.get_parameters(self.module[module_id])]
         for parameter in parameters:
@@ -192,10 +231,8 @@ class TokenPPOLearner(PPOTorchLearner):
         parameters = self.get_parameters(self.module[module_id])
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit))
         if not np.isfinite(norm):
-            raise NonFiniteUpdate(
-                f"The gradient of {module_id} is not finite in update {self._update_index + 1}; its weights were left "
-                "as they were. A smaller lr or dtype=fp32 usually helps; the last checkpoint is whole."
-            )
+            rows = {name: column.cpu() for name, column in self._rows[module_id].items()}
+            raise NonFiniteUpdate(module_id, self._update_index + 1, rows)
         return norm
 
     def get_parameters(self, module: Any) -> list[Any]:
@@ -207,6 +244,7 @@ class TokenPPOLearner(PPOTorchLearner):
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Logs the update's mean losses, clip fractions and gradient norms."""
         super().after_gradient_based_update(timesteps=timesteps)
+        self._rows = {}
         for module_id, totals in self._totals.items():
             names = sorted({name.rpartition("/")[0] for name in totals})
             sums = [[totals[f"{name}/sum"], totals[f"{name}/count"]] for name in names]
@@ -223,7 +261,7 @@ class TokenPPOLearner(PPOTorchLearner):
         for module_id, rows in TokenBatch()(rl_module=self.module, batch={}, episodes=episodes).items():
             columns = self._to_device(rows)
             columns.update(self._score(module_id, columns))
-            out[module_id] = measure(columns, self.settings.report_kl_coef, all_ranks=False)
+            out[module_id] = measure(columns, self.settings.report_kl_coef)
         return out
 
     def score_under(self, module_id: str, weights: Weights, rows: Rows) -> Tensor:
@@ -266,18 +304,17 @@ class TokenPPOLearner(PPOTorchLearner):
             self.score_moments[module_id] = token_ppo.ScoreMoments(**moments)
 
 
-def measure(rows: dict[str, Tensor], eval_kl_coef: float, all_ranks: bool = True) -> dict[str, float]:
+def measure(rows: dict[str, Tensor], eval_kl_coef: float) -> dict[str, float]:
     """What is reported of one LLM's scored rows.
 
     Args:
         rows: columns of `Rows` and of `CausalLMModule.score`.
         eval_kl_coef: weight of the KL in the combined reward (paper §5: own task reward - eta * summed KL).
-        all_ranks: average over all learners.
 
     Returns:
         Means over responses of `task_reward`, `kl` (nats, summed over the response), `combined_reward`,
         `response_length` (tokens), `eos_rate`; means over tokens of `entropy` and `sampler_gap_mean` (|sampler -
-        learner| log-probability); `sampler_gap_max` is this rank's.
+        learner| log-probability), and `sampler_gap_max`, its largest.
     """
     mask = rows["mask"]
     gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
@@ -292,7 +329,7 @@ def measure(rows: dict[str, Tensor], eval_kl_coef: float, all_ranks: bool = True
             gap.sum(),
         ]
     ).double()
-    count, tokens, task, kl, ended, entropy, gaps = (token_ppo.sum_over_ranks(sums) if all_ranks else sums).tolist()
+    count, tokens, task, kl, ended, entropy, gaps = sums.tolist()
     return {
         "task_reward": task / count,
         "kl": kl / count,

@@ -1,4 +1,9 @@
-"""Rewards for tests: one that fails, one that a small model learns within seconds."""
+"""Rewards for tests: some that fail, one that a small model learns within seconds."""
+
+import math
+import os
+import signal
+from pathlib import Path
 
 
 def boom(completions: list[str]) -> list[float]:
@@ -8,3 +13,18 @@ def boom(completions: list[str]) -> list[float]:
 def commas(completions: list[str]) -> list[float]:
     """A point for every comma: one token to make likelier, wherever it stands."""
     return [float(completion.count(",")) for completion in completions]
+
+
+def unless_broken(completions: list[str], broken: list[bool]) -> list[float]:
+    """NaN where the query's row says so."""
+    return [math.nan if bad else float(len(text)) for text, bad in zip(completions, broken, strict=True)]
+
+
+def deadly(completions: list[str], flag: str) -> list[float]:
+    """Kills its runner in mid-rollout if the file `flag` exists, which it removes, so that only one runner dies."""
+    try:
+        Path(flag).unlink()
+    except FileNotFoundError:
+        return [float(len(text)) for text in completions]
+    os.kill(os.getppid(), signal.SIGKILL)
+    raise AssertionError("this process ends with its runner")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 
 from cory_env.rewards import RewardError
 from policies.chain_runner import Deal
 from policies.runners import split
 from tests.policies.conftest import MakeCory
+
+REWARDS = "tests.policies.sample_rewards"
 
 
 @pytest.mark.parametrize("runners", [1, 2, 3, 7])
@@ -27,21 +30,38 @@ def test_with_fewer_runners_than_open_shares_the_rest_waits() -> None:
     assert list(split(pending, 2)) == pending[:2]
 
 
-def test_queries_of_a_runner_that_is_killed_are_played_all_the_same(make_cory: MakeCory) -> None:
-    calm = make_cory(num_runners=1, queries=4, minibatch=4)
-    shaken = make_cory(num_runners=1, queries=4, minibatch=4)
-    for algorithm in (calm, shaken):
-        algorithm.train()
-    pids = [answer.get() for answer in shaken.env_runner_group._worker_manager.foreach_actor(lambda _: os.getpid())]
-    os.kill(pids[0], signal.SIGKILL)
-    expected, found = calm.train()["cory"], shaken.train()["cory"]
-    assert found["samples"] == expected["samples"]
-    assert found["policy"] == expected["policy"]
-    assert shaken.updates == 2
+def test_queries_of_a_runner_that_is_killed_are_played_all_the_same(make_cory: MakeCory, tmp_path: Path) -> None:
+    flag = tmp_path / "die"
+    settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": f"{REWARDS}:deadly?flag={flag}"}
+    calm, shaken = make_cory(num_runners=1, **settings), make_cory(num_runners=2, **settings)
+    expected = [calm.train()["cory"] for _ in range(3)]
+    found = [shaken.train()["cory"]]
+    flag.touch()  # one runner ends itself by SIGKILL in the middle of its second rollout
+    found.append(shaken.train()["cory"])
+    assert not flag.exists()
+    for runner in shaken.env_runner_group._worker_manager.actors().values():
+        ray.kill(runner, no_restart=False)
+    found.append(shaken.train()["cory"])
+    assert shaken.updates == 3
+    for one, other in zip(expected, found, strict=True):
+        assert texts(one) == texts(other)
+        assert one["roles"] == other["roles"]
+        assert other["weight_version_lag"] == 0
+
+
+def texts(report: dict[str, Any]) -> list[list[str]]:
+    return [[response["text"] for response in sample["responses"]] for sample in report["samples"]]
 
 
 def test_a_reward_that_fails_in_a_runner_reaches_the_driver_as_what_it_is(make_cory: MakeCory) -> None:
-    algorithm = make_cory(num_runners=1, queries=4, minibatch=4, reward="tests.policies.sample_rewards:boom")
+    algorithm = make_cory(num_runners=1, queries=4, minibatch=4, reward=f"{REWARDS}:boom")
     with pytest.raises(RewardError, match=r"tests\.policies\.sample_rewards:boom"):
         algorithm.train()
     assert algorithm.updates == 0
+
+
+def test_an_update_without_a_single_reward_does_not_count(make_cory: MakeCory) -> None:
+    algorithm = make_cory(reward=f"{REWARDS}:boom", on_reward_error="skip", queries=2, minibatch=2)
+    with pytest.raises(RuntimeError, match="every query's reward failed"):
+        algorithm.train()
+    assert (algorithm.updates, algorithm.updates_since_exchange) == (0, 0)

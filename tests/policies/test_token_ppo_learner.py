@@ -259,8 +259,11 @@ def test_a_gradient_that_is_not_finite_stops_before_any_weight_changes_and_names
     update(learner, play(learner))
     torch.nn.init.constant_(learner.module["llm_2"].value_head.bias, float("nan"))
     kept = {module_id: weights(learner, module_id) for module_id in BOTH}
-    with pytest.raises(NonFiniteUpdate, match=r"gradient of llm_2 is not finite in update 2"):
+    with pytest.raises(NonFiniteUpdate, match=r"gradient of llm_2 is not finite in update 2") as caught:
         update(learner, play(learner), number=1)
+    error = pickle.loads(pickle.dumps(caught.value))  # as it comes from a learner's process
+    assert str(error) == str(caught.value) and "values, advantages, returns" in str(error)
+    assert sorted(error.rows["task_rewards"].tolist()) == [-1.0, 1.0, 3.0, 5.0]
     for module_id, array in kept.items():
         assert equal(weights(learner, module_id), array)
         assert {float(state["step"]) for state in adam(learner, module_id)} == {1.0}

@@ -1,0 +1,141 @@
+"""Any number of runners and learners: the same rollouts, the same weights, and learners that never drift apart.
+
+Each scenario runs in a process and a Ray session of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import ray
+
+from policies.cory import Cory, CoryConfig
+from policies.vllm_generator import vllm_installed
+from tests.policies.conftest import TINY
+
+Ranks = list[dict[str, dict[str, np.ndarray]]]
+"""Per learner, LLM and parameter: its weights."""
+
+
+class Outcome(NamedTuple):
+    """What one update of one set-up came to."""
+
+    responses: list[list[str]]
+    measured: dict[str, dict[str, float]]
+    ranks: Ranks
+
+
+def weights_of(algorithm: Cory) -> Ranks:
+    modules = algorithm.settings.modules
+    answers = algorithm.learner_group.foreach_learner(
+        lambda learner: {module_id: learner.module[module_id].unwrapped().get_state() for module_id in modules}
+    )
+    return [answer.get() for answer in answers.result_or_errors]
+
+
+def build(**settings: Any) -> Cory:
+    return CoryConfig().cory(**{**TINY, **settings}).build_algo()
+
+
+def in_own_session(scenario: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs a scenario in a new process, with a Ray of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(with_ray, scenario, *arguments).result()
+
+
+def with_ray(scenario: Callable[..., Any], *arguments: Any) -> Any:
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    try:
+        return scenario(*arguments)
+    finally:
+        ray.shutdown()
+
+
+def one_update(shapes: Sequence[tuple[int, int]], settings: dict[str, Any]) -> list[Outcome]:
+    """One update for each (runners, learners)."""
+    outcomes = []
+    for runners, learners in shapes:
+        algorithm = build(num_runners=runners, num_learners=learners, **settings)
+        report = algorithm.train()["cory"]
+        texts = [[response["text"] for response in sample["responses"]] for sample in report["samples"]]
+        outcomes.append(Outcome(texts, report["policy"], weights_of(algorithm)))
+        algorithm.stop()
+    return outcomes
+
+
+def largest_difference(one: dict[str, dict[str, np.ndarray]], two: dict[str, dict[str, np.ndarray]]) -> float:
+    assert one.keys() == two.keys()
+    return max(float(np.abs(one[m][name] - two[m][name]).max()) for m in one for name in one[m])
+
+
+def assert_same(outcomes: Sequence[Outcome], shapes: Sequence[tuple[int, int]]) -> None:
+    first = outcomes[0]
+    for outcome, (_, learners) in zip(outcomes, shapes, strict=True):
+        assert outcome.responses == first.responses
+        for module_id, measured in first.measured.items():
+            assert outcome.measured[module_id] == pytest.approx(measured, rel=1e-3, abs=1e-5)
+        assert len(outcome.ranks) == max(learners, 1)
+        assert largest_difference(outcome.ranks[0], first.ranks[0]) < 1e-5
+        for rank in outcome.ranks[1:]:
+            assert largest_difference(rank, outcome.ranks[0]) == 0.0
+
+
+def test_runners_and_learners_of_any_number_play_the_same_and_learn_the_same() -> None:
+    shapes = [(0, 0), (2, 0), (0, 2), (2, 2)]
+    settings = {"kl_control": "adaptive", "score_scaling": "normalize", "lr": 2e-5}
+    assert_same(in_own_session(one_update, shapes, settings), shapes)
+
+
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+def test_vllm_runners_of_any_number_play_the_same_and_learn_the_same() -> None:
+    shapes = [(1, 0), (2, 2)]
+    assert_same(in_own_session(one_update, shapes, {"backend": "vllm", "lr": 2e-5}), shapes)
+
+
+def three_agents(learners: Sequence[int], folder: Path) -> list[list[Ranks]]:
+    """For each number of learners the weights after one update, after two, and back at one.
+
+    One query in eight is skipped, so the rows do not divide by learners and mini-batches.
+    """
+    data = folder / "queries.jsonl"
+    rows = [{"query": f"The film number {i} is", "broken": i == 3} for i in range(8)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = []
+    for number in learners:
+        algorithm = build(
+            num_agents=3,
+            num_learners=number,
+            data=str(data),
+            eval_data=str(data),
+            reward="tests.policies.sample_rewards:unless_broken",
+            on_reward_error="skip",
+            exchange_period=1,
+            minibatch=4,
+        )
+        assert algorithm.train()["cory"]["reward_errors"] == 1
+        states = [weights_of(algorithm)]
+        algorithm.save_to_path(folder / f"{number} learners")
+        algorithm.train()
+        states.append(weights_of(algorithm))
+        algorithm.restore_from_path(folder / f"{number} learners")
+        states.append(weights_of(algorithm))
+        found.append(states)
+        algorithm.stop()
+    return found
+
+
+def test_learners_stay_equal_over_small_mini_batches_three_agents_odd_rows_and_a_restore(tmp_path: Path) -> None:
+    alone, shared = in_own_session(three_agents, (0, 2), tmp_path)
+    for states in (alone, shared):
+        assert largest_difference(states[0][0], states[1][0]) > 1e-5
+        assert largest_difference(states[0][0], states[2][0]) == 0.0
+    for ranks in shared:
+        assert len(ranks) == 2 and largest_difference(ranks[0], ranks[1]) == 0.0
+    assert largest_difference(alone[0][0], shared[0][0]) < 2e-5  # Adam's first steps follow the sign of tiny gradients
