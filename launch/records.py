@@ -30,6 +30,15 @@ class SampleLine(Sample):
     held_out: bool
 
 
+class Warning(TypedDict):
+    """A sign of ill health that has held for `updates` updates in a row (see `policies.health`)."""
+
+    signature: str
+    of: str
+    text: str
+    updates: int
+
+
 class Update(TypedDict):
     """A line of `metrics.jsonl`: one update. Line 0 precedes training and holds an evaluation alone."""
 
@@ -41,6 +50,8 @@ class Update(TypedDict):
     role: NotRequired[dict[str, Figures]]
     seconds: NotRequired[dict[str, float]]
     tokens_per_second: NotRequired[float]
+    health: NotRequired[list[Warning]]
+    collapsed: NotRequired[bool]
     evaluation: NotRequired[dict[str, Figures]]
     """By policy, each alone on the bare held-out queries, and their `mean`."""
 

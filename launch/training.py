@@ -16,6 +16,9 @@ from policies.settings import Settings
 if TYPE_CHECKING:
     from policies.cory import Cory
 
+COLLAPSED = 3
+"""Exit code of a run that `stop_on_collapse` ended."""
+
 HELD_OUT_SAMPLES = 3
 """Held-out queries whose responses are kept from before and after training."""
 
@@ -31,7 +34,7 @@ def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: boo
         debug: show the libraries' logs.
 
     Returns:
-        0, or 128 + the number of the signal that stopped the run.
+        0; 3 when a collapse ended the run (`stop_on_collapse`); 128 + the number of the signal that stopped it.
     """
     terminal = Terminal(settings, session.own_output(), done=done or 0, quiet=quiet, bar=not debug)
     interrupts = Interrupts(
@@ -57,7 +60,7 @@ def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: boo
             error.add_note(f"What it was to learn from is in {kept}, to be looked at by safetensors.torch.load_file.")
         error.add_note(_how_to_go_on(run))
         raise
-    if reached < settings.updates:
+    if reached < settings.updates and interrupts.requested is not None:
         terminal.say(f"Stopped. {_how_to_go_on(run)}", True)
         return interrupts.exit_code
 
@@ -66,6 +69,9 @@ def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: boo
 
     draw(run.updates(), settings, run.curves)
     report(run, settings, terminal)
+    if reached < settings.updates:
+        terminal.say(f"Stopped after update {reached}, because a policy has collapsed (stop_on_collapse).", True)
+        return COLLAPSED
     return 0
 
 
@@ -125,12 +131,11 @@ class _Run:
         settings = self.settings
         self.interrupts.training = True
         self.terminal.begin()
-        while algo.updates < settings.updates and self.interrupts.requested is None:
-            before = algo.updates
-            result = algo.train()["cory"]
-            if algo.updates == before:
-                continue  # no runner answered; the algorithm itself gives up after a few of these
-            update, done = algo.updates, algo.updates == settings.updates
+        ended = False
+        while algo.updates < settings.updates and self.interrupts.requested is None and not ended:
+            result = algo.train()
+            ended, result = result["done"], result["cory"]
+            update, done = algo.updates, ended or algo.updates == settings.updates
             if done and "evaluation" not in result:
                 result = {**result, "evaluation": algo.evaluate_policies()}
             samples = cast(list[Sample], plain(result["samples"]))

@@ -10,6 +10,7 @@ for each update:
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ from cory_env.tasks import Split
 from policies.chain_runner import Deal, Rollout
 from policies.cory_config import CoryConfig
 from policies.generator import Response, Weights
+from policies.health import COLLAPSE, Health
 from policies.role_exchange import RoleMapping
 from policies.runners import Runners, WeightSyncError
 from policies.self_test import Probe, self_test
@@ -41,12 +43,15 @@ from policies.settings import Settings
 from policies.token_batch import Rows, SharedEpisodes
 from policies.token_ppo_learner import UPDATE, TokenPPOLearner
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["Cory", "CoryConfig", "WeightSyncError"]
 
 EVALUATION_STREAM = 2**32 - 1  # sampling stream of held-out evaluation: the same seeds at every update
 SAMPLES_SHOWN = 4
-_MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate")
+_MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
 _LEARNED = (
+    "task_reward_std",
     "policy_loss",
     "value_loss",
     "clip_fraction",
@@ -81,6 +86,7 @@ class Cory(PPO):
         self.updates = 0
         self.updates_since_exchange = 0
         self.exchanges = 0
+        self.health = Health(self.settings)
         self._report: dict[str, Any] = {}
         self._seconds: dict[str, float] = {}
         task = self.settings.make_task()
@@ -93,9 +99,10 @@ class Cory(PPO):
     # One update.
 
     def step(self) -> dict[str, Any]:
-        """RLlib's iteration; the result holds this update's report under `cory`."""
+        """RLlib's iteration; the result holds this update's report under `cory`, and `done` when a collapse ends it."""
         result: dict[str, Any] = super().step()
         result["cory"] = self._report
+        result["done"] = self.settings.stop_on_collapse and self._report["collapsed"]
         return result
 
     def training_step(self) -> None:
@@ -133,6 +140,8 @@ class Cory(PPO):
         steps = len(episodes) * self.settings.num_agents
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
         self._report = self._make_report(rollouts, mapping)
+        self._report["health"] = self._watch()
+        self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
         if self.updates % self.settings.eval_every == 0:
             with self._timed("evaluate"):
                 self._report["evaluation"] = self.evaluate_policies()
@@ -151,6 +160,14 @@ class Cory(PPO):
         self.mapping = self.mapping.rotated()
         self.exchanges += 1
         self.updates_since_exchange = 0
+
+    def _watch(self) -> list[dict[str, Any]]:
+        """The health warnings that stand after this update; new ones are logged."""
+        warnings = self.health.observe(self._report)
+        for warning in warnings:
+            if self.health.is_new(warning):
+                logger.warning("Update %d: %s", self.updates, warning["text"])
+        return warnings
 
     # Rollouts and weights.
 
@@ -268,7 +285,10 @@ class Cory(PPO):
             "exchanges": self.exchanges,
             "exchanged": False,
             "policy": policy,
-            "role": {role: {name: policy[mapping(role)][name] for name in _MEASURED} for role in mapping.roles},
+            "role": {
+                role: {name: policy[mapping(role)][name] for name in (*_MEASURED, "task_reward_std")}
+                for role in mapping.roles
+            },
             "sampler_gap_mean": float(np.mean([values["sampler_gap_mean"] for values in policy.values()])),
             "sampler_gap_max": max(values["sampler_gap_max"] for values in policy.values()),
             "weight_version_lag": self.updates - 1 - min(rollout.version for rollout in rollouts),
@@ -301,6 +321,7 @@ class Cory(PPO):
             "updates_since_exchange": self.updates_since_exchange,
             "exchanges": self.exchanges,
             "rotation": self.mapping.rotation,
+            "health": self.health.state,
         }
         return state
 
@@ -312,6 +333,7 @@ class Cory(PPO):
             self.updates = kept["updates"]
             self.updates_since_exchange = kept["updates_since_exchange"]
             self.exchanges = kept["exchanges"]
+            self.health.state = kept["health"]
             self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
 
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:

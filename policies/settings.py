@@ -132,6 +132,24 @@ class Settings(BaseModel):
     grad_clip: float | None = Field(1.0, gt=0)
     """Largest global gradient norm of a policy; null: no limit."""
 
+    # Health: when to warn. The limits lie well outside of what healthy runs showed (docs/health.md).
+    stop_on_collapse: bool = False
+    """End the run, saved, when a policy has collapsed: repetition, a lost end of sequence, or KL beyond its limit."""
+    health_patience: int = Field(3, ge=1)
+    """Updates in a row that a sign must show before it is a warning."""
+    max_repetition: float = Field(0.2, gt=0, le=1)
+    """Share of a response's token pairs that stand earlier in it too."""
+    min_eos_share: float = Field(0.5, ge=0, le=1)
+    """Least end-of-sequence rate, as a share of the first update's."""
+    max_token_kl: float = Field(2.0, gt=0)
+    """Most KL to the reference per response token, in nats."""
+    max_observer_loss: float = Field(0.5, gt=0)
+    """By how many standard deviations a later role's task reward may lie below the pioneer's."""
+    max_role_gap: float = Field(2.0, gt=0)
+    """By how many standard deviations the roles' task rewards may differ."""
+    max_sampler_gap: float = Field(0.05, gt=0)
+    """Most mean |sampler - learner| log-probability."""
+
     # What is written, and when.
     eval_every: int = Field(10, ge=1)
     """Updates between held-out evaluations."""

@@ -131,6 +131,23 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor, shift_mean: bool = True) ->
     return (scaled if shift_mean else scaled + mean) * mask
 
 
+def repetition(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Share of a response's pairs of neighbouring tokens that stand earlier in it too.
+
+    Args:
+        tokens: `[B, T]` token ids below 2**31.
+        mask: `[B, T]`.
+
+    Returns:
+        `[B]`, fp32, 0 to 1; 0 for a response of fewer than three tokens.
+    """
+    real = mask[:, 1:].bool()
+    pairs = (tokens[:, :-1] << 31) + tokens[:, 1:]
+    pairs = torch.where(real, pairs, -1).sort(dim=1).values
+    repeats = ((pairs[:, 1:] == pairs[:, :-1]) & (pairs[:, 1:] >= 0)).sum(1)
+    return repeats.float() / real.sum(1).clamp(min=1)
+
+
 def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """PPO's clipped surrogate.
 

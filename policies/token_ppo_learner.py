@@ -50,8 +50,8 @@ class NonFiniteUpdate(RuntimeError):
         broken = [name for name, column in self.rows.items() if not bool(column.isfinite().all())]
         where = f"so are {', '.join(broken)} in its batch" if broken else "its batch is finite"
         return (
-            f"The gradient of {self.module_id} is not finite in update {self.update} ({where}). The step was refused: its "
-            "weights are as they were before it. A smaller lr, a larger kl_coef or dtype=fp32 usually helps."
+            f"The gradient of {self.module_id} is not finite in update {self.update} ({where}). The step was refused: "
+            "its weights are as they were before it. A smaller lr, a larger kl_coef or dtype=fp32 usually helps."
         )
 
 
@@ -313,30 +313,22 @@ def measure(rows: dict[str, Tensor], eval_kl_coef: float) -> dict[str, float]:
 
     Returns:
         Means over responses of `task_reward`, `kl` (nats, summed over the response), `combined_reward`,
-        `response_length` (tokens), `eos_rate`; means over tokens of `entropy` and `sampler_gap_mean` (|sampler -
-        learner| log-probability), and `sampler_gap_max`, its largest.
+        `response_length` (tokens), `eos_rate`, `repetition`; means over tokens of `entropy` and `sampler_gap_mean`
+        (|sampler - learner| log-probability), and `sampler_gap_max`, its largest; the deviation `task_reward_std`.
     """
-    mask = rows["mask"]
+    mask, task_rewards = rows["mask"], rows["task_rewards"]
+    tokens, kl = mask.sum(), rows["full_kl"].sum(1).mean()
     gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
-    sums = torch.stack(
-        [
-            mask.new_tensor(float(len(mask))),
-            mask.sum(),
-            rows["task_rewards"].sum(),
-            rows["full_kl"].sum(),
-            rows["ended"].sum(),
-            rows["entropy"].sum(),
-            gap.sum(),
-        ]
-    ).double()
-    count, tokens, task, kl, ended, entropy, gaps = sums.tolist()
-    return {
-        "task_reward": task / count,
-        "kl": kl / count,
-        "combined_reward": (task - eval_kl_coef * kl) / count,
-        "response_length": tokens / count,
-        "eos_rate": ended / count,
-        "entropy": entropy / tokens,
-        "sampler_gap_mean": gaps / tokens,
-        "sampler_gap_max": float(gap.max()),
+    figures = {
+        "task_reward": task_rewards.mean(),
+        "task_reward_std": task_rewards.std(unbiased=False),
+        "kl": kl,
+        "combined_reward": task_rewards.mean() - eval_kl_coef * kl,
+        "response_length": tokens / len(mask),
+        "eos_rate": rows["ended"].mean(),
+        "repetition": token_ppo.repetition(rows["responses"], mask).mean(),
+        "entropy": rows["entropy"].sum() / tokens,
+        "sampler_gap_mean": gap.sum() / tokens,
+        "sampler_gap_max": gap.max(),
     }
+    return {name: float(value) for name, value in figures.items()}

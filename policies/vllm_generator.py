@@ -1,19 +1,16 @@
-"""Generation with vLLM: one engine per LLM, weights handed over through shared memory."""
+"""Generation with vLLM: one engine per LLM, weights handed over through memory."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from policies.generator import GenerationError, Loaded, Response, Sampling, Weights
 from policies.language_model import compute_dtype
@@ -35,6 +32,18 @@ def vllm_installed() -> bool:
         except PackageNotFoundError:
             continue
     return False
+
+
+@contextmanager
+def _in_shared_memory(weights: Weights) -> Iterator[str]:
+    """Yields the path of a safetensors file in memory that has no name of its own: a kill cannot leave it behind."""
+    descriptor = os.memfd_create("weights")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(save(dict(weights)))
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 class VLLMGenerator:
@@ -151,18 +160,11 @@ class VLLMGenerator:
         return responses
 
     def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
-        """See `Generator.load`. The file lies in shared memory for as long as the call takes."""
-        memory = Path("/dev/shm")
-        folder = tempfile.mkdtemp(prefix="cory-weights-", dir=memory if memory.is_dir() else None)
-        try:
-            path = str(Path(folder) / "model.safetensors")
-            save_file(dict(weights), path)
-            with self._watched(module_id) as engine:
-                read = engine.collective_rpc("load_safetensors", args=(path,))
-                if not engine.reset_prefix_cache():
-                    raise GenerationError(f"vLLM did not drop {module_id}'s cached activations after new weights.")
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        """See `Generator.load`. Only a path crosses to the engine."""
+        with _in_shared_memory(weights) as path, self._watched(module_id) as engine:
+            read = engine.collective_rpc("load_safetensors", args=(path,))
+            if not engine.reset_prefix_cache():
+                raise GenerationError(f"vLLM did not drop {module_id}'s cached activations after new weights.")
         if not self.in_process:
             self._weights[module_id] = (weights, version)
         return Loaded(version, int(read[0]))

@@ -28,3 +28,13 @@ def deadly(completions: list[str], flag: str) -> list[float]:
         return [float(len(text)) for text in completions]
     os.kill(os.getppid(), signal.SIGKILL)
     raise AssertionError("this process ends with its runner")
+
+
+def longer(completions: list[str]) -> list[float]:
+    """Pays for length, so that ending a response is never worth it."""
+    return [float(len(text)) for text in completions]
+
+
+def only(completions: list[str], role: list[str], winner: str) -> list[float]:
+    """One point to one role, none to the others; a comma adds a little noise."""
+    return [float(name == winner) + 0.1 * text.count(",") for name, text in zip(role, completions, strict=True)]

@@ -1,0 +1,137 @@
+"""Health: watches a run for the ways in which RL fine-tuning is known to fail (paper §1, §5), and says why it warns.
+
+| signature       | of      | shows as                                                                               |
+|-----------------|---------|----------------------------------------------------------------------------------------|
+| `repetition`    | policy  | responses repeat their own words: the distribution has collapsed                       |
+| `eos`           | policy  | the end-of-sequence rate has fallen far below that of the first update: endless text   |
+| `kl`            | policy  | KL to the reference per token beyond its limit: the language of the base model is lost |
+| `dragged_down`  | role    | a later role does worse than the pioneer, whose response it sees: it is misled by it   |
+| `one_sided`     | role    | one role earns far more than another: it takes all the reward                          |
+| `drift`         | policy  | sampler and learner disagree on log-probabilities: training is on other weights        |
+
+The first three are collapse. A signature that holds for `health_patience` updates in a row is a warning until it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from policies.settings import Settings
+
+COLLAPSE = ("repetition", "eos", "kl")
+_CHANCE = 3.0  # standard errors by which the mean rewards of two roles may differ by chance
+_LEAST_EOS = 0.05  # a first rate below this says nothing when it falls
+
+
+class Sign(NamedTuple):
+    """One signature that was found in an update."""
+
+    signature: str
+    of: str
+    """A policy or a role."""
+    text: str
+    """What was found, with its figures and its setting."""
+
+
+class Health:
+    """Remembers the first update and for how long each signature has held; `state` is all of that."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Takes the limits from the settings."""
+        self.settings = settings
+        self.state: dict[str, Any] = {"first_eos_rate": {}, "held": {}}
+
+    def observe(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+        """Takes an update's report.
+
+        Returns:
+            The warnings that stand: `signature`, `of`, `text`, and `updates`, for how many in a row it has held.
+        """
+        first = self.state["first_eos_rate"]
+        for module_id, figures in report["policy"].items():
+            first.setdefault(module_id, figures["eos_rate"])
+        found = {f"{sign.signature}/{sign.of}": sign for sign in self._signs(report)}
+        held = {key: self.state["held"].get(key, 0) + 1 for key in found}
+        self.state["held"] = held
+        return [
+            {**sign._asdict(), "updates": held[key]}
+            for key, sign in found.items()
+            if held[key] >= self.settings.health_patience
+        ]
+
+    def is_new(self, warning: dict[str, Any]) -> bool:
+        """Whether a warning stands since this update."""
+        return bool(warning["updates"] == self.settings.health_patience)
+
+    def _signs(self, report: dict[str, Any]) -> Iterator[Sign]:
+        for module_id, figures in report["policy"].items():
+            yield from self._signs_of_policy(module_id, figures)
+        yield from self._signs_of_roles(report["role"])
+
+    def _signs_of_policy(self, of: str, figures: dict[str, float]) -> Iterator[Sign]:
+        s = self.settings
+        if figures["repetition"] > s.max_repetition:
+            yield Sign(
+                "repetition",
+                of,
+                f"{of} repeats itself: {figures['repetition']:.0%} of its token pairs stand earlier in the same "
+                f"response (max_repetition is {s.max_repetition:.0%}).",
+            )
+        first, now = self.state["first_eos_rate"][of], figures["eos_rate"]
+        if first >= _LEAST_EOS and now < s.min_eos_share * first:
+            yield Sign(
+                "eos",
+                of,
+                f"{of} hardly ends its responses any more: {now:.0%} end with the end-of-sequence token, {first:.0%} "
+                f"did in the first update (min_eos_share is {s.min_eos_share:.0%} of that).",
+            )
+        token_kl = figures["kl"] / max(figures["response_length"], 1.0)
+        if token_kl > s.max_token_kl:
+            yield Sign(
+                "kl",
+                of,
+                f"{of} is far from its initial policy: KL {token_kl:.2f} nats per token (max_token_kl is "
+                f"{s.max_token_kl:g}). A larger kl_coef or a smaller lr holds it back.",
+            )
+        if figures["sampler_gap_mean"] > s.max_sampler_gap:
+            yield Sign(
+                "drift",
+                of,
+                f"{of} is sampled from other weights, or by other arithmetic, than it learns with: mean |sampler - "
+                f"learner| log-probability {figures['sampler_gap_mean']:.2g} (max_sampler_gap {s.max_sampler_gap:g}).",
+            )
+
+    def _signs_of_roles(self, roles: dict[str, dict[str, float]]) -> Iterator[Sign]:
+        s = self.settings
+        (pioneer, leading), *later = roles.items()
+        for role, figures in later:
+            gap = effect_size(figures, leading)
+            if abs(gap) * math.sqrt(s.queries / 2) < _CHANCE:
+                continue
+            rewards = f"task reward {figures['task_reward']:.2f} against {leading['task_reward']:.2f}"
+            if gap < -s.max_observer_loss:
+                yield Sign(
+                    "dragged_down",
+                    role,
+                    f"The {role} does worse than the {pioneer} whose response it sees ({rewards}, {-gap:.1f} standard "
+                    f"deviations; max_observer_loss is {s.max_observer_loss:g}): the reference misleads it.",
+                )
+            if abs(gap) > s.max_role_gap:
+                winner = role if gap > 0 else pioneer
+                yield Sign(
+                    "one_sided",
+                    role,
+                    f"The {winner} takes all the reward ({role}: {rewards}, {abs(gap):.1f} standard deviations; "
+                    f"max_role_gap is {s.max_role_gap:g}). A shorter exchange_period lets both learn both roles.",
+                )
+
+
+def effect_size(one: dict[str, float], other: dict[str, float]) -> float:
+    """Cohen's d of two roles' task rewards: difference of the means in pooled standard deviations; may be infinite."""
+    difference = one["task_reward"] - other["task_reward"]
+    pooled = math.sqrt((one["task_reward_std"] ** 2 + other["task_reward_std"] ** 2) / 2)
+    if pooled == 0.0:
+        return 0.0 if difference == 0.0 else math.copysign(math.inf, difference)
+    return difference / pooled

@@ -1,0 +1,137 @@
+"""Every sign of ill health, provoked by a run that really shows it; and a healthy run, which shows none."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PhiConfig, PhiForCausalLM
+
+from cory_env.tokenizer import load_tokenizer
+from policies.health import Health, effect_size
+from policies.self_test import perturb
+from policies.settings import make_settings
+from tests.policies.conftest import MakeCory
+
+RECORDINGS = Path(__file__).parent / "recordings"
+REWARDS = "tests.policies.sample_rewards"
+
+
+def signs(report: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(warning["signature"], warning["of"]) for warning in report["health"]}
+
+
+def replay(name: str, **settings: Any) -> tuple[Health, list[list[dict[str, Any]]]]:
+    """What a watch says of each update of a recorded run."""
+    health = Health(make_settings(settings))
+    lines = (RECORDINGS / f"{name}.jsonl").read_text().splitlines()
+    return health, [health.observe(json.loads(line)) for line in lines]
+
+
+def test_a_healthy_run_of_the_bundled_task_raises_no_warning() -> None:
+    _, warnings = replay("imdb-tiny")
+    assert len(warnings) == 45
+    assert not any(warnings)
+
+
+def test_a_run_without_a_kl_penalty_collapses_and_is_warned_of() -> None:
+    _, warnings = replay("imdb-tiny-collapse")
+    first = {
+        sign: next(update for update, found in enumerate(warnings, start=1) if sign in {w["signature"] for w in found})
+        for sign in ("kl", "repetition")
+    }
+    assert first["kl"] < len(warnings) and first["repetition"] <= len(warnings)
+    assert {warning["of"] for warning in warnings[-1]} >= {"llm_1", "llm_2"}
+
+
+def test_a_warning_waits_for_patience_is_new_once_and_ends_with_its_sign() -> None:
+    health = Health(make_settings({"health_patience": 2, "max_token_kl": 1.0}))
+    healthy: dict[str, float] = {
+        "task_reward": 1.0,
+        "task_reward_std": 1.0,
+        "kl": 1.0,
+        "response_length": 10.0,
+        "eos_rate": 0.5,
+        "repetition": 0.0,
+        "sampler_gap_mean": 0.0,
+    }
+    found = []
+    for kl in (20.0, 20.0, 20.0, 1.0, 20.0):
+        report = {"policy": {"llm_1": {**healthy, "kl": kl}}, "role": {"pioneer": healthy}}
+        warnings = health.observe(report)
+        found.append([(warning["signature"], warning["updates"], health.is_new(warning)) for warning in warnings])
+    assert found == [[], [("kl", 2, True)], [("kl", 3, False)], [], []]
+
+
+def test_a_policy_that_unlearns_to_end_its_responses_stops_the_run_as_collapsed(
+    make_cory: MakeCory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    model = PhiForCausalLM(  # its head has a bias, by which it can be made to end one response in three at each token
+        PhiConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=128,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    with torch.no_grad():
+        model.lm_head.bias[tokenizer.eos_token_id] = torch.tensor(len(tokenizer) / 2.0).log()
+    model.save_pretrained(tmp_path)
+    algorithm = make_cory(
+        model=str(tmp_path),
+        reward=f"{REWARDS}:longer",
+        kl_coef=0.0,
+        lr=3e-2,
+        queries=32,
+        minibatch=32,
+        micro_batch=32,
+        eval_every=100,
+        stop_on_collapse=True,
+        health_patience=2,
+        max_token_kl=100.0,
+    )
+    with caplog.at_level(logging.WARNING, logger="policies"):
+        for _ in range(12):
+            result = algorithm.train()
+            if result["done"]:
+                break
+    assert result["done"] and result["cory"]["collapsed"]
+    assert {sign for sign, _ in signs(result["cory"])} == {"eos"}
+    assert "hardly ends its responses any more" in caplog.text
+
+
+@pytest.mark.parametrize(("winner", "dragged"), [("pioneer", True), ("observer", False)])
+def test_a_role_that_takes_all_the_reward_and_an_observer_that_is_dragged_down(
+    make_cory: MakeCory, winner: str, dragged: bool
+) -> None:
+    report = make_cory(reward=f"{REWARDS}:only?winner={winner}", health_patience=1).train()["cory"]
+    expected = {("one_sided", "observer")} | ({("dragged_down", "observer")} if dragged else set())
+    assert signs(report) == expected
+    assert any(f"The {winner} takes all the reward" in warning["text"] for warning in report["health"])
+    assert not report["collapsed"]
+
+
+def test_a_sampler_with_other_weights_than_the_learner_s_is_found_at_once(make_cory: MakeCory) -> None:
+    algorithm = make_cory(health_patience=1)
+    assert not any(sign == "drift" for sign, _ in signs(algorithm.train()["cory"]))
+    stale = perturb(algorithm.runners.weights["llm_2"], seed=0)
+    algorithm.runners.call_one("load_weights", weights={"llm_2": stale}, version=algorithm.updates)
+    report = algorithm.train()["cory"]
+    assert ("drift", "llm_2") in signs(report) and ("drift", "llm_1") not in signs(report)
+
+
+def test_an_effect_without_spread_is_infinite_and_none_is_none() -> None:
+    sure = {"task_reward": 1.0, "task_reward_std": 0.0}
+    assert effect_size(sure, sure) == 0.0
+    assert effect_size(sure, {**sure, "task_reward": 2.0}) == float("-inf")
