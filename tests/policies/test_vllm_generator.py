@@ -34,7 +34,7 @@ MAX_PROMPT = 200  # longer than a block of vLLM's KV cache, so that prompts are 
 
 def make_generator(**settings: Any) -> VLLMGenerator:
     arguments: dict[str, Any] = {
-        "eos_token_id": load_tokenizer(MODEL).eos_token_id,
+        "stop_token_ids": [load_tokenizer(MODEL).eos_token_id],
         "dtype": "fp32",
         "device": torch.device("cpu"),
         "max_prompt": MAX_PROMPT,
