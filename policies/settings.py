@@ -32,8 +32,8 @@ class Settings(BaseModel):
     task: str = "imdb"
     """Name of the task: `imdb` or `custom`."""
     data: str | None = None
-    """The training queries, instead of the task's own: a .jsonl, .csv or .parquet file, or `hub:OWNER/NAME`, a data set.
-    Settings may follow: `?query=COLUMN`, and of a data set `&split=train&config=...&revision=...`."""
+    """The training queries, instead of the task's own: a .jsonl, .csv or .parquet file, or a data set `hub:OWNER/NAME`.
+    Settings may follow: `?query=COLUMN`, and those of a data set, `&split=train&config=...&revision=...`."""
     eval_data: str | None = None
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
     max_query: int | None = Field(None, ge=1)
@@ -254,12 +254,12 @@ class Settings(BaseModel):
                 f"minibatch={self.minibatch} does not divide queries={self.queries}: every policy answers each query "
                 f"once. Mini-batches that would work: {fitting}."
             )
-        for least, most in (("min_query", "max_query"), ("min_response", "max_response")):
-            low, high = getattr(self, least), getattr(self, most)
+        for what, low, high in (
+            ("query", self.min_query, self.max_query),
+            ("response", self.min_response, self.max_response),
+        ):
             if low is not None and (high is None or low > high):
-                raise ValueError(
-                    f"{least}={low}, but {most}={high}. Set {most} to at least {low}, or leave {least} out."
-                )
+                raise ValueError(f"min_{what}={low}, but max_{what}={high}. Set max_{what} to {low} or more.")
         if self.system is not None and not self.chat:
             raise ValueError("system is set, but chat is off, so no model would see it. Set chat=true.")
         learners = max(self.num_learners, 1)

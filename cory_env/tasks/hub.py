@@ -1,5 +1,6 @@
 """Reads a data set of the Hugging Face hub, or a folder laid out like one, through the library `datasets`."""
 
+import os
 from collections.abc import Iterator
 
 from cory_env.tasks.readers import DataError, Row
@@ -26,13 +27,15 @@ def read_hub(name: str, split: str = "train", config: str | None = None, revisio
         raise DataError(
             f"The data set hub:{name} needs the library datasets: pip install 'cory-rllib[hub]'."
         ) from error
+    if not name or (name.startswith((".", "/", "~")) and not os.path.isdir(name)):
+        raise DataError(f"There is no data set hub:{name}. Write hub:OWNER/NAME, or hub: and an existing folder.")
     try:
         rows = load_dataset(name, config, split=split, revision=revision)
     except Exception as error:  # the library raises what its many sources raise; all of it is about this data set
-        reason = " ".join(str(error).split()).rstrip(".")
+        asked = ", ".join(f"{k}={v}" for k, v in (("split", split), ("config", config), ("revision", revision)) if v)
         raise DataError(
-            f"The data set hub:{name} (split={split}, config={config}, revision={revision}) cannot be loaded: "
-            f"{type(error).__name__}: {reason}. Correct its name or settings, or check the connection to the hub."
+            f"The data set hub:{name} ({asked}) cannot be loaded: {' '.join(str(error).split()).rstrip('.')}. Correct "
+            "its name or settings, or check the connection to the hub."
         ) from error
     for number, row in enumerate(rows, start=1):
         yield f"row {number}", row

@@ -90,9 +90,10 @@ def _check_row(where: str, row: Mapping[str, object], query: str, required: Coll
             "column that does, after the data's name: ?query=COLUMN."
         )
     for column in required:
-        if column != query and row.get(column) is None:
+        if column != QUERY and (column == query or row.get(column) is None):
+            hint = " There this column is {query}." if column == query else ""
             raise DataError(
-                f"{where} has no value in column {column!r}, which a prompt template uses (it has {columns})."
+                f"{where} has no value in column {column!r}, which a prompt template uses (it has {columns}).{hint}"
             )
     for column in RESERVED:
         if column in row and column != query:
