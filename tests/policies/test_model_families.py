@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -19,8 +20,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from cory_env.tokenizer import load_tokenizer
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.causal_lm_module import CausalLMModule
+from policies.cory import Cory
 from policies.generator import Generator, Sampling, checksum
 from policies.language_model import stop_token_ids
 from policies.token_batch import make_rows
@@ -143,19 +145,45 @@ def test_vllm_follows_new_weights(
     check(vllm_found[family, tied])
 
 
-@pytest.mark.parametrize(("family", "tied"), [("gpt2", False), ("qwen3", True)])
-def test_a_model_trains_and_its_runner_samples_from_what_it_learned(
-    make_cory: MakeCory, tmp_path: Path, family: str, tied: bool
-) -> None:
+def train_twice(make_cory: MakeCory, path: str, **settings: Any) -> Cory:
+    """Trains for two updates and checks that the second was sampled from what the first had learned."""
+    algorithm = make_cory(model=path, num_agents=1, lr=1e-2, **settings)
+    before = checksum(algorithm.runners.weights["llm_1"])
+    first, second = (algorithm.train()["cory"] for _ in range(2))
+    assert abs(first["policy"]["llm_1"]["kl"]) < 1e-6 < 1e-3 < second["policy"]["llm_1"]["kl"]
+    assert max(first["sampler_gap_max"], second["sampler_gap_max"]) < 1e-4
+    assert checksum(algorithm.runners.weights["llm_1"]) != before
+    return algorithm
+
+
+def test_a_model_with_an_untied_head_trains(make_cory: MakeCory, tmp_path: Path) -> None:
     tokenizer = load_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    path = save_model(tmp_path, family, tied, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
-    algorithm = make_cory(model=path, num_agents=1, lr=1e-2)
-    before = checksum(algorithm.runners.weights["llm_1"])
-    reports = [algorithm.train()["cory"] for _ in range(2)]
-    assert reports[0]["policy"]["llm_1"]["kl"] == 0.0 < reports[1]["policy"]["llm_1"]["kl"]
-    assert all(report["sampler_gap_max"] < 1e-4 for report in reports)
-    assert checksum(algorithm.runners.weights["llm_1"]) != before
+    train_twice(make_cory, save_model(tmp_path, "gpt2", False, len(tokenizer), eos_token_id=tokenizer.eos_token_id))
+
+
+def test_an_instruction_tuned_model_trains_on_conversations_and_ends_with_either_of_its_stop_tokens(
+    make_cory: MakeCory, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(str(DEFAULT_TOKENIZER))
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|im_end|>{% endfor %}assistant:"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    stops = [tokenizer.eos_token_id, *range(2000)]  # about half of what an untrained model answers
+    path = save_model(tmp_path, "qwen3", True, len(tokenizer), eos_token_id=stops)
+    turns = [{"role": "assistant", "content": "What can I do?"}, {"role": "user", "content": "Name a fruit."}]
+    data = tmp_path / "rows.jsonl"
+    data.write_text(f"{json.dumps({'prompt': turns})}\n" * 8)
+    source = f"{data}?query=prompt"
+    settings = {"data": source, "eval_data": source, "reward": "tests.cory_env.sample_rewards:conversational"}
+    algorithm = train_twice(make_cory, path, task="custom", chat=True, system="Be brief.", **settings)
+    prompt = algorithm.env_runner_group.local_env_runner.env.start(algorithm.settings.make_task().train[0]).prompt_ids()
+    assert tokenizer.decode(prompt) == (
+        "system: Be brief.<|im_end|>assistant: What can I do?<|im_end|>user: Name a fruit.<|im_end|>assistant:"
+    )
+    assert algorithm.evaluate_policies()["llm_1"]["eos_rate"] > 0.5
 
 
 def test_a_model_s_stop_tokens_are_those_of_its_generation_config_or_else_of_its_config(tmp_path: Path) -> None:
