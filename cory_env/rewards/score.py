@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cory_env.rewards.worker import RewardWorker
-from cory_env.tasks.task import Message
 
 if TYPE_CHECKING:
     from cory_env.chain import ChainEpisode
+    from cory_env.tasks.task import Message
 
 
 def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
@@ -50,6 +50,6 @@ def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> 
     return [[next(values) for _ in episode.chain.roles] for episode in episodes]
 
 
-def _completion(episode: "ChainEpisode", position: int) -> str | list[Message]:
+def _completion(episode: "ChainEpisode", position: int) -> "str | list[Message]":
     text = episode.completions[position]
-    return text if episode.query.history is None else [Message(role="assistant", content=text)]
+    return text if episode.query.history is None else [{"role": "assistant", "content": text}]
