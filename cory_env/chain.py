@@ -20,7 +20,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from cory_env.tasks.task import Query, Task
+from cory_env.chat import ChatError, ChatFormat
+from cory_env.tasks.task import Message, Query, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,6 +75,9 @@ class Chain:
         max_prompt: int = MAX_PROMPT,
         max_response: int = MAX_RESPONSE,
         vocab_size: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        chat: bool = False,
+        system: str | None = None,
     ) -> None:
         """Describes a chain.
 
@@ -86,9 +90,13 @@ class Chain:
             max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
             max_response: The longest response, in tokens.
             vocab_size: Token ids are below this number; by default the tokenizer's size. Models may pad theirs.
+            stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
+            chat: Whether each prompt is a user's message in the tokenizer's chat template.
+            system: With `chat`, a system message before it.
 
         Raises:
-            ValueError: A setting is out of range, or the tokenizer has no end-of-sequence token.
+            ValueError: A setting is out of range, or there is no token that could end a response.
+            ChatError: The chat template is missing or unfit, or a query is a conversation and `chat` is off.
         """
         if max_prompt < 1 or max_response < 1:
             raise ValueError(
@@ -96,10 +104,13 @@ class Chain:
             )
         if not math.isfinite(partner_reward):
             raise ValueError(f"partner_reward is {partner_reward}, but must be a finite number; the paper's is 1.")
-        if tokenizer.eos_token_id is None:
+        ends = [tokenizer.eos_token_id, *stop_token_ids] if tokenizer.eos_token_id is not None else stop_token_ids
+        if not ends:
             raise ValueError(
                 "The tokenizer has no end-of-sequence token, so no response could ever end. Set its eos_token."
             )
+        if not chat:
+            _refuse_conversations(task)
         self.task = task
         self.tokenizer = tokenizer
         self.roles = role_names(num_agents)
@@ -108,7 +119,8 @@ class Chain:
         self.max_prompt = max_prompt
         self.max_response = max_response
         self.vocab_size = vocab_size or len(tokenizer)
-        self.eos_token_id: int = tokenizer.eos_token_id
+        self.stop_token_ids = tuple(dict.fromkeys(ends))
+        self.chat = ChatFormat(tokenizer, system) if chat else None
         self.pad_token_id: int = tokenizer.pad_token_id or 0
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
         self._anchor_text = self._decode(self._anchor)
@@ -127,12 +139,29 @@ class Chain:
         """Returns a new episode on `query`, at the pioneer's turn."""
         return ChainEpisode(self, query)
 
-    def encode(self, text: str) -> list[int]:
-        """Tokenises a prompt, with whatever special tokens the tokenizer adds by default (a BOS, for models that
-        have one).
+    def encode(self, text: str, history: Sequence[Message] = ()) -> list[int]:
+        """Tokenises a prompt.
+
+        Special tokens come from the chat template, where it is on, or else from the tokenizer's defaults (a BOS, for
+        models that have one): never from both.
+
+        Args:
+            text: The filled prompt template.
+            history: With `chat`, the messages before it.
         """
-        ids: list[int] = self.tokenizer(text)["input_ids"]
+        if self.chat is None:
+            ids: list[int] = self.tokenizer(text)["input_ids"]
+        else:
+            ids = self.tokenizer(self.chat.render(text, history), add_special_tokens=False)["input_ids"]
         return ids
+
+    def encode_first(self, query: Query) -> list[int]:
+        """Tokenises the pioneer's prompt."""
+        return self.encode(self.task.prompt(query), query.history or ())
+
+    def encode_later(self, query: Query, texts: Sequence[str]) -> list[int]:
+        """Tokenises the prompt of the agent that follows the responses `texts`."""
+        return self.encode(self.task.observer_prompt(query, texts), query.history or ())
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns a response as text, without special tokens and with its leading space: prompt + text reads right.
@@ -140,6 +169,7 @@ class Chain:
         Some tokenizers drop the first space of whatever they decode, so a known token stands before the response and is
         taken off again.
         """
+        tokens = [token for token in tokens if token not in self.stop_token_ids]  # not all of them need be special
         text = self._decode([*self._anchor, *tokens])
         return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
 
@@ -165,7 +195,7 @@ class Chain:
             QueryTooLong: The prompt does not fit even without any reference.
         """
         if not responses or not self.knowledge_transfer:
-            prompt = self.encode(self.task.prompt(query))
+            prompt = self.encode_first(query)
             if len(prompt) > self.max_prompt:
                 raise self._too_long(query, len(prompt))
             return prompt, False
@@ -194,7 +224,7 @@ class Chain:
             kept = response if keep is None else response[:keep]
             keep = None if keep is None else keep - len(kept)
             texts.append(self.decode(kept))
-        return self.encode(self.task.observer_prompt(query, texts))
+        return self.encode_later(query, texts)
 
     def _too_long(self, query: Query, length: int) -> QueryTooLong:
         return QueryTooLong(
@@ -204,12 +234,22 @@ class Chain:
         )
 
 
+def _refuse_conversations(task: Task) -> None:
+    for query in (*task.train, *task.test):
+        if query.history is not None:
+            raise ChatError(
+                f"Query {query.id} of task {task.name} is a conversation, but chat is off: {query.text[:80]!r}. Set "
+                "chat=true for a model with a chat template, or give the queries as plain text."
+            )
+
+
 class ChainEpisode:
     """One query on its way through a chain.
 
     Attributes:
         query: The query.
-        responses: Per role so far, the tokens as kept: up to `length` and to the first EOS, included; none is invented.
+        responses: Per role so far, the tokens as kept: up to `length` and to the first stop token, included; none is
+            invented.
         completions: Per role so far, the decoded response.
         truncated: Per prompt so far, whether its reference was cut.
     """
@@ -263,7 +303,7 @@ class ChainEpisode:
         return {"tokens": tokens, "length": len(prompt)}
 
     def respond(self, action: Action) -> None:
-        """Takes the current role's response and passes the turn on; tokens past `length` or an EOS are ignored.
+        """Takes the current role's response and passes the turn on; tokens past `length` or a stop token are ignored.
 
         Raises:
             ValueError: All agents have answered, or the action is not a response; says what came and what was expected.
@@ -275,8 +315,8 @@ class ChainEpisode:
             )
         self.prompt_ids()  # an agent answers its prompt, looked at or not
         response = self._checked(role, action)
-        if self.chain.eos_token_id in response:
-            response = response[: response.index(self.chain.eos_token_id) + 1]
+        ends = (place for place, token in enumerate(response, start=1) if token in self.chain.stop_token_ids)
+        response = response[: next(ends, None)]
         self.responses.append(response)
         self.completions.append(self.chain.decode(response))
 

@@ -12,7 +12,7 @@
 Agents: the roles, `pioneer` and `observer`; with three or more `pioneer`, `observer_1`, `observer_2`, …
 Observation: the prompt, `Dict(tokens: int32 [max_prompt] padded on the right, length)`; length 0 before the turn.
 Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response), length)`; tokens past `length` or past the
-first end-of-sequence token are ignored.
+first stop token are ignored.
 Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
 Info: `query` (its number), `truncated_prompt`; after the last step `task_reward` (r_i) and `completion` too.
 
@@ -20,6 +20,7 @@ The environment checks the order of calls itself and raises `ValueError`s that n
 """
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -54,18 +55,23 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         max_response: int = MAX_RESPONSE,
         tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None,
         vocab_size: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        chat: bool = False,
+        system: str | None = None,
         data: str | os.PathLike[str] | None = None,
         eval_data: str | os.PathLike[str] | None = None,
         reward: str | None = None,
         prompt: str | None = None,
         observer_prompt: str | None = None,
+        min_query: int | None = None,
+        max_query: int | None = None,
         reward_timeout: float = 60.0,
         render_mode: str | None = None,
     ) -> None:
         """Makes the environment. The reward's process starts at the end of the first episode.
 
         Args:
-            task: A task's name (see `cory_env.tasks.make_task`, also for the five settings below) or a `Task`.
+            task: A task's name (see `cory_env.tasks.make_task`, also for the settings from `data` on) or a `Task`.
             num_agents: How many agents answer; 1 is the single-agent baseline, 2 is CORY.
             split: The queries to play, `train` or `test`.
             knowledge_transfer: Whether an agent sees the responses before its own.
@@ -74,11 +80,16 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             max_response: The longest response, in tokens.
             tokenizer: A folder, a hub id or a tokenizer object; None means the bundled one.
             vocab_size: Token ids are below this number; by default the tokenizer's size.
-            data: A file with the training queries.
-            eval_data: A file with the held-out queries.
+            stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
+            chat: Whether each prompt is a user's message in the tokenizer's chat template.
+            system: With `chat`, a system message before it.
+            data: A file or hub data set with the training queries.
+            eval_data: One with the held-out queries.
             reward: The reward function, `module:function`.
             prompt: Template of the pioneer's prompt.
             observer_prompt: Template of the later agents' prompts.
+            min_query: With `max_query`, the least tokens that a query is cut to.
+            max_query: Cut queries to their first tokens, at most so many.
             reward_timeout: Seconds that one call of the reward may take.
             render_mode: `ansi`: `render()` returns the chain as text. `human`: it is printed, also after each episode.
 
@@ -86,14 +97,23 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             ValueError: A setting is out of range, or the task cannot be made.
         """
         super().__init__()
+        tokenizer = load_tokenizer(tokenizer)
         if isinstance(task, str):
             task = make_task(
-                task, data=data, eval_data=eval_data, reward=reward, prompt=prompt, observer_prompt=observer_prompt
+                task,
+                data=data,
+                eval_data=eval_data,
+                reward=reward,
+                prompt=prompt,
+                observer_prompt=observer_prompt,
+                min_query=min_query,
+                max_query=max_query,
+                tokenizer=tokenizer,
             )
-        elif any(setting is not None for setting in (data, eval_data, reward, prompt, observer_prompt)):
+        elif any(setting is not None for setting in (data, eval_data, reward, prompt, observer_prompt, max_query)):
             raise ValueError(
-                "data, eval_data, reward, prompt and observer_prompt belong to a task given by name, but a Task came "
-                "with them. Leave them out, or give them to make_task."
+                "data, eval_data, reward, prompt, observer_prompt and max_query belong to a task given by name, but a "
+                "Task came with them. Leave them out, or give them to make_task."
             )
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"render_mode is {render_mode!r}, but must be one of {', '.join(RENDER_MODES)}, or None.")
@@ -101,13 +121,16 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         self.queries = task.queries(split)
         self.chain = Chain(
             task,
-            load_tokenizer(tokenizer),
+            tokenizer,
             num_agents=num_agents,
             knowledge_transfer=knowledge_transfer,
             partner_reward=partner_reward,
             max_prompt=max_prompt,
             max_response=max_response,
             vocab_size=vocab_size,
+            stop_token_ids=stop_token_ids,
+            chat=chat,
+            system=system,
         )
         self.possible_agents = list(self.chain.roles)
         self.agents: list[str] = []

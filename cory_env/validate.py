@@ -70,6 +70,8 @@ def validate(
     knowledge_transfer: bool = True,
     max_prompt: int = MAX_PROMPT,
     max_response: int = MAX_RESPONSE,
+    chat: bool = False,
+    system: str | None = None,
     reward_timeout: float = 60.0,
 ) -> Report:
     """Checks a task and shows what the agents would see.
@@ -81,6 +83,8 @@ def validate(
         knowledge_transfer: Whether an agent sees the responses before its own.
         max_prompt: The longest prompt, in tokens.
         max_response: The longest response, in tokens.
+        chat: Whether each prompt is a user's message in the tokenizer's chat template.
+        system: With `chat`, a system message before it.
         reward_timeout: Seconds that one call of the reward may take.
 
     Returns:
@@ -96,6 +100,8 @@ def validate(
         knowledge_transfer=knowledge_transfer,
         max_prompt=max_prompt,
         max_response=max_response,
+        chat=chat,
+        system=system,
     )
     report = Report(task.name)
     check_queries(task, report)
@@ -159,9 +165,9 @@ def check_lengths(chain: Chain, report: Report) -> None:
 
 def longest_prompt(chain: Chain, query: Query) -> int:
     """Returns the most tokens that a role's prompt takes without any reference."""
-    lengths = [len(chain.encode(chain.task.prompt(query)))]
+    lengths = [len(chain.encode_first(query))]
     if chain.knowledge_transfer and len(chain.roles) > 1:
-        lengths.append(len(chain.encode(chain.task.observer_prompt(query, [""] * (len(chain.roles) - 1)))))
+        lengths.append(len(chain.encode_later(query, [""] * (len(chain.roles) - 1))))
     return max(lengths)
 
 
@@ -181,7 +187,7 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
     texts = [chain.task.gold(query) or " " + query.text for query in queries]
     responses = [chain.tokenizer(text, add_special_tokens=False)["input_ids"][: chain.max_response] for text in texts]
     episodes = []
-    for query, response in [*zip(queries, responses, strict=True), (queries[0], [chain.eos_token_id])]:
+    for query, response in [*zip(queries, responses, strict=True), (queries[0], [chain.stop_token_ids[0]])]:
         episode = chain.start(query)
         while episode.role is not None:
             episode.respond({"tokens": response, "length": len(response)})
@@ -202,7 +208,10 @@ def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
         names = dict.fromkeys(name for query, _ in answered for name in query.columns)
         columns: dict[str, list[object]] = {name: [query.columns.get(name) for query, _ in answered] for name in names}
         columns["role"] = [chain.roles[0]] * len(answered)
-        values = worker.score([query.text for query, _ in answered], [gold for _, gold in answered], columns)
+        columns["completion_ids"] = [
+            chain.tokenizer(gold, add_special_tokens=False)["input_ids"] for _, gold in answered
+        ]
+        values = worker.score([query.raw for query, _ in answered], [gold for _, gold in answered], columns)
         wrong = [(query, gold, value) for (query, gold), value in zip(answered, values, strict=True) if value != 1.0]
         report.facts.append(f"{split}: {len(answered) - len(wrong)} of {len(answered)} gold answers score 1.0")
         if wrong:

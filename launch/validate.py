@@ -59,6 +59,8 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
             knowledge_transfer=settings.knowledge_transfer,
             max_prompt=settings.max_prompt,
             max_response=settings.max_response,
+            chat=settings.chat,
+            system=settings.system,
             reward_timeout=settings.reward_timeout,
         )
     except ValueError as error:

@@ -83,14 +83,14 @@ class ChainRunner(EnvRunner, Checkpointable):
         """Starts the generation backend, on the device that Ray gave this runner."""
         s = self.settings
         device = get_device(self.config, self.config.num_gpus_per_env_runner)
-        eos_token_id = self.env.eos_token_id
+        stop_token_ids = self.env.stop_token_ids
         if s.backend == "vllm":
             from policies.vllm_generator import VLLMGenerator
 
             self.generator = VLLMGenerator(
                 s.model_path,
                 s.modules,
-                eos_token_id=eos_token_id,
+                stop_token_ids=stop_token_ids,
                 dtype=s.dtype,
                 device=device,
                 max_prompt=s.max_prompt,
@@ -107,7 +107,7 @@ class ChainRunner(EnvRunner, Checkpointable):
             self.generator = TransformersGenerator(
                 s.model_path,
                 s.modules,
-                eos_token_id=eos_token_id,
+                stop_token_ids=stop_token_ids,
                 dtype=s.dtype,
                 device=device,
                 trust_remote_code=s.trust_remote_code,
@@ -127,7 +127,8 @@ class ChainRunner(EnvRunner, Checkpointable):
 
         Args:
             deals: the queries.
-            stream: what the sampling seeds are drawn from beside the query: the update's number.
+            stream: what the sampling seeds, and with `min_response` the longest response, are drawn from: the update's
+                number.
             mapping: who plays which role; its number of roles chooses the chain.
             version: version of the weights that must be loaded.
             split: `train` or `test`.
@@ -139,6 +140,7 @@ class ChainRunner(EnvRunner, Checkpointable):
         assert self.generator is not None and self.rewards is not None and mapping is not None
         chain = self.chains[len(mapping.roles)]
         queries = chain.task.queries(split)
+        limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
         episodes = [chain.start(queries[deal.query]) for deal in deals]
         responses: list[list[Response]] = []
         started = time.perf_counter()
@@ -147,7 +149,7 @@ class ChainRunner(EnvRunner, Checkpointable):
             if self._versions.get(module_id) != version:
                 raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
             seeds = [sampling_seed(self.settings.seed, stream, d.query, position, d.sample) for d in deals]
-            sampling = Sampling(self.settings.temperature, chain.max_response, seeds)
+            sampling = Sampling(self.settings.temperature, limit, seeds)
             prompts = [episode.prompt_ids() for episode in episodes]
             responses.append(self.generator.generate(prompts, module_id, sampling))
             for episode, response in zip(episodes, responses[-1], strict=True):
@@ -276,7 +278,7 @@ def as_rllib_episode(
                 role: {
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
                     TASK_REWARD: task_rewards[position],
-                    ENDED: tokens[-1] == chain.eos_token_id,
+                    ENDED: tokens[-1] in chain.stop_token_ids,
                 }
             },
         )

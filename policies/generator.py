@@ -16,7 +16,7 @@ class Response(NamedTuple):
     """One sampled response."""
 
     tokens: list[int]
-    """1 to `max_tokens` token ids; the last one is the end-of-sequence token unless the length was cut."""
+    """1 to `max_tokens` token ids; the last one is a stop token unless the length was cut."""
     logprobs: list[float]
     """Log-probability of each token at the sampling temperature, in nats."""
 

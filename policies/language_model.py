@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 _frozen: weakref.WeakValueDictionary[tuple[str, str], PreTrainedModel] = weakref.WeakValueDictionary()
 
@@ -45,6 +45,25 @@ def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = 
             f"max_prompt + max_response is {context} tokens, but `{path}` has {positions} positions. Lower them to fit."
         )
     return int(config.vocab_size)
+
+
+def stop_token_ids(path: str, trust_remote_code: bool = False) -> list[int]:
+    """Returns the tokens that a model names as ends of a response, beside its tokenizer's EOS.
+
+    Instruction-tuned models often have several: one ends their turn, another ends a document.
+
+    Args:
+        path: folder or hub id.
+        trust_remote_code: run code that comes with the model.
+
+    Raises:
+        ModelError: nothing loadable there.
+    """
+    try:
+        found = GenerationConfig.from_pretrained(path).eos_token_id
+    except OSError:  # many models come without a generation_config.json
+        found = _load_config(path, trust_remote_code).get_text_config().eos_token_id
+    return [found] if isinstance(found, int) else list(found or ())
 
 
 def load_language_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -31,9 +32,14 @@ class Settings(BaseModel):
     task: str = "imdb"
     """Name of the task: `imdb` or `custom`."""
     data: str | None = None
-    """A file that replaces the task's training queries."""
+    """The training queries, instead of the task's own: a .jsonl, .csv or .parquet file, or a data set `hub:OWNER/NAME`.
+    Settings may follow: `?query=COLUMN`, and those of a data set, `&split=train&config=...&revision=...`."""
     eval_data: str | None = None
-    """A file that replaces the task's held-out queries; without it every tenth row of `data` is held out."""
+    """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
+    max_query: int | None = Field(None, ge=1)
+    """Cut queries to their first tokens, at most so many; null: leave them whole."""
+    min_query: int | None = Field(None, ge=1)
+    """With `max_query`: each query is cut to a length drawn from these two."""
     prompt: str | None = None
     """Template of the pioneer's prompt (`custom`): `{query}` and the data's columns."""
     observer_prompt: str | None = None
@@ -48,6 +54,10 @@ class Settings(BaseModel):
     """A Hugging Face causal LM: the bundled one's name, a folder, or a hub id."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
+    chat: bool = False
+    """Give prompts to the model as a user's message in its chat template, as instruction-tuned models expect them."""
+    system: str | None = None
+    """With `chat`: a system message before it."""
 
     # The chain.
     num_agents: int = Field(2, ge=1)
@@ -100,6 +110,8 @@ class Settings(BaseModel):
     """Longest prompt, in tokens."""
     max_response: int = Field(16, ge=1)
     """Longest response, in tokens."""
+    min_response: int | None = Field(None, ge=1)
+    """Draw each training update's longest response from `min_response` to `max_response`; null: always the latter."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; also divides the logits that are trained."""
 
@@ -187,6 +199,9 @@ class Settings(BaseModel):
             reward=self.reward,
             prompt=self.prompt,
             observer_prompt=self.observer_prompt,
+            min_query=self.min_query,
+            max_query=self.max_query,
+            tokenizer=None if self.max_query is None else self.make_tokenizer(),
         )
 
     def make_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -203,7 +218,7 @@ class Settings(BaseModel):
         Raises:
             ModelError: model, tokenizer and lengths do not go together.
         """
-        from policies.language_model import check_model  # brings torch along
+        from policies.language_model import check_model, stop_token_ids  # brings torch along
 
         return Chain(
             task,
@@ -216,13 +231,28 @@ class Settings(BaseModel):
             vocab_size=check_model(
                 self.model_path, len(tokenizer), self.max_prompt + self.max_response, self.trust_remote_code
             ),
+            stop_token_ids=stop_token_ids(self.model_path, self.trust_remote_code),
+            chat=self.chat,
+            system=self.system,
         )
 
     def env_settings(self) -> dict[str, Any]:
         """Keyword arguments of `cory_v0.env` for the same chain."""
         same = "task num_agents knowledge_transfer partner_reward max_prompt max_response data eval_data reward prompt"
-        names = [*same.split(), "observer_prompt", "reward_timeout"]
-        return {name: getattr(self, name) for name in names} | {"tokenizer": self.model_path}
+        names = [*same.split(), *["observer_prompt", "min_query", "max_query", "chat", "system", "reward_timeout"]]
+        from policies.language_model import stop_token_ids
+
+        return {name: getattr(self, name) for name in names} | {
+            "tokenizer": self.model_path,
+            "stop_token_ids": stop_token_ids(self.model_path, self.trust_remote_code),
+        }
+
+    def response_limit(self, update: int) -> int:
+        """The longest response of one training update, the same on all runners and at all positions of the chain."""
+        if self.min_response is None:
+            return self.max_response
+        drawn = random.Random(f"response limit {self.seed} {update}")
+        return drawn.randint(self.min_response, self.max_response)
 
     @property
     def report_kl_coef(self) -> float:
@@ -242,6 +272,14 @@ class Settings(BaseModel):
                 f"minibatch={self.minibatch} does not divide queries={self.queries}: every policy answers each query "
                 f"once. Mini-batches that would work: {fitting}."
             )
+        for what, low, high in (
+            ("query", self.min_query, self.max_query),
+            ("response", self.min_response, self.max_response),
+        ):
+            if low is not None and (high is None or low > high):
+                raise ValueError(f"min_{what}={low}, but max_{what}={high}. Set max_{what} to {low} or more.")
+        if self.system is not None and not self.chat:
+            raise ValueError("system is set, but chat is off, so no model would see it. Set chat=true.")
         learners = max(self.num_learners, 1)
         if self.minibatch % learners:
             raise ValueError(

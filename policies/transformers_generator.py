@@ -42,14 +42,16 @@ class TransformersGenerator:
         path: str,
         modules: Sequence[str],
         *,
-        eos_token_id: int,
+        stop_token_ids: Sequence[int],
         dtype: str,
         device: torch.device,
         trust_remote_code: bool = False,
     ) -> None:
-        """Loads the initial weights for every LLM in `modules`; `dtype` is `auto`, `bf16` or `fp32`."""
+        """Loads the initial weights for every LLM in `modules`; each stop token ends a response; `dtype` is `auto`,
+        `bf16` or `fp32`.
+        """
         self.device = device
-        self.eos_token_id = eos_token_id
+        self.stop_token_ids = list(stop_token_ids)
         self.dtype = compute_dtype(dtype, device)
         self.models: dict[str, PreTrainedModel] = {
             module_id: load_language_model(path, trust_remote_code).requires_grad_(False).to(device)
@@ -64,8 +66,8 @@ class TransformersGenerator:
         config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
             do_sample=False,
-            eos_token_id=self.eos_token_id,
-            pad_token_id=self.eos_token_id,
+            eos_token_id=self.stop_token_ids,
+            pad_token_id=self.stop_token_ids[0],
         )
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             out = self.models[module_id].generate(
@@ -78,7 +80,7 @@ class TransformersGenerator:
         logprobs = torch.stack(sampler.logprobs, dim=1).cpu().numpy()
         responses = []
         for row, row_logprobs in zip(sampled, logprobs, strict=True):
-            ends = np.flatnonzero(row == self.eos_token_id)
+            ends = np.flatnonzero(np.isin(row, self.stop_token_ids))
             length = int(ends[0]) + 1 if len(ends) else len(row)
             responses.append(Response(row[:length].tolist(), row_logprobs[:length].tolist()))
         return responses

@@ -59,7 +59,7 @@ class VLLMGenerator:
         path: str,
         modules: Sequence[str],
         *,
-        eos_token_id: int,
+        stop_token_ids: Sequence[int],
         dtype: str,
         device: torch.device,
         max_prompt: int,
@@ -75,7 +75,7 @@ class VLLMGenerator:
         Args:
             path: folder or hub id of the model.
             modules: the LLMs.
-            eos_token_id: ends a response.
+            stop_token_ids: each ends a response.
             dtype: `auto`, `bf16` or `fp32`.
             device: where to run; on CUDA the engines share 90 % of the GPU evenly.
             max_prompt, max_response: tokens; together the context length.
@@ -85,7 +85,7 @@ class VLLMGenerator:
             in_process: run the engines in this process.
             timeout: longest wait for one `generate`, in seconds (own processes only; in-process, the caller watches).
         """
-        self.eos_token_id = eos_token_id
+        self.stop_token_ids = list(stop_token_ids)
         self.in_process = in_process
         self.timeout = timeout
         self._weights: dict[str, tuple[Weights, int]] = {}
@@ -142,7 +142,7 @@ class VLLMGenerator:
                 max_tokens=sampling.max_tokens,
                 seed=seed,
                 logprobs=0,
-                stop_token_ids=[self.eos_token_id],
+                stop_token_ids=self.stop_token_ids,
                 detokenize=False,
             )
             for seed in sampling.seeds

@@ -103,6 +103,8 @@ def check_values(result: object, size: int) -> Reply:
 
 
 def _shown(value: object) -> str:
+    if value is None:
+        return "None (in TRL: a reward that does not apply; here every sample needs one)"
     text = repr(value)
     return (text if len(text) <= 80 else text[:77] + "...") + f" ({type(value).__name__})"
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples to score. All lists have one length."""
+    """Samples to score. All lists have one length. Prompts and completions are texts, or lists of chat messages."""
 
-    prompts: list[str]
-    completions: list[str]
+    prompts: Sequence[object]
+    completions: Sequence[object]
     columns: dict[str, list[object]]
 
     def __len__(self) -> int:

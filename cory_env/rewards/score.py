@@ -7,13 +7,15 @@ from cory_env.rewards.worker import RewardWorker
 
 if TYPE_CHECKING:
     from cory_env.chain import ChainEpisode
+    from cory_env.tasks.task import Message
 
 
 def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
     """Returns the task rewards of finished episodes, from one call of the function.
 
     The samples stand episode by episode, in each the roles in the chain's order. The columns are those of the queries,
-    repeated to match, and `role`; a query that lacks a column of another has None there.
+    repeated to match, `role` and `completion_ids`; a query that lacks a column of another has None there. Where a query
+    is a conversation, so is the completion: a list of one message of the assistant's.
 
     Args:
         worker: The reward function.
@@ -37,11 +39,17 @@ def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> 
         name: [episode.query.columns.get(name) for episode, _ in turns] for name in names
     }
     columns["role"] = [episode.chain.roles[position] for episode, position in turns]
+    columns["completion_ids"] = [episode.responses[position] for episode, position in turns]
     values = iter(
         worker.score(
-            prompts=[episode.query.text for episode, _ in turns],
-            completions=[episode.completions[position] for episode, position in turns],
+            prompts=[episode.query.raw for episode, _ in turns],
+            completions=[_completion(episode, position) for episode, position in turns],
             columns=columns,
         )
     )
     return [[next(values) for _ in episode.chain.roles] for episode in episodes]
+
+
+def _completion(episode: "ChainEpisode", position: int) -> "str | list[Message]":
+    text = episode.completions[position]
+    return text if episode.query.history is None else [{"role": "assistant", "content": text}]

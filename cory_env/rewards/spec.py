@@ -14,7 +14,7 @@ from functools import partial
 
 
 class SpecError(ValueError):
-    """A reward's name is malformed, or leads to no function."""
+    """A reward's name is malformed, or leads to no function or other object that can be called."""
 
 
 def parse_spec(spec: str) -> tuple[str, str, dict[str, str]]:
@@ -46,9 +46,9 @@ def load_function(spec: str) -> Callable[..., object]:
         found: object = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise SpecError(
-            f"The module {error.name!r}, needed for the reward {spec!r}, was not found. Start the run from the folder "
-            "that holds it, or add that folder to PYTHONPATH. "
-            f"Searched, from {os.getcwd()}: {', '.join(path for path in sys.path if path)}."
+            f"The module {error.name!r}, needed for the reward {spec!r}, was not found: neither in {os.getcwd()}, "
+            "nor on PYTHONPATH, nor installed. Start the run from the folder that holds it, or add that folder to "
+            "PYTHONPATH."
         ) from error
     except Exception as error:
         raise SpecError(
@@ -61,6 +61,11 @@ def load_function(spec: str) -> Callable[..., object]:
                 "Correct the reward's name, or the module that is found first."
             )
         found = getattr(found, name)
+    if isinstance(found, type):
+        raise SpecError(
+            f"The reward {spec!r} names a class. Make an object of it in its module and name that, such as "
+            f"{module_name}:reward after reward = {function_name}()."
+        )
     if not callable(found):
         raise SpecError(f"The reward {spec!r} names a {type(found).__name__}, not a function. Name a function.")
     return partial(found, **settings) if settings else found

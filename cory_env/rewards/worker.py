@@ -7,6 +7,7 @@ sample's reward is None and is counted, so that the caller can drop its query.
 
 import logging
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -53,12 +54,14 @@ class RewardWorker:
         self.skipped = 0
         self._process = RewardProcess(spec, timeout)
 
-    def score(self, prompts: list[str], completions: list[str], columns: dict[str, list[object]]) -> list[float | None]:
+    def score(
+        self, prompts: Sequence[object], completions: Sequence[object], columns: dict[str, list[object]]
+    ) -> list[float | None]:
         """Returns one task reward per sample, from one call of the function.
 
         Args:
-            prompts: The bare queries as text.
-            completions: The decoded responses, as many.
+            prompts: The bare queries: text, or lists of messages where they are conversations.
+            completions: The decoded responses, as many, in the same form.
             columns: Further arguments, each a list as long; the function gets those that it accepts.
 
         Returns:
@@ -165,5 +168,7 @@ def _sample(batch: Batch, index: int) -> str:
     return f"{role}prompt {_excerpt(batch.prompts[index])}, completion {_excerpt(batch.completions[index])}"
 
 
-def _excerpt(text: str) -> str:
-    return repr(text if len(text) <= 100 else text[:97] + "...")
+def _excerpt(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = text if len(text) <= 100 else text[:97] + "..."
+    return repr(text) if isinstance(value, str) else text

@@ -5,14 +5,21 @@ a task, write a `make` function like those two and list it in `TASKS`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
 
 from cory_env.tasks import custom, imdb
-from cory_env.tasks.rows import DataError, Path
-from cory_env.tasks.task import Query, Split, Task
+from cory_env.tasks.openings import cut_queries
+from cory_env.tasks.readers import DataError
+from cory_env.tasks.rows import Source
+from cory_env.tasks.task import Message, Query, Split, Task
 from cory_env.tasks.template import TemplateError
 
-__all__ = ["TASKS", "DataError", "Query", "Split", "Task", "TemplateError", "make_task"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["TASKS", "DataError", "Message", "Query", "Split", "Task", "TemplateError", "make_task"]
 
 TASKS: dict[str, Callable[..., Task]] = {"custom": custom.make, "imdb": imdb.make}
 
@@ -20,21 +27,27 @@ TASKS: dict[str, Callable[..., Task]] = {"custom": custom.make, "imdb": imdb.mak
 def make_task(
     name: str,
     *,
-    data: Path | None = None,
-    eval_data: Path | None = None,
+    data: Source | None = None,
+    eval_data: Source | None = None,
     reward: str | None = None,
     prompt: str | None = None,
     observer_prompt: str | None = None,
+    min_query: int | None = None,
+    max_query: int | None = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> Task:
     """Builds the task called `name`; every setting left at None keeps the task's own.
 
     Args:
         name: One of `TASKS`.
-        data: A file with the training queries (see `cory_env.tasks.rows` for the format).
-        eval_data: A file with the held-out queries. Without it, every tenth row of `data` is held out.
+        data: The training queries: a file or a hub data set (see `cory_env.tasks.rows`).
+        eval_data: The held-out queries. Without it, every tenth row of `data` is held out.
         reward: The reward function as `module:function`.
         prompt: Template of the pioneer's prompt, with `{query}` and any column of the data.
         observer_prompt: Template of the later agents' prompts, with `{query}`, `{reference}` and any column.
+        min_query: With `max_query`: each query's length is drawn from these two; by default all get `max_query`.
+        max_query: Cut queries to their first tokens, at most so many; None leaves them whole.
+        tokenizer: Whose tokens `max_query` counts.
 
     Raises:
         ValueError: No task has this name, or a setting that the task needs is missing.
@@ -46,4 +59,10 @@ def make_task(
         raise ValueError(
             f"There is no task {name!r}. The known tasks are: {', '.join(known)}. Set task to one of them."
         )
-    return TASKS[name](data=data, eval_data=eval_data, reward=reward, prompt=prompt, observer_prompt=observer_prompt)
+    task = TASKS[name](data=data, eval_data=eval_data, reward=reward, prompt=prompt, observer_prompt=observer_prompt)
+    if max_query is None:
+        return task
+    assert tokenizer is not None
+    shortest = max_query if min_query is None else min_query
+    train, test = (cut_queries(task.queries(split), tokenizer, shortest, max_query) for split in ("train", "test"))
+    return replace(task, train=train, test=test)

@@ -1,6 +1,6 @@
 """A user's own task: a data file, two prompt templates and a Python reward."""
 
-from cory_env.tasks.rows import Path, read_splits
+from cory_env.tasks.rows import Source, read_splits
 from cory_env.tasks.task import Task
 from cory_env.tasks.template import placeholders
 
@@ -10,8 +10,8 @@ REFERENCE = "Reference: {reference}\n"
 
 def make(
     *,
-    data: Path | None = None,
-    eval_data: Path | None = None,
+    data: Source | None = None,
+    eval_data: Source | None = None,
     reward: str | None = None,
     prompt: str | None = None,
     observer_prompt: str | None = None,

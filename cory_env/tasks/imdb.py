@@ -6,8 +6,7 @@ pioneer's sentence before it. The reward is the raw logit of "positive" of a sen
 
 from pathlib import Path
 
-from cory_env.tasks.rows import Path as DataPath
-from cory_env.tasks.rows import read_queries, read_splits
+from cory_env.tasks.rows import Source, read_queries, read_splits
 from cory_env.tasks.task import Task
 from cory_env.tasks.template import placeholders
 
@@ -21,8 +20,8 @@ REFERENCE_SEPARATOR = '" and this sentence "{query}'
 
 def make(
     *,
-    data: DataPath | None = None,
-    eval_data: DataPath | None = None,
+    data: Source | None = None,
+    eval_data: Source | None = None,
     reward: str | None = None,
     prompt: str | None = None,
     observer_prompt: str | None = None,

@@ -1,108 +1,135 @@
-"""Reads a data file into queries, and holds rows out where no held-out file is given.
+"""Turns a data file or a hub data set into queries, and holds rows out where no held-out data is given.
 
-A file holds one row per query. The column `query` is required; all other columns belong to the reward and the
-templates. A row that cannot be used stops the reading with its file and line: a silently dropped row would shift every
-query id after it.
+One row per query. The column `query` holds it, or another one named in the source; all other columns belong to the
+reward and the templates. A query is text, or a conversation that ends with the user's turn, as a list of
+`{"role": ..., "content": ...}`; such queries need `chat`.
+
+    questions.jsonl                                 also .csv and .parquet
+    questions.csv?query=question                    another column is the query
+    hub:stanfordnlp/imdb?split=train&query=text     also config=… and revision=…; a folder instead of a name works too
 """
 
-import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
-from cory_env.tasks.task import Query
+from cory_env.tasks.hub import SETTINGS, read_hub
+from cory_env.tasks.readers import READERS, DataError, Row
+from cory_env.tasks.task import Message, Query
 
-Path = str | os.PathLike[str]
-Row = tuple[int, Mapping[str, object]]  # line number from 1, columns
+Source = str | os.PathLike[str]
 
-RESERVED = ("prompts", "completions", "role")  # the names that a reward receives besides the columns
+HUB = "hub:"
+QUERY = "query"  # the setting that names the column, and the column's name by default
+RESERVED = ("prompts", "completions", "completion_ids", "role")  # what a reward receives besides the columns
 HOLD_OUT_EVERY = 10
 
 
-class DataError(ValueError):
-    """A data file cannot be used."""
-
-
-def read_queries(path: Path, required: Collection[str] = ()) -> list[Query]:
-    """Reads all queries of a file, numbered from 0 in the file's order.
+def read_queries(source: Source, required: Collection[str] = ()) -> list[Query]:
+    """Reads all queries of a source, numbered from 0 in its order.
 
     Args:
-        path: The file; the ending of its name says the format, one of `READERS`.
-        required: Columns besides `query` that no row may lack (those that a prompt template uses).
+        source: A file, whose ending says the format, one of `READERS`; or `hub:` and a data set. Settings may follow.
+        required: Columns besides the query that no row may lack (those that a prompt template uses).
 
     Raises:
-        DataError: The file is missing, empty or of an unknown format, or a row is malformed; names file and line.
+        DataError: The source is missing, empty or of an unknown format, or a row is malformed; names file and line.
     """
-    name = os.fspath(path)
-    ending = os.path.splitext(name)[1].lower()
-    if ending not in READERS:
-        raise DataError(f"{name} is not a data file that can be read: its name must end in {' or '.join(READERS)}.")
-    if not os.path.isfile(name):
-        raise DataError(f"There is no data file {name} (looked from {os.getcwd()}). Correct the path.")
+    name, settings = parse_source(source)
+    column = settings.pop(QUERY, QUERY)
     queries: list[Query] = []
-    for line, row in READERS[ending](name):
-        _check_row(name, line, row, required)
-        columns = {column: value for column, value in row.items() if column != "query"}
-        queries.append(Query(id=len(queries), text=str(row["query"]), columns=columns))
+    for place, row in _rows(name, settings):
+        where = f"{name} {place}"
+        _check_row(where, row, column, required)
+        text, history = _read_query(where, column, row[column])
+        columns = {key: value for key, value in row.items() if key != column}
+        queries.append(Query(id=len(queries), text=text, columns=columns, history=history))
     if not queries:
-        raise DataError(f"{name} has no rows. A data file needs one row per query.")
+        raise DataError(f"{name} has no rows. There must be one row per query.")
     return queries
 
 
-def _check_row(name: str, line: int, row: Mapping[str, object], required: Collection[str]) -> None:
-    columns = ", ".join(row) or "no columns"
-    if "query" not in row:
-        raise DataError(
-            f"{name} line {line} has no column 'query' (it has {columns}). Add it: it holds the text to answer."
-        )
-    query = row["query"]
-    if not isinstance(query, str) or not query.strip():
-        raise DataError(f"{name} line {line}: 'query' is {query!r}, but must be text that is not empty.")
-    for column in required:
-        if column != "query" and row.get(column) is None:
+def parse_source(source: Source) -> tuple[str, dict[str, str]]:
+    """Splits a source into name and settings.
+
+    Raises:
+        DataError: The settings are not `?name=value&...`, or one is unknown.
+    """
+    text = os.fspath(source)
+    name, _, tail = text.partition("?")
+    pairs = [pair.partition("=") for pair in tail.split("&")] if tail else []
+    known = (QUERY, *SETTINGS) if name.startswith(HUB) else (QUERY,)
+    for setting, _, value in pairs:
+        if setting not in known or not value:
             raise DataError(
-                f"{name} line {line} has no value in column {column!r}, which a prompt template uses "
-                f"(it has {columns})."
+                f"The data {text!r} has {setting!r} after the question mark. Write name=value, joined by &, with "
+                f"the names {', '.join(known)}, such as {name}?query=question."
+            )
+    return name, {setting: value for setting, _, value in pairs}
+
+
+def _rows(name: str, settings: Mapping[str, str]) -> Iterator[Row]:
+    if name.startswith(HUB):
+        return read_hub(name.removeprefix(HUB), **settings)
+    ending = os.path.splitext(name)[1].lower()
+    if ending not in READERS:
+        raise DataError(
+            f"{name} is not data that can be read: a file's name must end in {', '.join(READERS)}, and a data set of "
+            "the hub is written hub:OWNER/NAME."
+        )
+    if not os.path.isfile(name):
+        raise DataError(f"There is no data file {name} (looked from {os.getcwd()}). Correct the path.")
+    return READERS[ending](name)
+
+
+def _check_row(where: str, row: Mapping[str, object], query: str, required: Collection[str]) -> None:
+    columns = ", ".join(row) or "no columns"
+    if query not in row:
+        raise DataError(
+            f"{where} has no column {query!r} (it has {columns}). Add it: it holds the text to answer. Or name the "
+            "column that does, after the data's name: ?query=COLUMN."
+        )
+    for column in required:
+        if column != QUERY and (column == query or row.get(column) is None):
+            hint = " There this column is {query}." if column == query else ""
+            raise DataError(
+                f"{where} has no value in column {column!r}, which a prompt template uses (it has {columns}).{hint}"
             )
     for column in RESERVED:
-        if column in row:
+        if column in row and column != query:
+            raise DataError(f"{where}: the column name {column!r} is taken by the reward's own arguments. Rename it.")
+
+
+def _read_query(where: str, column: str, value: object) -> tuple[str, tuple[Message, ...] | None]:
+    """Returns a query's text and, where it is a conversation, the messages before it."""
+    if isinstance(value, str) and value.strip():
+        return value, None
+    if not isinstance(value, list):
+        raise DataError(f"{where}: {column!r} is {value!r}, but must be text that is not empty.")
+    messages: list[Message] = []
+    for message in value:
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+        if not isinstance(role, str) or not isinstance(content, str):
             raise DataError(
-                f"{name} line {line}: the column name {column!r} is taken by the reward's own arguments. Rename it."
+                f"{where}: {column!r} is a conversation with {message!r}, but each message must be "
+                '{"role": ..., "content": ...} with texts; images and tool calls are not supported.'
             )
+        messages.append(Message(role=role, content=content))
+    if not messages or messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
+        raise DataError(f"{where}: {column!r} is a conversation, but does not end with what the user says.")
+    return messages[-1]["content"], tuple(messages[:-1])
 
 
-def _read_jsonl(name: str) -> Iterator[Row]:
-    """Yields one row per line of a JSON Lines file, UTF-8; blank lines are allowed at the end only."""
-    with open(name, "rb") as file:
-        lines = file.read().removeprefix(b"\xef\xbb\xbf").rstrip().split(b"\n")
-    if lines == [b""]:
-        return
-    for line, raw in enumerate(lines, start=1):
-        if not raw.strip():
-            raise DataError(f"{name} line {line} is empty. Remove it, or write a JSON object with the column 'query'.")
-        try:
-            row = json.loads(raw.decode("utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise DataError(
-                f"{name} line {line} is not valid JSON in UTF-8: {error}. Each line must be one JSON object."
-            ) from error
-        if not isinstance(row, dict):
-            raise DataError(
-                f'{name} line {line} is a JSON {type(row).__name__}, but must be an object such as {{"query": "..."}}.'
-            )
-        yield line, row
-
-
-READERS: dict[str, Callable[[str], Iterator[Row]]] = {".jsonl": _read_jsonl}
-
-
-def read_splits(data: Path, eval_data: Path | None, required: Collection[str] = ()) -> tuple[list[Query], list[Query]]:
+def read_splits(
+    data: Source, eval_data: Source | None, required: Collection[str] = ()
+) -> tuple[list[Query], list[Query]]:
     """Reads the training queries from `data` and the held-out ones from `eval_data`.
 
     Without `eval_data`, rows 10, 20, 30, … of `data` are held out (the last row, where there are fewer than ten), and
-    the rows of each split are numbered anew. The choice depends on the order of the file alone.
+    the rows of each split are numbered anew. The choice depends on the order of the rows alone.
 
     Raises:
-        DataError: A file cannot be used, or `data` has a single row and there is no `eval_data`.
+        DataError: A source cannot be used, or `data` has a single row and there is no `eval_data`.
     """
     queries = read_queries(data, required)
     if eval_data is not None:
@@ -118,4 +145,4 @@ def read_splits(data: Path, eval_data: Path | None, required: Collection[str] = 
 
 
 def _numbered(queries: list[Query]) -> list[Query]:
-    return [Query(id=index, text=query.text, columns=query.columns) for index, query in enumerate(queries)]
+    return [replace(query, id=index) for index, query in enumerate(queries)]

@@ -2,11 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypedDict
 
 from cory_env.tasks.template import TemplateError, fill, placeholders
 
 Split = Literal["train", "test"]
+
+
+class Message(TypedDict):
+    """One turn of a conversation, as chat templates take it."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True)
@@ -15,13 +22,20 @@ class Query:
 
     Attributes:
         id: Its index within its split.
-        text: The query itself, as the reward sees it in `prompts`.
+        text: The query itself; of a conversation, what the user says last.
         columns: Everything else its row holds, passed to the reward and open to prompt templates.
+        history: The messages before `text`, where its row is a conversation; None where it is plain text.
     """
 
     id: int
     text: str
     columns: dict[str, object] = field(default_factory=dict)
+    history: tuple[Message, ...] | None = None
+
+    @property
+    def raw(self) -> str | list[Message]:
+        """The query as its row holds it and as a reward receives it: text, or the whole conversation."""
+        return self.text if self.history is None else [*self.history, Message(role="user", content=self.text)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Rewards for the tests, good and bad; the child process imports them by name."""
 
+import asyncio
 import os
 import time
 
@@ -96,3 +97,48 @@ def returns_infinity(completions: list[str]) -> list[float]:
 
 def returns_one_number(completions: list[str]) -> float:
     return 1.0
+
+
+# In the style of the reward functions in the documentation of TRL's GRPOTrainer.
+
+
+def trl_keyword_arguments(completions: list[str], **kwargs: list[object]) -> list[float]:
+    return [1.0 if answer == text.strip() else 0.0 for text, answer in zip(completions, kwargs["answer"], strict=True)]
+
+
+def trl_token_lengths(
+    prompts: list[str], completions: list[str], completion_ids: list[list[int]], trainer_state: object = None
+) -> list[float]:
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def conversational(prompts: list[list[dict[str, str]]], completions: list[list[dict[str, str]]]) -> list[float]:
+    texts = [completion[0]["content"] for completion in completions]
+    return [float(len(text) + 100 * len(prompt)) for prompt, text in zip(prompts, texts, strict=True)]
+
+
+async def trl_gathers(completions: list[str], **kwargs: object) -> list[float]:
+    async def judge(text: str) -> float:
+        await asyncio.sleep(0.05)
+        return float(len(text))
+
+    return await asyncio.gather(*[judge(text) for text in completions])
+
+
+class Brevity:
+    """A reward with a state of its own."""
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+    def __call__(self, completions: list[str], **kwargs: object) -> list[float]:
+        return [-self.weight * len(text) for text in completions]
+
+
+class AsyncBrevity(Brevity):
+    async def __call__(self, completions: list[str], **kwargs: object) -> list[float]:  # type: ignore[override]
+        return super().__call__(completions, **kwargs)
+
+
+brevity = Brevity(0.5)
+async_brevity = AsyncBrevity(0.5)

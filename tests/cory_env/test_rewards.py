@@ -32,6 +32,40 @@ def test_a_function_gets_only_the_columns_that_it_accepts() -> None:
     assert score("count_columns", ["x"], answer=["4"], other=[1]) == [3.0]
 
 
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("trl_keyword_arguments", [1.0, 0.0]),
+        ("trl_token_lengths", [3.0, 2.0]),
+        ("trl_gathers", [1.0, 2.0]),
+        ("brevity", [-0.5, -1.0]),
+        ("async_brevity", [-0.5, -1.0]),
+    ],
+)
+def test_reward_functions_written_for_trl_run_as_they_are(function: str, expected: list[float]) -> None:
+    columns: dict[str, list[object]] = {
+        "answer": ["a", "c"],
+        "completion_ids": [[1, 2, 3], [4, 5]],
+        "role": ["pioneer"] * 2,
+    }
+    assert score(function, ["a", "bb"], **columns) == expected
+
+
+def test_a_finished_episode_offers_the_tokens_of_its_responses() -> None:
+    episode = chain(2).start(QUERIES[0])
+    for text in (" good", " a very good film"):
+        episode.respond(response(text))
+    with RewardWorker("tests.cory_env.sample_rewards:trl_token_lengths", timeout=20) as worker:
+        assert score_episodes(worker, [episode]) == [[float(len(tokens)) for tokens in episode.responses]]
+
+
+def test_a_missing_module_is_named_in_one_short_sentence_with_the_folder_looked_from() -> None:
+    with RewardWorker("no_such_module:f", timeout=20) as worker, pytest.raises(RewardError) as error:
+        worker.score(["q"], ["c"], {})
+    assert f"neither in {os.getcwd()}, nor on PYTHONPATH, nor installed" in str(error.value)
+    assert len(str(error.value)) < 400
+
+
 def test_a_column_that_the_data_lacks_is_named_with_those_it_has() -> None:
     with pytest.raises(RewardError, match=r"asks for answer, but is offered only completions, other, prompts"):
         score("with_column", ["4"], other=[1])
@@ -58,6 +92,7 @@ def test_a_malformed_name_is_refused_before_anything_starts(name: str) -> None:
         ("no_such_module:f", "module 'no_such_module'.* was not found.*PYTHONPATH"),
         ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
         ("tests.cory_env.sample_rewards:BAD", "names a str, not a function"),
+        ("tests.cory_env.sample_rewards:Brevity", r"names a class.*reward = Brevity\(\)"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
@@ -71,7 +106,7 @@ def test_a_function_that_cannot_be_loaded_stops_even_where_samples_are_skipped(
 FAILURES = [
     ("raises", "it raised RuntimeError: this completion is beyond me\n.*sample_rewards.py"),
     ("exits", "it ended its process with exit code 3"),
-    ("returns_none", "it returned None .NoneType. instead of a finite number"),
+    ("returns_none", "it returned None .in TRL: .* instead of a finite number"),
     ("returns_text", "it returned '1.0' .str. instead"),
     ("returns_nan", "it returned nan .float. instead"),
     ("returns_infinity", "it returned inf .float. instead"),

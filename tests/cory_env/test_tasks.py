@@ -158,7 +158,7 @@ def test_a_custom_task_says_what_it_needs(tmp_path: Path) -> None:
 def test_a_template_that_cannot_work_is_refused(tmp_path: Path, templates: dict[str, str], message: str) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": "a"}, {"query": "b"}])
     with pytest.raises(TemplateError, match=message):
-        make_task("custom", data=data, reward=REWARD, **templates)
+        make_task("custom", data=data, reward=REWARD, **templates)  # type: ignore[arg-type]
 
 
 def test_a_template_s_column_that_a_hand_made_query_lacks_is_named() -> None:

@@ -1,5 +1,7 @@
 import pytest
 
+from cory_env.rewards.spec import parse_spec
+from cory_env.tasks.rows import parse_source
 from launch.command import CommandError
 from launch.configuration import Value, presets, read_preset, read_words, resolve, scalar
 
@@ -14,6 +16,22 @@ def test_ppo_and_cory_differ_in_the_number_of_agents_alone() -> None:
     cory, ppo = (resolve(name, [], []).model_dump() for name in ("imdb-tiny", "imdb-tiny-ppo"))
     assert {key for key in cory if cory[key] != ppo[key]} == {"num_agents"}
     assert ppo["num_agents"] == 1
+
+
+def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
+    s = resolve("imdb-gpt2", [], [])
+    assert (s.task, s.model, s.num_agents, s.exchange_period) == ("imdb", "openai-community/gpt2-large", 2, 5)
+    assert parse_spec(s.reward or "") == (
+        "cory_env.rewards.sentiment",
+        "positive_logit",
+        {"model": "lvwerra/distilbert-imdb"},
+    )
+    assert parse_source(s.data or "") == ("hub:stanfordnlp/imdb", {"split": "train", "query": "text"})
+    assert parse_source(s.eval_data or "")[0] == "hub:stanfordnlp/imdb"
+    assert (s.min_query, s.max_query, s.min_response, s.max_response) == (2, 8, 4, 15)
+    assert (s.updates, s.queries, s.minibatch, s.epochs, s.lr, s.kl_coef) == (100, 256, 256, 4, 1.41e-5, 0.3)
+    assert (s.gamma, s.lam, s.clip, s.value_clip, s.value_coef) == (1.0, 0.95, 0.2, 0.2, 0.1)
+    assert (s.kl_control, s.score_scaling, s.temperature, s.chat) == ("fixed", "none", 1.0, False)
 
 
 @pytest.mark.parametrize(

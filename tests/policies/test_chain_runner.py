@@ -94,3 +94,25 @@ def test_episodes_remember_which_llm_played_which_role(runner: ChainRunner) -> N
     mapping = RoleMapping(runner.settings.roles, runner.settings.modules).rotated()
     episode = runner.sample(deals=[Deal(0)], mapping=mapping, version=0).episodes[0]
     assert {role: agent.module_id for role, agent in episode.agent_episodes.items()} == mapping.as_dict()
+
+
+def test_each_update_draws_one_longest_response_for_all_positions_and_held_out_queries_take_the_longest(
+    ray_session: None,
+) -> None:
+    config = CoryConfig().cory(
+        **{**TINY, "min_response": 2, "max_response": 6, "reward": "tests.cory_env.sample_rewards:length"}
+    )
+    config.validate()
+    runner = ChainRunner(config=config, worker_index=0)
+    runner._versions = dict.fromkeys(runner.settings.modules, 0)
+    deals = [Deal(query) for query in range(8)]
+    limits = []
+    for update in range(6):
+        limits.append(runner.settings.response_limit(update))
+        rollout = play(runner, deals, stream=update)
+        for role in runner.settings.roles:
+            assert max(e.agent_episodes[role].actions[0]["length"] for e in rollout.episodes) == limits[-1]
+    assert len(set(limits)) > 2
+    held_out = play(runner, deals, stream=limits.index(min(limits)), split="test")
+    assert max(e.agent_episodes["pioneer"].actions[0]["length"] for e in held_out.episodes) == 6
+    runner.stop()

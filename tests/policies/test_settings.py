@@ -24,6 +24,9 @@ def test_defaults_are_the_papers() -> None:
         ({"backend": "triton"}, "'vllm' or 'transformers'"),
         ({"queries": 12, "minibatch": 8}, "Mini-batches that would work: 1, 2, 3, 4, 6, 12."),
         ({"num_runners": 0}, "Use num_runners=1, or backend=transformers."),
+        ({"min_response": 9, "max_response": 8}, "min_response=9, but max_response=8. Set max_response to 9 or more."),
+        ({"min_query": 2}, "min_query=2, but max_query=None. Set max_query to 2 or more."),
+        ({"system": "Be kind."}, "system is set, but chat is off"),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
     ],
 )
@@ -52,3 +55,13 @@ def test_a_model_that_is_not_there_a_context_too_long_and_a_tokenizer_too_big_ar
         check_model(path, 4096, 10_000)
     with pytest.raises(ModelError, match="has 5000 tokens, but the model has embeddings for 4096"):
         check_model(path, 5000, 80)
+
+
+def test_the_longest_response_is_drawn_anew_for_each_update_from_the_seed_and_is_fixed_unless_asked_for() -> None:
+    assert {make_settings({"max_response": 9}).response_limit(update) for update in range(50)} == {9}
+    s = make_settings({"min_response": 4, "max_response": 15, "seed": 1})
+    drawn = [s.response_limit(update) for update in range(400)]
+    assert set(drawn) == set(range(4, 16))
+    assert drawn == [make_settings(s.model_dump()).response_limit(update) for update in range(400)]
+    other = make_settings({"min_response": 4, "max_response": 15, "seed": 2})
+    assert drawn != [other.response_limit(update) for update in range(400)]

@@ -153,7 +153,7 @@ def real(rows: Rows, row: int) -> tuple[list[int], list[int]]:
 
 def test_episodes_become_rows_of_the_llm_that_played_each_role() -> None:
     chain, mapping = chain_of(3)
-    first, one = play(chain, mapping, 0, [[5], [6, 7, 8, 9], [10, chain.eos_token_id]], [1.0, 2.0, 4.0])
+    first, one = play(chain, mapping, 0, [[5], [6, 7, 8, 9], [10, chain.stop_token_ids[0]]], [1.0, 2.0, 4.0])
     second, other = play(chain, mapping, 1, [[11, 12], [13], [14, 15, 16]], [8.0, 16.0, 32.0])
     batch = batch_of(one, other)
     assert list(batch) == ["llm_1", "llm_2", "llm_3"]

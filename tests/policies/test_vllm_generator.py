@@ -34,7 +34,7 @@ MAX_PROMPT = 200  # longer than a block of vLLM's KV cache, so that prompts are 
 
 def make_generator(**settings: Any) -> VLLMGenerator:
     arguments: dict[str, Any] = {
-        "eos_token_id": load_tokenizer(MODEL).eos_token_id,
+        "stop_token_ids": [load_tokenizer(MODEL).eos_token_id],
         "dtype": "fp32",
         "device": torch.device("cpu"),
         "max_prompt": MAX_PROMPT,
@@ -118,6 +118,15 @@ def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, promp
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
     assert [response.tokens for response in together] == [response.tokens for response in alone]
+
+
+def test_any_of_several_stop_tokens_ends_a_response(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
+    whole = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
+    eos = generator.stop_token_ids
+    generator.stop_token_ids = [*eos, whole[0][2], whole[1][0]]
+    ended = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
+    generator.stop_token_ids = eos
+    assert ended[0] == whole[0][:3] and ended[1] == whole[1][:1]
 
 
 def test_more_prompt_tokens_than_one_engine_step_takes_change_nothing(

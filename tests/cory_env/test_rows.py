@@ -1,0 +1,187 @@
+"""Data as users have it: CSV, Parquet and hub data sets, other names for the query's column, conversations."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from cory_env.tasks import DataError, Query, make_task
+from cory_env.tasks.openings import cut_queries
+from cory_env.tasks.rows import read_queries
+from tests.cory_env.sample_tasks import LENGTH, tokenizer
+
+USER = {"role": "user", "content": "Name a fruit."}
+CHECKOUT = str(Path(__file__).parents[2])
+
+
+def table(path: Path, **columns: list[object]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def csv_file(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_csv_takes_its_columns_from_the_header_and_quotes_may_hold_commas_and_line_breaks(tmp_path: Path) -> None:
+    data = csv_file(tmp_path, b'\xef\xbb\xbfquery,answer\r\n"Red, or\r\n""blue""?",4\r\nplain,\r\n\r\n')
+    assert read_queries(data) == [Query(0, 'Red, or\r\n"blue"?', {"answer": "4"}), Query(1, "plain", {"answer": ""})]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no rows"),
+        ("query,answer\n", "has no rows"),
+        ("query,answer\na,1\nb,2,3\n", "line 3 has 3 fields, but the header names 2 columns: query, answer"),
+        ('query,answer\n"a\nb",1\nc\n', "line 4 has 1 fields"),
+        ("query\na\n\nb\n", "line 3 has 0 fields"),
+        ("query,,answer\na,1,2\n", "line 1 must name every column"),
+        ("query,answer,answer\na,1,2\n", "line 1 names the column 'answer' twice"),
+        ('query\n"a" b\n', "line 2 is not valid CSV"),
+        ('query\na\n"b\n', "line 3 is not valid CSV"),
+        (b"query\na\n\xff\n", "line 3 is not UTF-8"),
+        ("question\na\n", r"line 2 has no column 'query' \(it has question\).*\?query=COLUMN"),
+        ("query,role\na,x\n", "line 2: the column name 'role' is taken"),
+        ("query,completion_ids\na,x\n", "line 2: the column name 'completion_ids' is taken"),
+        ('query,answer\n"  ",1\n', "line 2: 'query' is '  ', but must be text"),
+    ],
+)
+def test_a_malformed_csv_file_is_named_with_its_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(DataError, match=f"rows.csv {message}"):
+        read_queries(csv_file(tmp_path, text))
+
+
+def test_parquet_keeps_numbers_and_lists_and_names_the_row_of_a_query_that_is_none(tmp_path: Path) -> None:
+    path = table(tmp_path / "rows.parquet", query=["a", "b"], answer=[1, 2], words=[["x"], ["y", "z"]])
+    assert read_queries(path)[1] == Query(1, "b", {"answer": 2, "words": ["y", "z"]})
+    table(path, query=["a", None], answer=[1, 2])
+    with pytest.raises(DataError, match=r"rows.parquet row 2: 'query' is None"):
+        read_queries(path)
+    table(path, query=["a", "b"], unit=["cm", None])
+    with pytest.raises(DataError, match=r"rows.parquet row 2 has no value in column 'unit'"):
+        read_queries(path, required=["unit"])
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_text("query\na\n")
+    with pytest.raises(DataError, match=r"rows.parquet cannot be read as Parquet, after 0 rows"):
+        read_queries(path)
+
+
+def test_another_column_is_the_query_where_the_source_names_it(tmp_path: Path) -> None:
+    data = csv_file(tmp_path, "question,prompt\nWhy?,unused\nHow?,too\n")
+    assert read_queries(f"{data}?query=question")[0] == Query(0, "Why?", {"prompt": "unused"})
+    task = make_task("custom", data=f"{data}?query=question", reward=LENGTH, prompt="{query} ({prompt})")
+    assert task.prompt(task.train[0]) == "Why? (unused)"
+    with pytest.raises(DataError, match=r"'question', which a prompt template uses.* There this column is {query}\."):
+        make_task("custom", data=f"{data}?query=question", reward=LENGTH, prompt="{query} {question}")
+
+
+@pytest.mark.parametrize("tail", ["?question", "?query=", "?split=train", "?query=a&b", "?Query=a"])
+def test_settings_that_a_file_does_not_take_are_refused_with_those_it_takes(tmp_path: Path, tail: str) -> None:
+    data = csv_file(tmp_path, "query\na\n")
+    with pytest.raises(DataError, match=r"after the question mark.*the names query, such as .*\?query=question"):
+        read_queries(f"{data}{tail}")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Query]]:
+    """A folder laid out like a hub data set of two splits, read by the library `datasets` itself."""
+    pytest.importorskip("datasets", reason="the extra hub is not installed")
+    from datasets import config
+
+    folder = tmp_path_factory.mktemp("hub")
+    config.HF_DATASETS_CACHE = folder / "cache"
+    for split in ("train", "test"):
+        texts: list[object] = [f"{split} review {i}" for i in range(5)]
+        table(folder / "reviews" / "data" / f"{split}-00000-of-00001.parquet", text=texts, label=[0, 1, 0, 1, 0])
+    return lambda tail: read_queries(f"hub:{folder / 'reviews'}{tail}")
+
+
+def test_a_hub_data_set_is_read_by_split_and_column(hub: Callable[[str], list[Query]]) -> None:
+    assert hub("?query=text")[1] == Query(1, "train review 1", {"label": 1})
+    assert [query.text for query in hub("?split=test[3:]&query=text")] == ["test review 3", "test review 4"]
+
+
+@pytest.mark.parametrize(
+    ("tail", "message"),
+    [
+        ("?split=valid&query=text", r"\(split=valid\) cannot be loaded: Unknown split .*'train', 'test'"),
+        ("?config=de&query=text", r"\(split=train, config=de\) cannot be loaded: .*'de' not found"),
+        ("?query=question", r"row 1 has no column 'question' \(it has text, label\)"),
+        ("/nowhere?query=text", "There is no data set hub:.*/nowhere"),
+        ("?column=text", "the names query, split, config, revision"),
+    ],
+)
+def test_what_a_hub_data_set_lacks_is_named(hub: Callable[[str], list[Query]], tail: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        hub(tail)
+
+
+def test_a_hub_that_cannot_be_reached_and_a_library_that_is_missing_are_named(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom cory_env.tasks.rows import read_queries\n"
+        "if 'without' in sys.argv: sys.modules['datasets'] = None\n"
+        "try: read_queries('hub:no-such-owner/no-such-set?query=text')\n"
+        "except ValueError as error: print(error)"
+    )
+    pytest.importorskip("datasets", reason="the extra hub is not installed")
+    path = os.pathsep.join([CHECKOUT, *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", script, *words], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        for words in ([], ["without"])
+    ]
+    assert "hub:no-such-owner/no-such-set (split=train) cannot be loaded: Couldn't reach" in printed[0]
+    assert "needs the library datasets: pip install 'cory-rllib[hub]'" in printed[1]
+
+
+def test_a_conversation_that_the_user_ends_is_a_query_with_its_history(tmp_path: Path) -> None:
+    before = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    path = table(tmp_path / "rows.parquet", prompt=[[*before, USER]], answer=["apple"])
+    (query,) = read_queries(f"{path}?query=prompt")
+    assert (query.text, query.columns) == ("Name a fruit.", {"answer": "apple"})
+    assert query.history == tuple(before) and query.raw == [*before, USER]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([USER, {"role": "assistant", "content": "Apple."}], "does not end with what the user says"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "images and tool calls are not supported"),
+        (["Name a fruit."], 'each message must be {"role"'),
+    ],
+)
+def test_a_conversation_that_cannot_be_a_query_is_refused(tmp_path: Path, prompt: object, message: str) -> None:
+    path = table(tmp_path / "rows.parquet", query=[prompt])
+    with pytest.raises(DataError, match=f"rows.parquet row 1: 'query' is a conversation.*{message}"):
+        read_queries(path)
+
+
+def test_long_texts_are_cut_to_their_first_tokens_and_to_the_same_ones_each_time() -> None:
+    text = "The acting is, as ever, wonderful, and nobody in the audience looked at a watch even once. "
+    queries = [Query(i, text * 50, {"label": i}) for i in range(100)]
+    cut = cut_queries(queries, tokenizer(), 2, 8)
+    assert cut == cut_queries(queries, tokenizer(), 2, 8)
+    lengths = [len(tokenizer()(query.text)["input_ids"]) for query in cut]
+    assert set(lengths) == {2, 3, 4, 5, 6, 7, 8}
+    assert all(text.startswith(query.text) for query in cut)
+    assert [(query.id, query.columns) for query in cut] == [(query.id, query.columns) for query in queries]
+
+
+def test_a_cut_inside_a_character_leaves_no_broken_one_and_a_short_text_stays_whole() -> None:
+    assert cut_queries([Query(0, "Fun")], tokenizer(), 8, 8)[0].text == "Fun"
+    (cut,) = cut_queries([Query(0, "A film 😀😀")], tokenizer(), 4, 4)
+    assert "A film 😀".startswith(cut.text.rstrip()) and "\N{REPLACEMENT CHARACTER}" not in cut.text
