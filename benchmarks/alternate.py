@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -44,7 +43,6 @@ def alternate(sides: Mapping[str, Callable[[], object]], rounds: int, warm_up: i
     turns = Turns({side: [] for side in sides}, {side: [] for side in sides})
     for turn in range(-warm_up, rounds):
         for side in list(sides) if turn % 2 else reversed(list(sides)):
-            gc.collect()
             wall, cpu = time.perf_counter(), time.process_time()
             sides[side]()
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

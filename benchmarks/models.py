@@ -49,6 +49,7 @@ def make_model(name: str, folder: Path) -> str:
             n_embd=shape.width,
             n_layer=shape.layers,
             n_head=shape.heads,
+            activation_function="gelu_pytorch_tanh",  # one kernel, as in the bundled model
             bos_token_id=0,
             eos_token_id=0,
         )
