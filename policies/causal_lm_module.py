@@ -89,13 +89,16 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
             reference over the whole vocabulary. Logits die here.
         """
         logits, values = self._respond(self.lm, batch, with_values=True)
-        reference_logits, _ = self._respond(self.reference(), batch, with_values=False)
+        policy = logits.log_softmax(-1)
+        del logits  # [B, R, V] each: with a large vocabulary these are the largest tensors of an update
+        reference = self._respond(self.reference(), batch, with_values=False)[0].log_softmax(-1)
+        logprobs, reference_logprobs, entropy, full_kl = token_ppo.compare(policy, reference, batch["responses"])
         return {
-            "logprobs": token_ppo.token_logprobs(logits, batch["responses"]),
-            "reference_logprobs": token_ppo.token_logprobs(reference_logits, batch["responses"]),
+            "logprobs": logprobs,
+            "reference_logprobs": reference_logprobs,
             "values": values,
-            "entropy": token_ppo.entropy(logits),
-            "full_kl": token_ppo.full_kl(logits, reference_logits),
+            "entropy": entropy,
+            "full_kl": full_kl,
         }
 
     def _respond(self, lm: PreTrainedModel, batch: Rows, with_values: bool) -> tuple[Tensor, Tensor]:
