@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from policies.language_model import compute_dtype, load_language_model
+from policies.language_model import choose_attention, compute_dtype, load_language_model
 from policies.settings import Settings
 
 
@@ -39,7 +39,7 @@ class BarePPO:
         nn.init.zeros_(self.head.bias)
         self.parameters = [*self.lm.parameters(), *self.head.parameters()]
         self.adam = torch.optim.Adam(self.parameters, lr=settings.lr)
-        self.bf16 = compute_dtype(settings.dtype, torch.device("cpu")) == torch.bfloat16
+        self.dtype = compute_dtype(settings.dtype, torch.device("cpu"))
         self.random = np.random.default_rng(settings.seed)
 
     def update(self, samples: Sequence[Sample], reported: bool) -> None:
@@ -114,7 +114,8 @@ class BarePPO:
 
     def _forward(self, lm: PreTrainedModel, tokens: Tensor, attention: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Logits `[B, R, V]` and values `[B, R]` at the response's tokens alone."""
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16):
+        choose_attention(lm, self.dtype, tokens.shape[1])
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             hidden = lm.transformer(
                 tokens,
                 attention_mask=attention,

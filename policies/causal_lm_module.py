@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from policies import token_ppo
-from policies.language_model import compute_dtype, load_language_model, shared_reference
+from policies.language_model import choose_attention, compute_dtype, load_language_model, shared_reference
 from policies.token_batch import Rows
 
 
@@ -48,10 +48,14 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         """Where the weights are."""
         return next(self.lm.parameters()).device
 
-    def autocast(self) -> AbstractContextManager[None]:
+    @property
+    def dtype(self) -> torch.dtype:
         """The compute type: bf16 over fp32 master weights, or plain fp32."""
-        dtype = compute_dtype(str(self.model_config["dtype"]), self.device)
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+        return compute_dtype(str(self.model_config["dtype"]), self.device)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Computes in the compute type."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
     def reference(self) -> PreTrainedModel:
         """The frozen initial policy pi_0 on this module's device."""
@@ -111,6 +115,7 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         length = responses.shape[1]
         tokens = torch.cat([batch["prompts"], responses], dim=1)  # (B, P + R)
         mask = torch.cat([batch["prompt_mask"], batch["mask"].long()], dim=1)
+        choose_attention(lm, self.dtype, tokens.shape[1])
         keep = {"logits_to_keep": length + 1} if self._keeps_logits else {}
         with self.autocast():
             out = lm(
