@@ -1,8 +1,8 @@
 """Runs benchmarks, each in a process of its own with its threads pinned.
 
-    python -m benchmarks                  # all
-    python -m benchmarks learner          # one
-    python -m benchmarks learner --quick  # only shows that it runs: tiny sizes, no figure worth quoting
+python -m benchmarks                  # all
+python -m benchmarks learner          # one
+python -m benchmarks learner --quick  # only shows that it runs: tiny sizes, no figure worth quoting
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from pathlib import Path
 from benchmarks.record import RESULTS
 
 NAMES = ("overhead", "generation", "learner", "role_exchange", "against_trl", "scaling")
-PINNED = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "RAY_AUTH_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+PINNED = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+    "RAY_AUTH_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 _INSIDE = "CORY_BENCHMARK"  # set in the processes that measure
 
 

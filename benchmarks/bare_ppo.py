@@ -1,4 +1,4 @@
-"""The learner's arithmetic as a plain PyTorch loop: no RLlib, no classes but the model's; as fast as we can write it."""
+"""The learner's arithmetic as a plain PyTorch loop, without RLlib, written to be fast."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class BarePPO:
             for row, place in enumerate(places):
                 length = len(samples[place].response)
                 scored[place] = {name: column[row, :length] for name, column in rows.items()}
-        advantages = torch.cat([row["advantages"] for row in scored])
+        advantages = torch.cat([columns["advantages"] for columns in scored])
         mean, deviation = advantages.mean(), advantages.std()
-        for row in scored:
-            row["advantages"] = (row["advantages"] - mean) / deviation
+        for columns in scored:
+            columns["advantages"] = (columns["advantages"] - mean) / deviation
         for _ in range(s.epochs):
             order = self.random.permutation(len(samples))
             for start in range(0, len(samples), s.minibatch):

@@ -41,7 +41,11 @@ class Turn(NamedTuple):
 def run(folder: Path, quick: bool) -> Record:
     """Measures the bundled model's size and ten times that, one engine per LLM in this process, as in a runner."""
     queries = 8 if quick else 128
-    values = read_preset("imdb-tiny") | {"queries": queries, "minibatch": queries, "reward": "benchmarks.no_reward:zero"}
+    values = read_preset("imdb-tiny") | {
+        "queries": queries,
+        "minibatch": queries,
+        "reward": "benchmarks.no_reward:zero",
+    }
     record = Record("generation", CLAIM, values)
     for size, rounds in [("test", 2)] if quick else [("5M", 9), ("50M", 5)]:
         config = CoryConfig().cory(**values | {"model": make_model(size, folder)})

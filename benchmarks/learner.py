@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,9 @@ CLAIM = "learner tokens/s ≥ 0.9 of a bare PyTorch loop doing the same arithmet
 def run(folder: Path, quick: bool) -> Record:
     """Measures each model size and compute type."""
     record = Record("learner", CLAIM, settings(folder, "test" if quick else "5M", "fp32", quick).model_dump())
-    for size, dtype, rounds in [("test", "fp32", 2)] if quick else [("5M", "bf16", 9), ("5M", "fp32", 5), ("50M", "bf16", 3)]:
+    for size, dtype, rounds in (
+        [("test", "fp32", 2)] if quick else [("5M", "bf16", 9), ("5M", "fp32", 5), ("50M", "bf16", 3)]
+    ):
         s = settings(folder, size, dtype, quick)
         turns, tokens = measure(s, rounds)
         for name, bare, target in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import ray
 import torch
 
-from benchmarks.processes import DAEMONS, cpu_seconds
 from benchmarks.models import make_model
+from benchmarks.processes import DAEMONS, cpu_seconds
 from benchmarks.record import Figure, Record
 from launch.configuration import read_preset
 from policies.causal_lm_module import CausalLMModule
@@ -31,7 +31,7 @@ class Meter:
 
     def __init__(self) -> None:
         """Starts from nothing."""
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._busy = False
 
     def wrap(self, owner: Any, name: str, phase: str) -> None:

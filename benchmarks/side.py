@@ -1,6 +1,6 @@
 """One side of a comparison in a process of its own: some updates, their time, and the peak memory of all its processes.
 
-    python -m benchmarks.cory_side '{"settings": {...}, "warm_up": 1, "updates": 2}'
+python -m benchmarks.cory_side '{"settings": {...}, "warm_up": 1, "updates": 2}'
 """
 
 from __future__ import annotations

@@ -117,20 +117,20 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         mask = torch.cat([batch["prompt_mask"], batch["mask"].long()], dim=1)
         choose_attention(lm, self.dtype, tokens.shape[1])
         keep = {"logits_to_keep": length + 1} if self._keeps_logits else {}
-        with self.autocast():
+        seen: list[Tensor] = []  # the last hidden states; `output_hidden_states` would keep those of every layer
+        head = lm.get_output_embeddings()
+        with self.autocast(), head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
             out = lm(
                 input_ids=tokens,
                 attention_mask=mask,
                 position_ids=(mask.cumsum(1) - 1).clamp(min=0),
                 use_cache=False,
-                output_hidden_states=with_values,
                 **keep,
             )
         logits = out.logits[:, -length - 1 : -1].float() / self.temperature
         if not with_values:
             return logits, torch.empty(0)
-        hidden = out.hidden_states[-1][:, -length - 1 : -1].float()
-        return logits, self.value_head(hidden).squeeze(-1)
+        return logits, self.value_head(seen[0][:, -length - 1 : -1].float()).squeeze(-1)
 
     def get_non_inference_attributes(self) -> list[str]:
         """Runners do without the value head."""

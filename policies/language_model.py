@@ -101,9 +101,9 @@ def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
 def choose_attention(model: PreTrainedModel, dtype: torch.dtype, tokens: int) -> None:
     """Gives a model the attention that trains fastest on rows of `tokens` tokens.
 
-    Plain matrix products for short bf16 rows on a CPU, else what transformers chose for the family, as a rule PyTorch's
-    fused one. Forward and backward of 64 rows, 5 M parameters: plain takes 0.78 of the fused one's time at 20 tokens and
-    0.93 at 128; in fp32 they are equal. Its memory grows with the square of the length, so long rows stay fused.
+    Plain matrix products for short bf16 rows on a CPU, else what transformers chose for the family, as a rule
+    PyTorch's fused one. Forward and backward of 64 rows, 5 M parameters: plain takes 0.78 of the fused one's time at 20
+    tokens and 0.93 at 128; in fp32 they are equal. Plain memory grows with the square of the length.
     """
     plain = model.device.type == "cpu" and dtype == torch.bfloat16 and tokens <= _SHORT
     wanted = "eager" if plain else _chosen.setdefault(model, model.config._attn_implementation)
