@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from policies import token_ppo
-from policies.language_model import compute_dtype, load_language_model, shared_reference
+from policies.language_model import choose_attention, compute_dtype, load_language_model, shared_reference
 from policies.token_batch import Rows
 
 SCORES = ("logprobs", "reference_logprobs", "values", "entropy", "full_kl")
@@ -51,10 +51,14 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         """Where the weights are."""
         return next(self.lm.parameters()).device
 
-    def autocast(self) -> AbstractContextManager[None]:
+    @property
+    def dtype(self) -> torch.dtype:
         """The compute type: bf16 over fp32 master weights, or plain fp32."""
-        dtype = compute_dtype(str(self.model_config["dtype"]), self.device)
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+        return compute_dtype(str(self.model_config["dtype"]), self.device)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Computes in the compute type."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
     def reference(self) -> PreTrainedModel:
         """The frozen initial policy pi_0 on this module's device."""
@@ -92,13 +96,16 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
             reference over the whole vocabulary. Logits die here.
         """
         logits, values = self._respond(self.lm, batch, with_values=True)
-        reference_logits, _ = self._respond(self.reference(), batch, with_values=False)
+        policy = logits.log_softmax(-1)
+        del logits  # [B, R, V] each: with a large vocabulary these are the largest tensors of an update
+        reference = self._respond(self.reference(), batch, with_values=False)[0].log_softmax(-1)
+        logprobs, reference_logprobs, entropy, full_kl = token_ppo.compare(policy, reference, batch["responses"])
         return {
-            "logprobs": token_ppo.token_logprobs(logits, batch["responses"]),
-            "reference_logprobs": token_ppo.token_logprobs(reference_logits, batch["responses"]),
+            "logprobs": logprobs,
+            "reference_logprobs": reference_logprobs,
             "values": values,
-            "entropy": token_ppo.entropy(logits),
-            "full_kl": token_ppo.full_kl(logits, reference_logits),
+            "entropy": entropy,
+            "full_kl": full_kl,
         }
 
     def _respond(self, lm: PreTrainedModel, batch: Rows, with_values: bool) -> tuple[Tensor, Tensor]:
@@ -111,21 +118,22 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         length = responses.shape[1]
         tokens = torch.cat([batch["prompts"], responses], dim=1)  # (B, P + R)
         mask = torch.cat([batch["prompt_mask"], batch["mask"].long()], dim=1)
+        choose_attention(lm, self.dtype, tokens.shape[1])
         keep = {"logits_to_keep": length + 1} if self._keeps_logits else {}
-        with self.autocast():
+        seen: list[Tensor] = []  # the last hidden states; `output_hidden_states` would keep those of every layer
+        head = lm.get_output_embeddings()
+        with self.autocast(), head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
             out = lm(
                 input_ids=tokens,
                 attention_mask=mask,
                 position_ids=(mask.cumsum(1) - 1).clamp(min=0),
                 use_cache=False,
-                output_hidden_states=with_values,
                 **keep,
             )
         logits = out.logits[:, -length - 1 : -1].float() / self.temperature
         if not with_values:
             return logits, torch.empty(0)
-        hidden = out.hidden_states[-1][:, -length - 1 : -1].float()
-        return logits, self.value_head(hidden).squeeze(-1)
+        return logits, self.value_head(seen[0][:, -length - 1 : -1].float()).squeeze(-1)
 
     def get_non_inference_attributes(self) -> list[str]:
         """Runners do without the value head."""

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+_SHORT = 128  # tokens of a row
+_chosen: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()  # attention as loaded
 _frozen: weakref.WeakValueDictionary[tuple[str, str], PreTrainedModel] = weakref.WeakValueDictionary()
 
 
@@ -113,6 +115,20 @@ def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if fast else torch.float32
+
+
+def choose_attention(model: PreTrainedModel, dtype: torch.dtype, tokens: int) -> None:
+    """Gives a model the attention that trains fastest on rows of `tokens` tokens.
+
+    Plain matrix products for short bf16 rows on a CPU, else what transformers chose for the family, as a rule
+    PyTorch's fused one. Forward and backward of 64 rows, 5 M parameters: plain takes 0.78 of the fused one's time at 20
+    tokens and 0.93 at 128; in fp32 they are equal. Plain memory grows with the square of the length.
+    """
+    plain = model.device.type == "cpu" and dtype == torch.bfloat16 and tokens <= _SHORT
+    wanted = "eager" if plain else _chosen.setdefault(model, model.config._attn_implementation)
+    if model.config._attn_implementation != wanted:
+        _chosen.setdefault(model, model.config._attn_implementation)
+        model.set_attn_implementation(wanted)
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

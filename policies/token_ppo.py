@@ -52,6 +52,23 @@ def full_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
     return (policy.exp() * (policy - reference)).sum(-1)
 
 
+def compare(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `token_logprobs`, `entropy` and `full_kl` give, from one softmax of each model in place of five.
+
+    Args:
+        policy, reference: `[B, T, V]` log-probabilities, fp32 or better; `policy` is overwritten.
+        tokens: `[B, T]` token ids.
+
+    Returns:
+        Log-probabilities of the tokens under both, entropy of the policy, KL(policy || reference); `[B, T]` each.
+    """
+    chosen = tokens.unsqueeze(-1)
+    logprobs, reference_logprobs = policy.gather(-1, chosen).squeeze(-1), reference.gather(-1, chosen).squeeze(-1)
+    probabilities = policy.exp()
+    policy_entropy = -(probabilities * policy).sum(-1)
+    return logprobs, reference_logprobs, policy_entropy, probabilities.mul_(policy.sub_(reference)).sum(-1)
+
+
 def sampled_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal["k1", "k3"]) -> Tensor:
     """KL(policy || reference) estimated from the sampled token alone, `[B, T]` → `[B, T]`.
 

@@ -278,3 +278,16 @@ def test_bf16_computes_over_fp32_weights(path: str) -> None:
 def test_a_folder_without_a_model_is_named_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"^[^\n]+`{tmp_path}`: [^\n]+$"):
         build(str(tmp_path))
+
+
+@pytest.mark.parametrize(("dtype", "width", "plain"), [("bf16", 16, True), ("bf16", 200, False), ("fp32", 16, False)])
+def test_short_bf16_rows_take_plain_attention_and_all_others_what_transformers_chose(
+    dtype: str, width: int, plain: bool
+) -> None:
+    module = build(BUNDLED, dtype=dtype)
+    row = make_rows([[1] * (width - 4)], [[2] * 4], [[0.0] * 4], [0.0], [0.0], [False])
+    short = make_rows([[1] * 8], [[2] * 4], [[0.0] * 4], [0.0], [0.0], [False])
+    for rows in (short, row):  # each call chooses anew
+        module.score(rows)
+    for lm in (module.lm, module.reference()):
+        assert (lm.config._attn_implementation == "eager") is plain

@@ -39,6 +39,20 @@ def test_log_probabilities_of_bf16_logits_are_computed_in_fp32_and_of_float64_ke
     assert token_ppo.full_kl(logits([P]).bfloat16(), logits([P]).bfloat16()).dtype == torch.float32
 
 
+def test_comparing_two_models_at_once_gives_what_the_four_formulas_give() -> None:
+    tokens = torch.tensor([[0, 1, 2], [1, 0, 2]])
+    policy, reference = logits([P, P, Q], [Q, UNIFORM, UNIFORM]), logits([Q, P, P], [UNIFORM, UNIFORM, P])
+    one_by_one = (
+        token_ppo.token_logprobs(policy, tokens),
+        token_ppo.token_logprobs(reference, tokens),
+        token_ppo.entropy(policy),
+        token_ppo.full_kl(policy, reference),
+    )
+    at_once = token_ppo.compare(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
+    for ours, theirs in zip(at_once, one_by_one, strict=True):
+        close(ours, theirs)
+
+
 def test_entropy_is_ln_v_for_a_uniform_token_and_zero_for_a_certain_one() -> None:
     # P: 1/2 ln 2 + 2 * 1/4 ln 4 = 3/2 ln 2
     close(token_ppo.entropy(logits([P, UNIFORM])), [[1.5 * LN2, LN3]])

@@ -1,0 +1,1 @@
+"""Measured claims, each with the command that reproduces it; see README.md."""

@@ -1,0 +1,60 @@
+"""Runs benchmarks, each in a process of its own with its threads pinned.
+
+python -m benchmarks                  # all
+python -m benchmarks learner          # one
+python -m benchmarks learner --quick  # only shows that it runs: tiny sizes, no figure worth quoting
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.record import RESULTS
+
+NAMES = ("overhead", "generation", "learner", "role_exchange", "against_trl", "scaling", "long_run")
+PINNED = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+    "RAY_AUTH_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_INSIDE = "CORY_BENCHMARK"  # set in the processes that measure
+
+
+def main() -> int:
+    """Runs the benchmarks named on the command line; 1 if one of them failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measured claims, reproduced.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(NAMES)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that the code runs")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in NAMES:
+            parser.error(f"There is no benchmark `{name}`. They are: {', '.join(NAMES)}.")
+    if os.environ.get(_INSIDE):
+        return measure(arguments.names[0], arguments.quick, arguments.out)
+    codes = []
+    for name in arguments.names or NAMES:
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks", name, "--out", str(arguments.out)]
+        command += ["--quick"] * arguments.quick
+        codes.append(subprocess.run(command, env={**os.environ, **PINNED, _INSIDE: "1"}).returncode)
+    return int(any(codes))
+
+
+def measure(name: str, quick: bool, out: Path) -> int:
+    """Runs one benchmark in this process."""
+    with tempfile.TemporaryDirectory(prefix="cory-benchmark-") as folder:
+        record = importlib.import_module(f"benchmarks.{name}").run(Path(folder), quick)
+    record.show()
+    print(f"written to {record.write(out)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Updates of CORY as `cory train` runs them, in a process of their own; see `benchmarks.side`."""
+
+from __future__ import annotations
+
+import os
+
+import ray
+
+from benchmarks.processes import watched_memory
+from benchmarks.side import Took, asked
+from policies.cory import Cory, CoryConfig
+
+
+def one_update(algorithm: Cory) -> tuple[int, dict[str, float]]:
+    """One update; returns its response tokens and the seconds of its phases."""
+    report = algorithm.train()["cory"]
+    return report["tokens"], report["seconds"]
+
+
+def main() -> None:
+    """Builds the algorithm, runs the updates and answers."""
+    work, took = asked(), Took()
+    with watched_memory() as peak:
+        cpus = max(os.cpu_count() or 1, work["settings"]["num_runners"] * work["settings"].get("runner_threads", 1))
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+        algorithm = CoryConfig().cory(**work["settings"]).build_algo()
+        took.time_updates(lambda: one_update(algorithm), work["warm_up"], work["updates"])
+    took.note_memory(peak)
+    algorithm.stop()
+    ray.shutdown()
+    took.answer()
+
+
+if __name__ == "__main__":
+    main()

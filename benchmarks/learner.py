@@ -1,0 +1,117 @@
+"""The learner's update against a bare PyTorch loop on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+
+from benchmarks.alternate import alternate
+from benchmarks.bare_ppo import BarePPO, Sample
+from benchmarks.models import make_model
+from benchmarks.record import Figure, Record, median
+from launch.configuration import read_preset
+from policies.chain_runner import as_rllib_episode
+from policies.cory_config import CoryConfig
+from policies.generator import Response
+from policies.role_exchange import RoleMapping
+from policies.settings import Settings
+from policies.token_ppo_learner import UPDATE, TokenPPOLearner
+
+CLAIM = "learner tokens/s ≥ 0.9 of a bare PyTorch loop doing the same arithmetic (CPU time)"
+
+
+def run(folder: Path, quick: bool) -> Record:
+    """Measures each model size and compute type."""
+    record = Record("learner", CLAIM, settings(folder, "test" if quick else "5M", "fp32", quick).model_dump())
+    for size, dtype, rounds in (
+        [("test", "fp32", 2)] if quick else [("5M", "bf16", 9), ("5M", "fp32", 5), ("50M", "bf16", 3)]
+    ):
+        s = settings(folder, size, dtype, quick)
+        turns, tokens = measure(s, rounds)
+        for name, bare, target in (
+            ("bare loop", "bare", 0.9),
+            ("bare loop without entropy and full KL", "lean", None),
+        ):
+            ratios = turns.ratios(bare, "ours", "cpu")
+            record.figures.append(median(f"{size} {dtype}: of a {name}", ratios, "×", at_least=target))
+        record.figures.append(Figure(f"{size} {dtype}: ours", tokens / turns.seconds("ours", "cpu"), "tokens/CPU-s"))
+        record.detail[f"{size} {dtype}"] = {"tokens": tokens, "cpu_seconds": turns.cpu, "wall_seconds": turns.wall}
+    return record
+
+
+def settings(folder: Path, size: str, dtype: str, quick: bool) -> Settings:
+    """The preset imdb-tiny's, on a random model."""
+    values: dict[str, Any] = read_preset("imdb-tiny") | {"model": make_model(size, folder), "dtype": dtype, "lr": 1e-6}
+    if quick:
+        values |= {"queries": 8, "minibatch": 4, "micro_batch": 4}
+    return CoryConfig().cory(**values).settings
+
+
+def measure(s: Settings, rounds: int) -> tuple[Any, int]:
+    """Times updates on one batch of responses.
+
+    Returns:
+        The turns of `ours`, `bare` and `lean`, and the response tokens of one update.
+    """
+    learner = build(s)
+    episodes = play(s)
+    samples = rows(episodes)
+    reference = learner.module[s.modules[0]].unwrapped().reference()
+    bare = {module_id: BarePPO(s, reference) for module_id in s.modules}
+    updates = iter(range(1_000_000))
+
+    def plain(reported: bool) -> None:
+        for module_id, policy in bare.items():
+            policy.update(samples[module_id], reported)
+
+    turns = alternate(
+        {
+            "ours": lambda: learner.update(episodes=episodes, timesteps={UPDATE: next(updates)}),
+            "bare": lambda: plain(True),
+            "lean": lambda: plain(False),
+        },
+        rounds,
+    )
+    return turns, sum(len(sample.response) for own in samples.values() for sample in own)
+
+
+def build(s: Settings) -> TokenPPOLearner:
+    """The learner as an algorithm builds it, with one intra-op thread pool as pinned by OMP_NUM_THREADS."""
+    config = CoryConfig().cory(**s.model_dump())
+    config.validate()
+    chain = s.make_chain(s.make_task(), s.make_tokenizer())
+    spaces = chain.observation_space(), chain.action_space()
+    learner: TokenPPOLearner = config.build_learner(spaces=dict.fromkeys(s.modules, spaces))
+    return learner
+
+
+def play(s: Settings) -> list[MultiAgentEpisode]:
+    """One update's episodes, with random responses; a quarter of them ends early, at a random length."""
+    chain = s.make_chain(s.make_task(), s.make_tokenizer())
+    mapping = RoleMapping(chain.roles, s.modules)
+    random = np.random.default_rng(0)
+    episodes = []
+    for query in range(s.queries):
+        episode, responses = chain.start(chain.task.train[query % len(chain.task.train)]), []
+        for _ in chain.roles:
+            length = int(random.integers(1, s.max_response + 1)) if random.random() < 0.25 else s.max_response
+            tokens = random.integers(1, chain.vocab_size, length).tolist()
+            episode.respond({"tokens": tokens, "length": length})
+            responses.append(Response(tokens, [-8.0] * length))
+        episodes.append(as_rllib_episode(episode, responses, random.normal(size=len(chain.roles)).tolist(), mapping))
+    return episodes
+
+
+def rows(episodes: Sequence[MultiAgentEpisode]) -> dict[str, list[Sample]]:
+    """The same responses as plain lists, per LLM."""
+    samples: dict[str, list[Sample]] = {}
+    for episode in episodes:
+        for agent in episode.agent_episodes.values():
+            seen, played = agent.observations[0], agent.actions[0]
+            prompt = seen["tokens"][: seen["length"]].tolist()
+            samples.setdefault(agent.module_id, []).append(Sample(prompt, played["tokens"], agent.rewards[0]))
+    return samples

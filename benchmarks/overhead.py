@@ -1,0 +1,136 @@
+"""CPU time of an update by what it is spent on: what is left is RLlib's and ours."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from benchmarks.models import make_model
+from benchmarks.processes import DAEMONS, cpu_seconds
+from benchmarks.record import Figure, Record
+from launch.configuration import read_preset
+from policies.causal_lm_module import CausalLMModule
+from policies.chain_runner import ChainRunner
+from policies.cory import Cory, CoryConfig
+from policies.token_ppo_learner import TokenPPOLearner
+from policies.vllm_generator import VLLMGenerator
+
+CLAIM = "CPU outside generation, forward, backward, optimizer, reward and sync ≤ 5 % of an update"
+WARM_UP = 2
+
+
+class Meter:
+    """CPU seconds of this process inside the functions that it wraps; a wrapped call within another counts once."""
+
+    def __init__(self) -> None:
+        """Starts from nothing."""
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._busy = False
+
+    def wrap(self, owner: Any, name: str, phase: str) -> None:
+        """Counts every call of `owner.name` as `phase` from now on."""
+        original: Callable[..., Any] = getattr(owner, name)
+
+        @functools.wraps(original)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            if self._busy:
+                return original(*args, **kwargs)
+            self._busy, started = True, time.process_time()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._busy = False
+                self.seconds[phase] += time.process_time() - started
+
+        setattr(owner, name, metered)
+
+
+METER = Meter()
+"""One per process: the driver's, and in a runner the runner's."""
+
+
+def run(folder: Path, quick: bool) -> Record:
+    """Measures the preset imdb-tiny as it is shipped, and a model ten times as large."""
+    values: dict[str, Any] = read_preset("imdb-tiny") | {"eval_every": 10**6, "self_test": False}
+    record = Record("overhead", CLAIM, values)
+    meter_driver()
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    if quick:
+        values |= {"model": make_model("test", folder), "queries": 8, "minibatch": 8}
+        measure(record, "test", values, updates=1)
+    else:
+        measure(record, "imdb-tiny", values, updates=10)
+        measure(record, "50M", values | {"model": make_model("50M", folder)}, updates=3)
+    ray.shutdown()
+    return record
+
+
+def measure(record: Record, label: str, values: dict[str, Any], updates: int) -> None:
+    """Adds one run's figures and its whole account to the record."""
+    algorithm = CoryConfig().cory(**values).build_algo()
+    on_runner(algorithm, meter_runner)
+    for _ in range(WARM_UP):
+        algorithm.train()
+    before = account(algorithm)
+    for _ in range(updates):
+        algorithm.train()
+    spent = {what: (seconds - before.get(what, 0.0)) / updates for what, seconds in account(algorithm).items()}
+    algorithm.stop()
+    daemons = spent.pop(DAEMONS, 0.0)
+    whole = sum(spent.values())
+    rest = spent["driver: rest"] + spent["runner: rest"]
+    record.figures += [
+        Figure(f"{label}: RLlib and our glue", 100 * rest / whole, "% of CPU time", at_most=5.0),
+        Figure(f"{label}: the same with Ray's daemons", 100 * (rest + daemons) / (whole + daemons), "% of CPU time"),
+        Figure(f"{label}: an update", whole, "CPU-s"),
+    ]
+    record.detail[label] = {"cpu_seconds_per_update": {**spent, DAEMONS: daemons}, "updates": updates}
+
+
+def account(algorithm: Cory) -> dict[str, float]:
+    """CPU seconds so far: `process: phase`, what is left of each process, and Ray's daemons."""
+    whole = cpu_seconds()
+    phases = {
+        "driver": dict(METER.seconds),
+        "runner": on_runner(algorithm, read_meter),
+    }
+    spent = {f"{process}: {phase}": seconds for process, own in phases.items() for phase, seconds in own.items()}
+    for process, own in phases.items():
+        spent[f"{process}: rest"] = whole[process] - sum(own.values())
+    return spent | {"reward": whole.get("reward", 0.0), DAEMONS: whole.get(DAEMONS, 0.0)}
+
+
+def on_runner(algorithm: Cory, function: Callable[[ChainRunner], Any]) -> Any:
+    """What a function returns in the runner's process."""
+    assert algorithm.env_runner_group is not None
+    return algorithm.env_runner_group.foreach_env_runner(function, local_env_runner=False)[0]
+
+
+def read_meter(runner: ChainRunner) -> dict[str, float]:
+    """The phases of the process that this is called in."""
+    return dict(METER.seconds)
+
+
+def meter_driver() -> None:
+    """Wraps the learner's arithmetic and the weight sync."""
+    METER.wrap(CausalLMModule, "score", "forward")
+    METER.wrap(CausalLMModule, "_forward_train", "forward")
+    METER.wrap(torch.Tensor, "backward", "backward")
+    METER.wrap(TokenPPOLearner, "_clip_gradients", "optimizer")
+    METER.wrap(torch.optim.Adam, "step", "optimizer")
+    METER.wrap(Cory, "_sync_weights", "sync")
+
+
+def meter_runner(runner: ChainRunner) -> None:
+    """Wraps vLLM's own call and the loading of weights."""
+    assert isinstance(runner.generator, VLLMGenerator)
+    for engine in runner.generator.engines.values():
+        METER.wrap(engine, "generate", "generation")
+    METER.wrap(runner, "load_weights", "sync")

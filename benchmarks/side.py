@@ -1,0 +1,83 @@
+"""One side of a comparison in a process of its own: some updates, their time, and the peak memory of all its processes.
+
+python -m benchmarks.cory_side '{"settings": {...}, "warm_up": 1, "updates": 2}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmarks.processes import Peak, cpu_seconds
+
+_MARK = "SIDE "
+
+
+@dataclass
+class Took:
+    """What a side reports. Seconds and tokens have one entry per measured update."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """CPU seconds of all its processes."""
+    tokens: list[int] = field(default_factory=list)
+    """Response tokens, of all policies."""
+    phases: list[dict[str, float]] = field(default_factory=list)
+    """Wall seconds by phase."""
+    peak_mb: float = 0.0
+    """Peak memory from start to end, PSS of all processes but Ray's daemons."""
+    peak_mb_with_daemons: float = 0.0
+    peak_mb_by_process: dict[str, float] = field(default_factory=dict)
+
+    def time_updates(self, update: Callable[[], tuple[int, dict[str, float]]], warm_up: int, updates: int) -> None:
+        """Runs updates; each returns its response tokens and phases."""
+        for number in range(-warm_up, updates):
+            wall, cpu = time.perf_counter(), sum(cpu_seconds().values())
+            tokens, phases = update()
+            wall, cpu = time.perf_counter() - wall, sum(cpu_seconds().values()) - cpu
+            if number >= 0:
+                self.wall.append(wall)
+                self.cpu.append(cpu)
+                self.tokens.append(tokens)
+                self.phases.append(phases)
+
+    def note_memory(self, peak: Peak) -> None:
+        """Takes over the peak, in MB."""
+        self.peak_mb = peak.run / 1e6
+        self.peak_mb_with_daemons = peak.with_daemons / 1e6
+        self.peak_mb_by_process = {kind: size / 1e6 for kind, size in peak.kinds.items()}
+
+    def answer(self) -> None:
+        """Prints the result for `run_side`."""
+        print(_MARK + json.dumps(asdict(self)), flush=True)
+
+
+def asked() -> dict[str, Any]:
+    """What this process was asked to measure."""
+    words: dict[str, Any] = json.loads(sys.argv[1])
+    return words
+
+
+def run_side(module: str, asked: dict[str, Any], **environment: str) -> Took:
+    """Runs `python -m module` and returns what it measured.
+
+    Raises:
+        RuntimeError: it failed; the end of its output is in the message.
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module, json.dumps(asked)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    found = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if done.returncode or not found:
+        raise RuntimeError(f"{module} failed with exit code {done.returncode}:\n{done.stdout[-3000:]}")
+    return Took(**json.loads(found[-1].removeprefix(_MARK)))

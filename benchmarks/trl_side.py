@@ -1,0 +1,109 @@
+"""CORY in a plain loop around two classic `PPOTrainer`s of trl 0.11.4, in a process of its own; see `benchmarks.side`.
+
+The same queries, prompts, lengths, epochs, mini-batches, objective and reward function; generation in one batch.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+
+from benchmarks.processes import watched_memory
+from benchmarks.side import Took, asked
+from cory_env.chain import Chain
+from cory_env.rewards.sentiment import positive_logit
+from policies.settings import Settings, make_settings
+
+
+class TwoTrainers:
+    """A trainer per role, each with policy, reference and Adam of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Loads models, references and queries."""
+        s = self.settings = settings
+        tokenizer = s.make_tokenizer()
+        tokenizer.pad_token = tokenizer.eos_token
+        self.chain: Chain = s.make_chain(s.make_task(), tokenizer)
+        config = {
+            "batch_size": s.queries,
+            "mini_batch_size": s.minibatch,
+            "gradient_accumulation_steps": 1,
+            "ppo_epochs": s.epochs,
+            "learning_rate": s.lr,
+            "init_kl_coef": s.kl_coef,
+            "adap_kl_ctrl": False,
+            "kl_penalty": "kl",
+            "gamma": s.gamma,
+            "lam": s.lam,
+            "cliprange": s.clip,
+            "cliprange_value": s.value_clip,
+            "vf_coef": s.value_coef,
+            "max_grad_norm": s.grad_clip,
+            "seed": s.seed,
+        }
+        self.trainers = [
+            PPOTrainer(
+                PPOConfig(**config),
+                AutoModelForCausalLMWithValueHead.from_pretrained(s.model_path),
+                tokenizer=tokenizer,
+            )
+            for _ in self.chain.roles
+        ]
+        self.updates = 0
+
+    def update(self) -> tuple[int, dict[str, float]]:
+        """One update of both; returns its response tokens and the seconds of its phases."""
+        s, seconds = self.settings, dict.fromkeys(("rollout", "reward", "learn"), 0.0)
+        train = self.chain.task.train
+        queries = [train[(self.updates * s.queries + place) % len(train)] for place in range(s.queries)]
+        earlier: list[list[list[int]]] = [[] for _ in queries]
+        turns = []
+        started = time.perf_counter()
+        for trainer in self.trainers:
+            prompts = [
+                torch.tensor(self.chain.build_prompt(query, responses)[0])
+                for query, responses in zip(queries, earlier, strict=True)
+            ]
+            responses = trainer.generate(
+                prompts,
+                batch_size=s.queries,
+                return_prompt=False,
+                max_new_tokens=s.max_response,
+                do_sample=True,
+                temperature=s.temperature,
+                top_k=0,
+                top_p=1.0,
+                eos_token_id=self.chain.stop_token_ids[0],
+                pad_token_id=self.chain.stop_token_ids[0],
+            )
+            for own, response in zip(earlier, responses, strict=True):
+                own.append(response.tolist())
+            turns.append((prompts, responses))
+        seconds["rollout"], started = time.perf_counter() - started, time.perf_counter()
+        rewards = positive_logit(
+            [query.text for query in queries for _ in self.trainers],
+            [self.chain.decode(response) for own in earlier for response in own],
+        )
+        collective = torch.tensor(rewards).reshape(len(queries), -1).sum(1)
+        seconds["reward"], started = time.perf_counter() - started, time.perf_counter()
+        for trainer, (prompts, responses) in zip(self.trainers, turns, strict=True):
+            trainer.step(prompts, responses, list(collective))
+        seconds["learn"] = time.perf_counter() - started
+        self.updates += 1
+        return sum(len(response) for own in earlier for response in own), seconds
+
+
+def main() -> None:
+    """Builds the trainers, runs the updates and answers."""
+    work, took = asked(), Took()
+    with watched_memory() as peak:
+        loop = TwoTrainers(make_settings(work["settings"]))
+        took.time_updates(loop.update, work["warm_up"], work["updates"])
+    took.note_memory(peak)
+    took.answer()
+
+
+if __name__ == "__main__":
+    main()

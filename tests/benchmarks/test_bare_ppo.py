@@ -1,0 +1,35 @@
+"""The bare loop that the learner's speed is compared with does the same work as the learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import learner
+from benchmarks.bare_ppo import BarePPO
+
+QUERIES = 8
+
+
+@pytest.mark.parametrize("micro_batch", [QUERIES, 3])
+def test_one_update_of_the_bare_loop_ends_at_the_learners_weights(tmp_path: Path, micro_batch: int) -> None:
+    settings = learner.settings(tmp_path, "test", "fp32", quick=True).model_copy(
+        update={"minibatch": QUERIES, "micro_batch": micro_batch, "epochs": 2, "lr": 1e-3, "grad_clip": 0.5}
+    )
+    ours, episodes = learner.build(settings), learner.play(settings)
+    samples = learner.rows(episodes)
+    bare = {module_id: BarePPO(settings) for module_id in settings.modules}
+    start = {name: p.detach().clone() for name, p in bare["llm_1"].lm.named_parameters()}
+
+    ours.update(episodes=episodes, timesteps={learner.UPDATE: 0})
+    for module_id, policy in bare.items():
+        policy.update(samples[module_id], reported=False)
+
+    for module_id, policy in bare.items():
+        trained = dict(ours.module[module_id].unwrapped().lm.named_parameters())
+        for name, parameter in policy.lm.named_parameters():
+            torch.testing.assert_close(parameter, trained[name], atol=2e-5, rtol=0)
+    moved = max(float((p - start[name]).detach().abs().max()) for name, p in bare["llm_1"].lm.named_parameters())
+    assert moved > 1e-3
