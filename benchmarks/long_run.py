@@ -1,4 +1,4 @@
-"""A long run of a very small model: memory and file handles stay flat, and neither an end nor a kill leaves anything."""
+"""A long run of a very small model: memory and handles stay flat, and neither its end nor a kill leaves anything."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from benchmarks.record import Figure, Record
 
 CLAIM = "1,000 updates leave memory and file handles flat; a kill at any moment loses and leaves nothing"
 SHARED_MEMORY = Path("/dev/shm")
-SETTLED = 0.2
-"""Share of a run after which caches are full."""
+SETTLED = 0.3
+"""Share of a run after which caches are full and allocators have their arenas."""
 REWARD = "def length(completions):\n    return [float(len(text)) for text in completions]\n"
 SETTINGS = (
     *("queries=8", "minibatch=8", "epochs=1", "lr=1e-5", "max_response=6", "eval_queries=4", "eval_every=50"),
@@ -86,11 +86,13 @@ class SmallRun:
             RuntimeError: it failed.
         """
         looks: list[Look] = []
+        due = self.update + every
         with self.started() as process:
             while process.poll() is None:
                 time.sleep(0.2)
-                if self.update // every > len(looks) - 1:
+                if self.update >= due:
                     looks.append(look(process.pid, self.update))
+                    due += every
             if process.returncode:
                 raise RuntimeError(f"The run failed:\n{(self.folder / 'output.txt').read_text()[-3000:]}")
         return looks
