@@ -110,6 +110,7 @@ class Chain:
         self.vocab_size = vocab_size or len(tokenizer)
         self.eos_token_id: int = tokenizer.eos_token_id
         self.pad_token_id: int = tokenizer.pad_token_id or 0
+        self._known = max(tokenizer.get_vocab().values()) + 1
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
         self._anchor_text = self._decode(self._anchor)
 
@@ -144,7 +145,10 @@ class Chain:
         return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        text = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        known = [
+            token for token in tokens if token < self._known
+        ]  # a padded vocabulary's rest makes some decoders raise
+        text = self.tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)  # a list of texts comes back only for a batch
         return text
 

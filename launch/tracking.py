@@ -1,5 +1,6 @@
 """Sends a run's numbers to TensorBoard files and, if asked, to Weights & Biases."""
 
+import contextlib
 import importlib.util
 import secrets
 from collections.abc import Iterator, Mapping
@@ -38,8 +39,9 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the files."""
-        self._writer.close()
+        """Closes the files. A disk that is full by now was reported where the run itself wrote to it."""
+        with contextlib.suppress(OSError):
+            self._writer.close()
 
 
 class WeightsAndBiases:

@@ -18,6 +18,9 @@ from policies.generator import GenerationError, Loaded, Weights, checksum
 logger = logging.getLogger(__name__)
 
 
+_ATTEMPTS = 3  # at the same queries, by all runners
+
+
 class WeightSyncError(RuntimeError):
     """A runner does not hold the weights that it was sent."""
 
@@ -53,21 +56,47 @@ class Runners:
 
         Raises:
             RewardError, QueryTooLong, …: what a runner raised about the work itself.
-            GenerationError: no runner came back in time.
+            GenerationError: no runner came back in time, or all failed again and again.
         """
         local = self.group.local_env_runner
         if local is not None:
             return [local.sample(deals=deals, **arguments)]
         done: dict[int, Rollout] = {}  # by the place of the first query
         pending = [(0, list(deals))]
+        failures = 0
         while pending:
             alive = self.alive()
             shares = list(split(pending, len(alive)))
             answers = self._call("sample", [{"deals": share, **arguments} for _, share in shares], alive[: len(shares)])
+            failures = 0 if any(answer is not None for answer in answers) else failures + 1
+            if failures == _ATTEMPTS:
+                raise GenerationError(
+                    f"All runners failed {_ATTEMPTS} times in a row on the same queries. Check their logs and memory; "
+                    "queries, max_prompt or num_runners may be too large for this machine."
+                )
             done |= {place: answer for (place, _), answer in zip(shares, answers, strict=True) if answer is not None}
             unsent = pending[len(shares) :] if len(shares) < len(pending) else []
             pending = [share for share, answer in zip(shares, answers, strict=True) if answer is None] + unsent
         return [done[place] for place in sorted(done)]
+
+    def check_started(self, wait: float | None = None) -> None:
+        """Raises what kept a runner from starting: RLlib goes on without such a runner, and without a word.
+
+        Args:
+            wait: for runners that are being restarted, in seconds; None waits until they are up.
+
+        Raises:
+            RewardError, EngineStartError, …: as the runner's constructor raised it.
+        """
+        actors = self.group._worker_manager.actors()
+        calls = [actors[runner].ping.remote() for runner in set(actors) - set(self.group.healthy_worker_ids())]
+        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=wait) if calls else ([], [])
+        for call in ready:
+            try:
+                ray.get(call)
+            except RayActorError as error:
+                if error.actor_init_failed:
+                    raise error.args[0].cause from error
 
     def send(self, weights: Mapping[str, Weights], version: int) -> None:
         """Sends weights to all runners, and keeps them for those that come back later.
@@ -132,6 +161,7 @@ class Runners:
             if time.monotonic() > deadline:
                 raise GenerationError("All runners are gone and none came back. Check their logs, memory and devices.")
             time.sleep(1.0)
+            self.check_started(wait=0.1)
             self.welcome_back()
         return runners
 
