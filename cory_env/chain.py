@@ -145,9 +145,7 @@ class Chain:
         return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        known = [
-            token for token in tokens if token < self._known
-        ]  # a padded vocabulary's rest makes some decoders raise
+        known = [token for token in tokens if token < self._known]  # some tokenizers raise where a model's ids go on
         text = self.tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)  # a list of texts comes back only for a batch
         return text

@@ -73,7 +73,7 @@ class RunDirectory:
         """
         run = cls(path)
         if not run.exists():
-            missing = f"has no {CONFIG}" if path.is_dir() else "does not exist"
+            missing = f"has no {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
             raise CommandError(
                 f"{path} is not a run's folder: it {missing}. Runs lie under runs/ unless --out said else."
             )

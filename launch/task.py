@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cory_env.rewards import RewardError, RewardWorker
 from cory_env.tasks import Task
 from cory_env.validate import Report, check_lengths
 from launch.command import CommandError
@@ -30,10 +31,10 @@ def load_task(settings: Settings) -> "tuple[Task, PreTrainedTokenizerBase]":
 
 
 def check(settings: Settings) -> None:
-    """Proves that task, tokenizer, model and lengths go together, for every query, and that the backend is installed.
+    """Proves that task, tokenizer, model and lengths go together, for every query, and that backend and reward load.
 
     Raises:
-        CommandError: they do not, or it is not.
+        CommandError: they do not.
     """
     task, tokenizer = load_task(settings)
     from policies.vllm_generator import vllm_installed
@@ -51,3 +52,8 @@ def check(settings: Settings) -> None:
     check_lengths(chain, report)
     if report.problems:
         raise CommandError(" ".join(report.problems))
+    try:
+        with RewardWorker(task.reward, timeout=settings.reward_timeout) as worker:
+            worker.start()
+    except (RewardError, ValueError) as error:
+        raise CommandError(str(error)) from error

@@ -25,7 +25,9 @@ class SettingsError(ValueError):
 class Settings(BaseModel):
     """The settings of one run. Defaults are the paper's (IMDB column of its hyperparameter table)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
     # What is trained, on what.
     task: str = "imdb"

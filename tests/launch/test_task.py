@@ -74,13 +74,25 @@ def test_every_query_of_both_splits_is_measured_and_the_length_that_works_named(
         return str(tmp_path / name)
 
     short, long = rows("short.jsonl", "One", "Two"), rows("long.jsonl", "One", "Two is " + "very " * 50 + "long")
-    own = {"task": "custom", "reward": "any:thing", "max_prompt": 32}
+    own = {"task": "custom", "reward": "tests.cory_env.sample_rewards:length", "max_prompt": 32}
     for files in ({"data": long, "eval_data": short}, {"data": short, "eval_data": long}):
         told = refusal(**own, **files)
         assert "1 of 2 queries of" in told and "the first is query 1, 'Two is very" in told
     fitting = int(told.split("Raise max_prompt to ")[1].split(",")[0])
     check(make_settings({**own, **files, "backend": "transformers", "max_prompt": fitting}))
     assert f"Raise max_prompt to {fitting}" in refusal(**own | {"max_prompt": fitting - 1}, **files)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("brevity", "'brevity' is not a function's name"),
+        ("no_such_module:f", "The module 'no_such_module', needed for the reward 'no_such_module:f', was not found"),
+        ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
+    ],
+)
+def test_a_reward_that_cannot_be_loaded_is_refused_before_any_model_is(reward: str, message: str) -> None:
+    assert message in refusal(reward=reward)
 
 
 def test_without_vllm_its_backend_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
