@@ -66,7 +66,19 @@ def _sentence(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno in STORAGE:
         return f"{error.filename or 'A file'}: {os.strerror(error.errno)}. {STORAGE[error.errno]}"
+    if _is_lack_of_memory(error):
+        what = str(error).strip().splitlines()[0].rstrip(".")
+        return f"Memory ran out: {what}. Lower micro_batch, max_prompt or max_response."
     return None
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules:
+        return False
+    import torch
+
+    # On a CPU, torch raises no class of its own.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def _cause(error: Exception) -> BaseException:

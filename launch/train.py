@@ -98,12 +98,11 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     tracking.check(settings)
     session.quiet_libraries(options.debug)
     origin = f"{shlex.join(['cory', 'train', *words])}  # cory-rllib {own_version()}"
+    task.check(settings)
     done: int | None = None
     if options.resume:
         run_directory, done = _reopen(options.resume, settings, origin)
-        task.check(settings)
     else:
-        task.check(settings)
         run_directory = _create(options.out, preset, settings, origin)
 
     from launch.training import train

@@ -3,6 +3,7 @@
 import errno
 
 import pytest
+import torch
 
 from launch.command import CommandError, run
 
@@ -34,6 +35,16 @@ def test_notes_on_how_to_go_on_follow_the_sentence(capsys: pytest.CaptureFixture
     error.add_note("Go on with:\n  cory train --resume runs/a")
     assert ending(error) == 2
     assert capsys.readouterr().err == "Error: No.\nGo on with:\n  cory train --resume runs/a\n"
+
+
+def test_a_lack_of_memory_is_one_sentence_with_what_to_lower(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        return len(torch.empty(2**60, dtype=torch.uint8))
+
+    assert run(command, debug=False) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("Error: Memory ran out: ") and message.endswith("max_prompt or max_response.\n")
+    assert len(message.splitlines()) == 1
 
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), OSError(errno.EBADF, "Bad file descriptor"), KeyError("x")])
