@@ -87,13 +87,14 @@ class Cory(PPO):
         self._seconds: dict[str, float] = {}
         task = self.settings.make_task()
         self._num_queries = {"train": len(task.train), "test": len(task.test)}
+        timeouts = (self.settings.generation_timeout, self.settings.reward_timeout)
         try:
             super().setup(config)
         except IndexError:  # RLlib looks for spaces at the first runner, which did not start
             if self.env_runner_group is not None:
-                Runners(self.env_runner_group, self.settings.generation_timeout).check_started()
+                Runners(self.env_runner_group, *timeouts).check_started()
             raise
-        self.runners = Runners(self.env_runner_group, self.settings.generation_timeout)
+        self.runners = Runners(self.env_runner_group, *timeouts)
         self.runners.check_started()
         self._sync_weights()
         self.probes = self._self_test() if self.settings.self_test else {}

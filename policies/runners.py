@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 _ATTEMPTS = 3  # at the same queries, by all runners
+_REWARD_CALLS = 5  # as long as a reward that hangs may keep `RewardWorker.score` busy, in its time limits
 
 
 class WeightSyncError(RuntimeError):
@@ -32,15 +33,17 @@ class Runners:
     restarts it, and it gets the present weights before it plays.
     """
 
-    def __init__(self, group: EnvRunnerGroup, timeout: float) -> None:
+    def __init__(self, group: EnvRunnerGroup, timeout: float, reward_timeout: float) -> None:
         """Wraps RLlib's group.
 
         Args:
             group: the algorithm's env runners.
             timeout: longest wait for one call, in seconds.
+            reward_timeout: of the reward. Playing may take so much longer that a runner whose reward hangs can say so.
         """
         self.group = group
         self.timeout = timeout
+        self.play_timeout = timeout + _REWARD_CALLS * reward_timeout
         self.weights: Mapping[str, Weights] = {}
         self.version = -1
 
@@ -67,7 +70,8 @@ class Runners:
         while pending:
             alive = self.alive()
             shares = list(split(pending, len(alive)))
-            answers = self._call("sample", [{"deals": share, **arguments} for _, share in shares], alive[: len(shares)])
+            calls = [{"deals": share, **arguments} for _, share in shares]
+            answers = self._call("sample", calls, alive[: len(shares)], self.play_timeout)
             failures = 0 if any(answer is not None for answer in answers) else failures + 1
             if failures == _ATTEMPTS:
                 raise GenerationError(
@@ -171,15 +175,18 @@ class Runners:
         self._send_to(restored)
         return restored
 
-    def _call(self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int]) -> list[Any]:
-        """Calls a method of remote runners, each with its own arguments.
+    def _call(
+        self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int], timeout: float | None = None
+    ) -> list[Any]:
+        """Calls a method of remote runners, each with its own arguments; waits `self.timeout` s unless told otherwise.
 
         Returns:
             Per runner its answer, or None where it died, hung (it is restarted then) or lost its engine.
         """
         manager = self.group._worker_manager
+        timeout = self.timeout if timeout is None else timeout
         answers = manager.foreach_actor(
-            method, kwargs=list(calls), remote_actor_ids=list(runners), timeout_seconds=self.timeout
+            method, kwargs=list(calls), remote_actor_ids=list(runners), timeout_seconds=timeout
         )
         found: dict[int, Any] = {}
         for answer in answers:
@@ -194,7 +201,7 @@ class Runners:
                 raise error.cause if isinstance(error, RayTaskError) else error
         for runner in runners:
             if runner not in found:
-                logger.warning("Runner %d gave no answer in %.0f s; it is restarted.", runner, self.timeout)
+                logger.warning("Runner %d gave no answer in %.0f s; it is restarted.", runner, timeout)
                 ray.kill(manager.actors()[runner], no_restart=False)
                 manager.set_actor_state(runner, healthy=False)
         return [found.get(runner) for runner in runners]

@@ -81,7 +81,7 @@ class Settings(BaseModel):
     runner_threads: int = Field(1, ge=1)
     """CPU threads (and Ray CPUs) of each runner."""
     generation_timeout: float = Field(600.0, gt=0)
-    """Seconds that one update's rollout may take before its runner is given up and restarted."""
+    """Seconds that one update's rollout may take, beside its rewards, before its runner is given up and restarted."""
     self_test: bool = True
     """At start, prove that perturbed weights reach the generation engine."""
 

@@ -1,8 +1,6 @@
 """A disk that is full or read-only costs what was being written, and nothing that was there before."""
 
 import errno
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,23 +12,6 @@ from launch.journal import Journal
 from launch.run_directory import RunDirectory
 
 MEGABYTE = b"\0" * 2**20
-
-
-def mount(*words: str) -> None:
-    subprocess.run(["mount", *words], check=True, capture_output=True)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 2 MB, where this process may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    try:
-        mount("-t", "tmpfs", "-o", "size=2m", "none", str(place))
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no right to mount a disk here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_ones_and_the_room_it_took(

@@ -3,8 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from tests.launch.conftest import Cory
-from tests.launch.test_full_disk import disk, mount  # noqa: F401 (a fixture)
+from tests.launch.conftest import Cory, mount
 from tests.launch.test_training import SMALL, updates_in
 
 REWARD = """
@@ -24,9 +23,7 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
 
 
 def test_a_full_disk_and_a_reward_that_ends_its_process_cost_no_checkpoint(
-    cory: Cory,
-    tmp_path: Path,
-    disk: Path,  # noqa: F811
+    cory: Cory, tmp_path: Path, disk: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(REWARD)
     mount("-o", "remount,size=40m", str(disk))  # room for the untrained policies, not for Adam's moments

@@ -2,10 +2,16 @@
 
 import os
 import signal
+import time
 
 
 def boom(completions: list[str]) -> list[float]:
     raise KeyError("no such answer")
+
+
+def hang(completions: list[str]) -> list[float]:
+    time.sleep(60)
+    return [0.0] * len(completions)
 
 
 def kill_runner(completions: list[str]) -> list[float]:

@@ -52,6 +52,13 @@ def test_a_reward_that_fails_in_a_runner_reaches_the_driver_as_what_it_is(make_c
     assert algorithm.updates == 0
 
 
+def test_a_reward_that_hangs_longer_than_a_rollout_may_take_is_named_all_the_same(make_cory: MakeCory) -> None:
+    hanging = {"reward": "tests.policies.sample_rewards:hang", "reward_timeout": 5.0, "generation_timeout": 8.0}
+    algorithm = make_cory(num_runners=1, queries=2, minibatch=2, **hanging)
+    with pytest.raises(RewardError, match=r"sample_rewards:hang failed .* it ran longer than its time limit of 5 s"):
+        algorithm.train()
+
+
 def test_a_runner_that_cannot_start_says_why(make_cory: MakeCory, tmp_path: Path) -> None:
     model = deeper_than_its_weights(tmp_path)
     with pytest.raises(
