@@ -10,6 +10,7 @@ from launch.checkpoints import Checkpoints
 from launch.command import run
 from launch.journal import Journal
 from launch.run_directory import RunDirectory
+from tests.launch.conftest import mount
 
 MEGABYTE = b"\0" * 2**20
 
