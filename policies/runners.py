@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from policies.chain_runner import Deal, Rollout
@@ -98,8 +98,8 @@ class Runners:
         for call in ready:
             try:
                 ray.get(call)
-            except RayActorError as error:
-                if error.actor_init_failed:
+            except RayError as error:  # else it is still being restarted
+                if isinstance(error, RayActorError) and error.actor_init_failed:
                     raise error.args[0].cause from error
 
     def send(self, weights: Mapping[str, Weights], version: int) -> None:
