@@ -122,6 +122,7 @@ class Chain:
         self.stop_token_ids = tuple(dict.fromkeys(ends))
         self.chat = ChatFormat(tokenizer, system) if chat else None
         self.pad_token_id: int = tokenizer.pad_token_id or 0
+        self._known = max(tokenizer.get_vocab().values()) + 1
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
         self._anchor_text = self._decode(self._anchor)
 
@@ -139,29 +140,23 @@ class Chain:
         """Returns a new episode on `query`, at the pioneer's turn."""
         return ChainEpisode(self, query)
 
-    def encode(self, text: str, history: Sequence[Message] = ()) -> list[int]:
-        """Tokenises a prompt.
+    def encode(self, prompts: Sequence[tuple[str, Sequence[Message] | None]]) -> list[list[int]]:
+        """Tokenises prompts, each a filled template and, with `chat`, the messages before it.
 
         Special tokens come from the chat template, where it is on, or else from the tokenizer's defaults (a BOS, for
         models that have one): never from both.
-
-        Args:
-            text: The filled prompt template.
-            history: With `chat`, the messages before it.
         """
-        if self.chat is None:
-            ids: list[int] = self.tokenizer(text)["input_ids"]
-        else:
-            ids = self.tokenizer(self.chat.render(text, history), add_special_tokens=False)["input_ids"]
+        texts = [text if self.chat is None else self.chat.render(text, history or ()) for text, history in prompts]
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=self.chat is None)["input_ids"]
         return ids
 
-    def encode_first(self, query: Query) -> list[int]:
-        """Tokenises the pioneer's prompt."""
-        return self.encode(self.task.prompt(query), query.history or ())
+    def encode_first(self, queries: Sequence[Query]) -> list[list[int]]:
+        """Tokenises the pioneer's prompts."""
+        return self.encode([(self.task.prompt(query), query.history) for query in queries])
 
-    def encode_later(self, query: Query, texts: Sequence[str]) -> list[int]:
-        """Tokenises the prompt of the agent that follows the responses `texts`."""
-        return self.encode(self.task.observer_prompt(query, texts), query.history or ())
+    def encode_later(self, turns: Sequence[tuple[Query, Sequence[str]]]) -> list[list[int]]:
+        """Tokenises the prompts of agents that follow responses, given as text."""
+        return self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in turns])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns a response as text, without special tokens and with its leading space: prompt + text reads right.
@@ -174,7 +169,8 @@ class Chain:
         return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        text = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        known = [token for token in tokens if token < self._known]  # some tokenizers raise where a model's ids go on
+        text = self.tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)  # a list of texts comes back only for a batch
         return text
 
@@ -195,7 +191,7 @@ class Chain:
             QueryTooLong: The prompt does not fit even without any reference.
         """
         if not responses or not self.knowledge_transfer:
-            prompt = self.encode_first(query)
+            prompt = self.encode_first([query])[0]
             if len(prompt) > self.max_prompt:
                 raise self._too_long(query, len(prompt))
             return prompt, False
@@ -224,7 +220,7 @@ class Chain:
             kept = response if keep is None else response[:keep]
             keep = None if keep is None else keep - len(kept)
             texts.append(self.decode(kept))
-        return self.encode_later(query, texts)
+        return self.encode_later([(query, texts)])[0]
 
     def _too_long(self, query: Query, length: int) -> QueryTooLong:
         return QueryTooLong(

@@ -41,9 +41,11 @@ def load_tokenizer(
             loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"No tokenizer could be loaded from {name!r}: {error} "
+            f"No tokenizer could be loaded from {name!r}: {str(error).strip().rstrip('.')}. "
             "Set the model to a folder that holds one or to a hub id."
         ) from error
+    if not loaded("a", add_special_tokens=False)["input_ids"]:  # transformers makes one up where its file is missing
+        raise ValueError(f"The tokenizer of {name!r} has no tokens. Put its tokenizer.json beside the model.")
     return loaded
 
 

@@ -9,6 +9,7 @@ of which one is empty (a model may end at once), and on every gold answer that t
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -145,16 +146,18 @@ def check_lengths(chain: Chain, report: Report) -> None:
     """Finds queries whose prompts cannot fit, and those whose references may be cut."""
     references = (len(chain.roles) - 1) * chain.max_response if chain.knowledge_transfer else 0
     for split in SPLITS:
-        lengths = [longest_prompt(chain, query) for query in chain.task.queries(split)]
+        queries = chain.task.queries(split)
+        lengths = longest_prompts(chain, queries)
         if not lengths:
             continue
         report.facts.append(f"{split}: prompts take up to {max(lengths)} tokens, references up to {references} more")
-        too_long = [query_id for query_id, length in enumerate(lengths) if length > chain.max_prompt]
+        too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt]
         cut = sum(length + references > chain.max_prompt for length in lengths) - len(too_long)
         if too_long:
             report.problems.append(
-                f"{len(too_long)} queries of {split} do not fit max_prompt = {chain.max_prompt}, the first is query "
-                f"{too_long[0]} with {lengths[too_long[0]]} tokens. Raise max_prompt to {max(lengths)}, or remove them."
+                f"{len(too_long)} of {len(queries)} queries of {split} do not fit max_prompt = {chain.max_prompt}, the "
+                f"first is query {too_long[0].id}, {too_long[0].text[:60]!r}, with {lengths[too_long[0].id]} tokens. "
+                f"Raise max_prompt to {max(lengths)}, or remove them."
             )
         if cut:
             report.warnings.append(
@@ -163,12 +166,16 @@ def check_lengths(chain: Chain, report: Report) -> None:
             )
 
 
-def longest_prompt(chain: Chain, query: Query) -> int:
-    """Returns the most tokens that a role's prompt takes without any reference."""
-    lengths = [len(chain.encode_first(query))]
-    if chain.knowledge_transfer and len(chain.roles) > 1:
-        lengths.append(len(chain.encode_later(query, [""] * (len(chain.roles) - 1))))
-    return max(lengths)
+def longest_prompts(chain: Chain, queries: Sequence[Query]) -> list[int]:
+    """Returns, for each query, the most tokens that a role's prompt takes without any reference."""
+    if not queries:
+        return []
+    lengths = [len(prompt) for prompt in chain.encode_first(queries)]
+    if not chain.knowledge_transfer or len(chain.roles) == 1:
+        return lengths
+    nothing = [""] * (len(chain.roles) - 1)
+    later = chain.encode_later([(query, nothing) for query in queries])
+    return [max(length, len(prompt)) for length, prompt in zip(lengths, later, strict=True)]
 
 
 def show_prompts(chain: Chain, report: Report) -> None:

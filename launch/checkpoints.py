@@ -1,7 +1,7 @@
 """Checkpoints on disk: whole or absent, the last few and the best.
 
-A checkpoint is written into a hidden folder beside its place, forced to the disk, and then renamed. So whatever has a
-checkpoint's name is whole, and a kill at any moment leaves the previous one.
+A checkpoint is written into a hidden folder beside its place, sealed, forced to the disk, and then renamed. So whatever
+has a checkpoint's name was whole, a kill at any moment leaves the previous one, and the seal shows later damage.
 """
 
 import os
@@ -10,11 +10,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from launch.journal import sync_folder
+from launch import manifest
+from launch.journal import naming, sync_folder
 
 BEST = "best"
 _NAME = re.compile(r"update_(\d{6,})")
 _UNFINISHED = ".unfinished-"
+_DAMAGED = "damaged_"
 
 
 class Checkpoints:
@@ -30,17 +32,26 @@ class Checkpoints:
         Args:
             update: the updates that it holds.
             write: fills the (existing, empty) folder that it is given.
+
+        Raises:
+            OSError: it could not be written, as on a full disk; what was written of it is gone again.
         """
         self.folder.mkdir(exist_ok=True)
         place = self._place(update)
         if not place.exists():
             unfinished = self.folder / f"{_UNFINISHED}{place.name}"
             shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
-            write(unfinished)
-            _sync_tree(unfinished)
-            unfinished.rename(place)
-            sync_folder(self.folder)
+            try:
+                with naming(place):
+                    unfinished.mkdir()
+                    write(unfinished)
+                    manifest.seal(unfinished)
+                    _sync_tree(unfinished)
+                    unfinished.rename(place)
+                    sync_folder(self.folder)
+            except BaseException:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                raise
         return place
 
     def name_best(self, update: int) -> None:
@@ -64,9 +75,30 @@ class Checkpoints:
                 shutil.rmtree(leaving)
 
     def latest(self) -> tuple[int, Path] | None:
-        """Returns the update and folder of the latest whole checkpoint, if there is one."""
+        """Returns the update and folder of the latest checkpoint, if there is one."""
         updates = self._updates()
         return (updates[-1], self._place(updates[-1])) if updates else None
+
+    def set_damaged_aside(self) -> list[str]:
+        """Renames the latest checkpoints until one is whole. Only the run that holds the lock may call this.
+
+        Returns:
+            A sentence on each that was renamed.
+
+        Raises:
+            FormatError: the latest checkpoint that is not damaged was written in another format.
+        """
+        told = []
+        while (latest := self.latest()) and (fault := manifest.fault(latest[1])):
+            aside = latest[1].with_name(f"{_DAMAGED}{latest[1].name}")
+            shutil.rmtree(aside, ignore_errors=True)  # the same update's, damaged before
+            latest[1].rename(aside)
+            told.append(f"{latest[1]} {fault}; it is now {aside.name}.")
+        return told
+
+    def empty(self) -> bool:
+        """Tells whether there is no checkpoint, not even a damaged one."""
+        return self.latest() is None and not any(self.folder.glob(f"{_DAMAGED}*"))
 
     def best(self) -> Path | None:
         """Returns the best checkpoint, if one was named."""

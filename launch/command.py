@@ -1,6 +1,8 @@
 """What every command shares: a parser with short errors, and one way to end."""
 
 import argparse
+import errno
+import os
 import signal
 import sys
 import traceback
@@ -10,6 +12,15 @@ from typing import NoReturn
 INTERRUPTED = 128 + signal.SIGINT
 OWN_PACKAGES = ("cory_env", "policies", "launch")
 """Every exception class that these define carries a message for the user."""
+STORAGE = {
+    errno.ENOSPC: "Make room there, or use another folder.",
+    errno.EDQUOT: "Make room there, or use another folder.",
+    errno.EFBIG: "Lift the limit on the size of a file, or use another folder.",
+    errno.EROFS: "Use another folder.",
+    errno.EACCES: "Change its permissions, or use another.",
+    errno.EPERM: "Change its permissions, or use another.",
+}
+"""What a user can do where the operating system refuses a file."""
 
 
 class CommandError(Exception):
@@ -40,13 +51,34 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         print("Aborted.", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        cause = _cause(error)
-        if type(cause).__module__.partition(".")[0] not in OWN_PACKAGES:
+        sentence = _sentence(_cause(error))
+        if sentence is None:
             raise
         if debug:
             traceback.print_exception(error)
-        print("\n".join([f"Error: {cause}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        print("\n".join([f"Error: {sentence}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 2
+
+
+def _sentence(error: BaseException) -> str | None:
+    """Returns what the user can put right, or None where the error is a defect."""
+    if type(error).__module__.partition(".")[0] in OWN_PACKAGES:
+        return str(error)
+    if isinstance(error, OSError) and error.errno in STORAGE:
+        return f"{error.filename or 'A file'}: {os.strerror(error.errno)}. {STORAGE[error.errno]}"
+    if _is_lack_of_memory(error):
+        what = str(error).strip().splitlines()[0].rstrip(".")
+        return f"Memory ran out: {what}. Lower micro_batch, max_prompt or max_response."
+    return None
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules:
+        return False
+    import torch
+
+    # On a CPU, torch raises no class of its own.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def _cause(error: Exception) -> BaseException:

@@ -1,11 +1,13 @@
 """Append-only JSON Lines files that survive a kill: a line is whole or absent, and a resumed run leaves no doubles."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from launch.command import CommandError
 from launch.records import plain
 
 
@@ -18,17 +20,29 @@ class Journal:
     def append(self, record: Mapping[str, object]) -> None:
         """Writes one record to the disk before it returns."""
         line = json.dumps(plain(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
-        with self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns all whole records; what a kill left of a last line is no record."""
+        """Returns all whole records; what a kill or a full disk left of a last line is no record.
+
+        Raises:
+            CommandError: another line is damaged.
+        """
         if not self.path.exists():
             return []
         lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        records = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise CommandError(
+                    f"{self.path} line {number} is not what a run wrote there ({error}). Restore it, or remove it."
+                ) from error
+        return records
 
     def cut_after(self, update: int) -> None:
         """Drops all records of later updates, in one step."""
@@ -39,12 +53,22 @@ class Journal:
 def replace_text(path: Path, text: str) -> None:
     """Gives a file new content, in one step: a reader, or a kill, finds the old content or the new."""
     beside = path.with_name(f".{path.name}.new")
-    with beside.open("w", encoding="utf-8") as file:
+    with naming(path), beside.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Writes the path into errors of the operating system that name none: a full disk is noticed after `open`."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -22,7 +22,7 @@ from launch.command import CommandError
 from launch.configuration import as_yaml, read_file
 from launch.journal import Journal, replace_text
 from launch.records import SampleLine, Update
-from policies.settings import Settings, make_settings
+from policies.settings import Settings, SettingsError, make_settings
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
@@ -54,11 +54,13 @@ class RunDirectory:
             raise CommandError(f"The run's folder {path} cannot be made: {error.strerror}.") from error
         run = cls(path)
         run.lock()
-        if run.exists() and run.checkpoints.latest() is None:
+        if run.exists() and run.checkpoints.empty():
             run._clear()
         if any(entry.name != LOCK for entry in path.iterdir()):
             run.unlock()
-            what = f"holds a run; go on with it by `{run.resume_command()}`" if run.exists() else "is not empty"
+            what = (
+                f"holds a run: go on with it by `{run.resume_command()}`" if run.exists() else "is not empty: empty it"
+            )
             raise CommandError(f"{path} {what}, or name another folder with --out.")
         return run
 
@@ -71,7 +73,7 @@ class RunDirectory:
         """
         run = cls(path)
         if not run.exists():
-            missing = f"has no {CONFIG}" if path.is_dir() else "does not exist"
+            missing = f"has no {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
             raise CommandError(
                 f"{path} is not a run's folder: it {missing}. Runs lie under runs/ unless --out said else."
             )
@@ -124,8 +126,18 @@ class RunDirectory:
         replace_text(file, "\n".join(comments) + "\n" + as_yaml(settings))
 
     def settings(self) -> Settings:
-        """Reads `config.yaml`."""
-        return make_settings(read_file(self.path / CONFIG))
+        """Reads `config.yaml`; a setting that came with a later version than wrote it takes its default.
+
+        Raises:
+            CommandError: it holds something that is no setting, or no setting any more.
+        """
+        try:
+            return make_settings(read_file(self.path / CONFIG))
+        except (CommandError, SettingsError) as error:
+            raise CommandError(
+                f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (its "
+                "first lines say which), use that one."
+            ) from error
 
     def updates(self) -> list[Update]:
         """Returns the metrics so far, one entry per update."""

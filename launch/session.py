@@ -5,11 +5,11 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from launch.command import OWN_PACKAGES
+from launch.command import OWN_PACKAGES, CommandError
 from policies.settings import Settings
 
 QUIET = {
@@ -100,20 +100,45 @@ def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def start_ray(settings: Settings, debug: bool) -> None:
-    """Joins the Ray cluster that the environment names (inside a Ray job, its own), or starts one on this machine."""
+    """Joins the Ray cluster that the environment names (inside a Ray job, its own), or starts one on this machine.
+
+    Raises:
+        CommandError: it has fewer CPUs or GPUs than the settings ask for; Ray would wait for more.
+    """
     import ray
 
     level = logging.INFO if debug else logging.ERROR
     if _cluster_given():
         ray.init(log_to_driver=debug, logging_level=level)
-        return
-    ray.init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, logical_cpus(settings)),
-        include_dashboard=False,
-        log_to_driver=debug,
-        logging_level=level,
-    )
+    else:
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, logical_cpus(settings)),
+            include_dashboard=False,
+            log_to_driver=debug,
+            logging_level=level,
+        )
+    check_resources(settings, ray.cluster_resources())
+
+
+def check_resources(settings: Settings, found: Mapping[str, float]) -> None:
+    """Refuses a run that Ray could not place.
+
+    Raises:
+        CommandError: `found`, the cluster's resources, are fewer than the settings ask for.
+    """
+    gpus = settings.num_runners * settings.gpus_per_runner + max(settings.num_learners, 1) * settings.gpus_per_learner
+    if gpus > found.get("GPU", 0):
+        raise CommandError(
+            f"gpus_per_runner and gpus_per_learner ask for {gpus:g} GPUs in all, but Ray finds "
+            f"{found.get('GPU', 0):g}. Lower them, num_runners or num_learners."
+        )
+    cpus = logical_cpus(settings)
+    if cpus > found.get("CPU", 0):
+        raise CommandError(
+            f"The driver, runners and learners ask for {cpus} CPUs in all, but the Ray cluster has "
+            f"{found.get('CPU', 0):g}. Lower num_runners, runner_threads or num_learners."
+        )
 
 
 def stop_ray() -> None:

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cory_env.rewards import RewardError, RewardWorker
 from cory_env.tasks import Task
+from cory_env.validate import Report, check_lengths
 from launch.command import CommandError
 from policies.settings import Settings
 
@@ -17,8 +19,11 @@ def load_task(settings: Settings) -> "tuple[Task, PreTrainedTokenizerBase]":
     Raises:
         CommandError: no such task or model, or a setting, file or template that cannot be used.
     """
-    if settings.model.startswith((".", "/", "~")) and not Path(settings.model_path).is_dir():
+    folder = Path(settings.model_path)
+    if settings.model.startswith((".", "/", "~")) and not folder.is_dir():
         raise CommandError(f"There is no model in {settings.model}: no such folder. Correct the setting model.")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise CommandError(f"There is no model in {settings.model}: it has no config.json. Correct the setting model.")
     try:
         return settings.make_task(), settings.make_tokenizer()
     except ValueError as error:
@@ -26,13 +31,29 @@ def load_task(settings: Settings) -> "tuple[Task, PreTrainedTokenizerBase]":
 
 
 def check(settings: Settings) -> None:
-    """Proves that task, tokenizer, model and lengths go together.
+    """Proves that task, tokenizer, model and lengths go together, for every query, and that backend and reward load.
 
     Raises:
         CommandError: they do not.
     """
     task, tokenizer = load_task(settings)
+    from policies.vllm_generator import vllm_installed
+
+    if settings.backend == "vllm" and not vllm_installed():
+        raise CommandError(
+            "backend=vllm needs the package vllm, which is not installed. Run `pip install 'cory-rllib[vllm]'`, or set "
+            "backend=transformers."
+        )
     try:
-        settings.make_chain(task, tokenizer)
+        chain = settings.make_chain(task, tokenizer)
     except ValueError as error:
+        raise CommandError(str(error)) from error
+    report = Report(task.name)
+    check_lengths(chain, report)
+    if report.problems:
+        raise CommandError(" ".join(report.problems))
+    try:
+        with RewardWorker(task.reward, timeout=settings.reward_timeout) as worker:
+            worker.start()
+    except (RewardError, ValueError) as error:
         raise CommandError(str(error)) from error

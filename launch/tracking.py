@@ -1,5 +1,6 @@
 """Sends a run's numbers to TensorBoard files and, if asked, to Weights & Biases."""
 
+import contextlib
 import importlib.util
 import secrets
 from collections.abc import Iterator, Mapping
@@ -38,28 +39,38 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the files."""
-        self._writer.close()
+        """Closes the files. A disk that is full by now was reported where the run itself wrote to it."""
+        with contextlib.suppress(OSError):
+            self._writer.close()
 
 
 class WeightsAndBiases:
     """One Weights & Biases run, continued under the same id when training is resumed."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
-        """Opens the run; its id is kept in the run's folder."""
+        """Opens the run; its id is kept in the run's folder.
+
+        Raises:
+            CommandError: Weights & Biases refuses, as without a login.
+        """
         import wandb
 
         remembered = folder / "wandb.id"
         if not remembered.exists():
             remembered.write_text(secrets.token_hex(4))
-        self._run = wandb.init(
-            project="cory",
-            name=folder.name,
-            id=remembered.read_text(),
-            resume="allow",
-            dir=str(folder),
-            config=settings.model_dump(),
-        )
+        try:
+            self._run = wandb.init(
+                project="cory",
+                name=folder.name,
+                id=remembered.read_text(),
+                resume="allow",
+                dir=str(folder),
+                config=settings.model_dump(),
+            )
+        except wandb.Error as error:
+            raise CommandError(
+                f"Weights & Biases refuses to start: {error} To do without: WANDB_MODE=offline, or wandb=false."
+            ) from error
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:
         """Records the numbers of one update."""

@@ -81,6 +81,7 @@ def _parser(help_wanted: bool) -> Parser:
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch import session, task, tracking
     from launch.configuration import DEFAULT_PRESET, as_yaml, resolve
+    from launch.manifest import own_version
 
     presets = [word for word in options.words if "=" not in word]
     pairs = [word for word in options.words if "=" in word]
@@ -96,13 +97,12 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         return 0
     tracking.check(settings)
     session.quiet_libraries(options.debug)
-    origin = shlex.join(["cory", "train", *words])
+    origin = f"{shlex.join(['cory', 'train', *words])}  # cory-rllib {own_version()}"
+    task.check(settings)
     done: int | None = None
     if options.resume:
         run_directory, done = _reopen(options.resume, settings, origin)
-        task.check(settings)
     else:
-        task.check(settings)
         run_directory = _create(options.out, preset, settings, origin)
 
     from launch.training import train
@@ -140,6 +140,8 @@ def _reopen(folder: Path, settings: "Settings", origin: str) -> tuple["RunDirect
 
     run_directory = RunDirectory.open(folder)
     run_directory.lock()
+    for sentence in run_directory.checkpoints.set_damaged_aside():
+        print(f"Warning: {sentence}", file=sys.stderr)
     latest = run_directory.checkpoints.latest()
     if latest is None:
         raise CommandError(f"{folder} has no checkpoint to go on from. Start a new run.")

@@ -31,6 +31,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
+from cory_env.rewards import RewardError
 from cory_env.tasks import Split
 from policies.chain_runner import Deal, Rollout
 from policies.cory_config import CoryConfig
@@ -43,9 +44,9 @@ from policies.settings import Settings
 from policies.token_batch import Rows, SharedEpisodes
 from policies.token_ppo_learner import UPDATE, TokenPPOLearner
 
-logger = logging.getLogger(__name__)
-
 __all__ = ["Cory", "CoryConfig", "WeightSyncError"]
+
+logger = logging.getLogger(__name__)
 
 EVALUATION_STREAM = 2**32 - 1  # sampling stream of held-out evaluation: the same seeds at every update
 SAMPLES_SHOWN = 4
@@ -91,8 +92,15 @@ class Cory(PPO):
         self._seconds: dict[str, float] = {}
         task = self.settings.make_task()
         self._num_queries = {"train": len(task.train), "test": len(task.test)}
-        super().setup(config)
-        self.runners = Runners(self.env_runner_group, self.settings.generation_timeout)
+        timeouts = (self.settings.generation_timeout, self.settings.reward_timeout)
+        try:
+            super().setup(config)
+        except IndexError:  # RLlib looks for spaces at the first runner, which did not start
+            if self.env_runner_group is not None:
+                Runners(self.env_runner_group, *timeouts).check_started()
+            raise
+        self.runners = Runners(self.env_runner_group, *timeouts)
+        self.runners.check_started()
         self._sync_weights()
         self.probes = self._self_test() if self.settings.self_test else {}
 
@@ -109,7 +117,7 @@ class Cory(PPO):
         """One update.
 
         Raises:
-            RuntimeError: not one query's reward could be computed; such an update does not count.
+            RewardError: not one query's reward could be computed; such an update does not count.
             NonFiniteUpdate: a gradient was NaN or infinite.
         """
         started, self._seconds = time.perf_counter(), {}
@@ -119,8 +127,9 @@ class Cory(PPO):
         rollouts = self._play(self._deal(update), update, mapping, "train")
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         if not episodes:
-            raise RuntimeError(
-                f"Update {update} has no episode: every query's reward failed. Check the reward function."
+            raise RewardError(
+                f"The reward failed on every query of update {update + 1}, so there is nothing to learn from. Correct "
+                "the reward, or what it depends on."
             )
 
         # 2. Every LLM learns from its own responses.
@@ -245,7 +254,8 @@ class Cory(PPO):
         """Held-out evaluation: each policy alone on the bare query, always the same queries and seeds.
 
         Returns:
-            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate}}`, and their `mean`.
+            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate}}`, and their `mean`; NaN where the
+            reward failed on every query (`on_reward_error: skip`).
         """
         count = min(self.settings.eval_queries, self._num_queries["test"])
         deals = [Deal(query) for query in range(count)]
@@ -254,6 +264,10 @@ class Cory(PPO):
             alone = RoleMapping(("pioneer",), (module_id,))
             rollouts = self._play(deals, EVALUATION_STREAM, alone, "test")
             episodes = [episode for rollout in rollouts for episode in rollout.episodes]
+            if not episodes:
+                logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, module_id)
+                out[module_id] = dict.fromkeys(_MEASURED, float("nan"))
+                continue
             measured = self._on_learner(partial(TokenPPOLearner.measure_episodes, episodes=episodes))[module_id]
             out[module_id] = {name: measured[name] for name in _MEASURED}
         out["mean"] = {name: float(np.mean([out[m][name] for m in self.settings.modules])) for name in _MEASURED}

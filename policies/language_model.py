@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
+from pickle import UnpicklingError
 from typing import cast
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
@@ -21,7 +24,7 @@ class ModelError(ValueError):
 
 
 def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = False) -> int:
-    """Checks that a model goes with its tokenizer and with the lengths asked for, by its configuration alone.
+    """Checks that a model goes with its tokenizer and with the lengths asked for, without loading its weights.
 
     Args:
         path: folder or hub id.
@@ -35,6 +38,7 @@ def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = 
     Raises:
         ModelError: nothing loadable there, fewer embeddings than tokens, or a context longer than the model's.
     """
+    _check_weights(Path(path))
     config = _load_config(path, trust_remote_code).get_text_config()
     if tokens > config.vocab_size:
         raise ModelError(
@@ -76,7 +80,7 @@ def load_language_model(path: str, trust_remote_code: bool = False) -> PreTraine
         trust_remote_code: run code that comes with the model.
 
     Raises:
-        ModelError: nothing loadable there.
+        ModelError: nothing loadable there, or weights that are not the model's.
     """
     config = _load_config(path, trust_remote_code)
     for part in (config, config.get_text_config()):  # families with more than text nest their text settings
@@ -84,11 +88,23 @@ def load_language_model(path: str, trust_remote_code: bool = False) -> PreTraine
             if "drop" in key and isinstance(value, float):
                 setattr(part, key, 0.0)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=torch.float32,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise ModelError(f"No causal language model can be loaded from `{path}`: {_first_line(error)}") from error
+    # transformers fills what is missing with random numbers.
+    wrong = [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])]
+    if wrong:
+        raise ModelError(
+            f"The weights of `{path}` do not go with its config.json: {len(wrong)} parameters are missing or of "
+            f"another shape, such as {min(wrong)}. Use the config.json that they were saved with."
+        )
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -144,6 +160,24 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         tokens[row, width - len(prompt) :] = prompt
         mask[row, width - len(prompt) :] = 1
     return torch.from_numpy(tokens), torch.from_numpy(mask)
+
+
+def _check_weights(folder: Path) -> None:
+    """Checks that a model's folder holds weights, and that no file of them was cut; a hub id is left to its download.
+
+    Raises:
+        ModelError: there are none, or one is damaged.
+    """
+    if not folder.is_dir():
+        return
+    if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")):
+        raise ModelError(f"`{folder}` holds no weights (*.safetensors). Copy them there, or correct the setting model.")
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):  # reads the header, and compares it with the file's length
+                pass
+        except SafetensorError as error:
+            raise ModelError(f"The weights {file} are damaged ({error}). Copy or download them again.") from error
 
 
 def _load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:

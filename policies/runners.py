@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from policies.chain_runner import Deal, Rollout
 from policies.generator import GenerationError, Loaded, Weights, checksum
 
 logger = logging.getLogger(__name__)
+
+
+_ATTEMPTS = 3  # at the same queries, by all runners
+_REWARD_CALLS = 5  # as long as a reward that hangs may keep `RewardWorker.score` busy, in its time limits
 
 
 class WeightSyncError(RuntimeError):
@@ -29,15 +33,17 @@ class Runners:
     restarts it, and it gets the present weights before it plays.
     """
 
-    def __init__(self, group: EnvRunnerGroup, timeout: float) -> None:
+    def __init__(self, group: EnvRunnerGroup, timeout: float, reward_timeout: float) -> None:
         """Wraps RLlib's group.
 
         Args:
             group: the algorithm's env runners.
             timeout: longest wait for one call, in seconds.
+            reward_timeout: of the reward. Playing may take so much longer that a runner whose reward hangs can say so.
         """
         self.group = group
         self.timeout = timeout
+        self.play_timeout = timeout + _REWARD_CALLS * reward_timeout
         self.weights: Mapping[str, Weights] = {}
         self.version = -1
 
@@ -53,21 +59,48 @@ class Runners:
 
         Raises:
             RewardError, QueryTooLong, …: what a runner raised about the work itself.
-            GenerationError: no runner came back in time.
+            GenerationError: no runner came back in time, or all failed again and again.
         """
         local = self.group.local_env_runner
         if local is not None:
             return [local.sample(deals=deals, **arguments)]
         done: dict[int, Rollout] = {}  # by the place of the first query
         pending = [(0, list(deals))]
+        failures = 0
         while pending:
             alive = self.alive()
             shares = list(split(pending, len(alive)))
-            answers = self._call("sample", [{"deals": share, **arguments} for _, share in shares], alive[: len(shares)])
+            calls = [{"deals": share, **arguments} for _, share in shares]
+            answers = self._call("sample", calls, alive[: len(shares)], self.play_timeout)
+            failures = 0 if any(answer is not None for answer in answers) else failures + 1
+            if failures == _ATTEMPTS:
+                raise GenerationError(
+                    f"All runners failed {_ATTEMPTS} times in a row on the same queries. Check their logs and memory; "
+                    "queries, max_prompt or num_runners may be too large for this machine."
+                )
             done |= {place: answer for (place, _), answer in zip(shares, answers, strict=True) if answer is not None}
             unsent = pending[len(shares) :] if len(shares) < len(pending) else []
             pending = [share for share, answer in zip(shares, answers, strict=True) if answer is None] + unsent
         return [done[place] for place in sorted(done)]
+
+    def check_started(self, wait: float | None = None) -> None:
+        """Raises what kept a runner from starting: RLlib goes on without such a runner, and without a word.
+
+        Args:
+            wait: for runners that are being restarted, in seconds; None waits until they are up.
+
+        Raises:
+            RewardError, EngineStartError, …: as the runner's constructor raised it.
+        """
+        actors = self.group._worker_manager.actors()
+        calls = [actors[runner].ping.remote() for runner in set(actors) - set(self.group.healthy_worker_ids())]
+        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=wait) if calls else ([], [])
+        for call in ready:
+            try:
+                ray.get(call)
+            except RayError as error:  # else it is still being restarted
+                if isinstance(error, RayActorError) and error.actor_init_failed:
+                    raise error.args[0].cause from error
 
     def send(self, weights: Mapping[str, Weights], version: int) -> None:
         """Sends weights to all runners, and keeps them for those that come back later.
@@ -132,6 +165,7 @@ class Runners:
             if time.monotonic() > deadline:
                 raise GenerationError("All runners are gone and none came back. Check their logs, memory and devices.")
             time.sleep(1.0)
+            self.check_started(wait=0.1)
             self.welcome_back()
         return runners
 
@@ -141,15 +175,18 @@ class Runners:
         self._send_to(restored)
         return restored
 
-    def _call(self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int]) -> list[Any]:
-        """Calls a method of remote runners, each with its own arguments.
+    def _call(
+        self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int], timeout: float | None = None
+    ) -> list[Any]:
+        """Calls a method of remote runners, each with its own arguments; waits `self.timeout` s unless told otherwise.
 
         Returns:
             Per runner its answer, or None where it died, hung (it is restarted then) or lost its engine.
         """
         manager = self.group._worker_manager
+        timeout = self.timeout if timeout is None else timeout
         answers = manager.foreach_actor(
-            method, kwargs=list(calls), remote_actor_ids=list(runners), timeout_seconds=self.timeout
+            method, kwargs=list(calls), remote_actor_ids=list(runners), timeout_seconds=timeout
         )
         found: dict[int, Any] = {}
         for answer in answers:
@@ -164,7 +201,7 @@ class Runners:
                 raise error.cause if isinstance(error, RayTaskError) else error
         for runner in runners:
             if runner not in found:
-                logger.warning("Runner %d gave no answer in %.0f s; it is restarted.", runner, self.timeout)
+                logger.warning("Runner %d gave no answer in %.0f s; it is restarted.", runner, timeout)
                 ray.kill(manager.actors()[runner], no_restart=False)
                 manager.set_actor_state(runner, healthy=False)
         return [found.get(runner) for runner in runners]

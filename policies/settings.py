@@ -26,7 +26,9 @@ class SettingsError(ValueError):
 class Settings(BaseModel):
     """The settings of one run. Defaults are the paper's (IMDB column of its hyperparameter table)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
     # What is trained, on what.
     task: str = "imdb"
@@ -89,7 +91,7 @@ class Settings(BaseModel):
     runner_threads: int = Field(1, ge=1)
     """CPU threads (and Ray CPUs) of each runner."""
     generation_timeout: float = Field(600.0, gt=0)
-    """Seconds that one update's rollout may take before its runner is given up and restarted."""
+    """Seconds that one update's rollout may take, beside its rewards, before its runner is given up and restarted."""
     self_test: bool = True
     """At start, prove that perturbed weights reach the generation engine."""
 

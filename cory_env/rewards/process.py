@@ -31,13 +31,18 @@ class RewardProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[[subprocess.Popen[bytes], Connection[Batch, Reply]], RewardProcess] | None = None
 
+    def start(self) -> Reply:
+        """Starts the child unless it runs; the reply's `error` says why the function cannot be loaded."""
+        ready = self._start() if self._connection is None else Reply()
+        if ready.error:
+            self.close()
+        return ready
+
     def call(self, batch: Batch) -> Reply:
         """Returns the function's answer on `batch`, or what went wrong; never raises for the function's sake."""
-        if self._connection is None:
-            ready = self._start()
-            if ready.error:
-                self.close()
-                return ready
+        ready = self.start()
+        if ready.error:
+            return ready
         assert self._connection is not None
         try:
             with contextlib.suppress(OSError):  # the child ended between two calls; the answer below says so

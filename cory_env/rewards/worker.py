@@ -88,6 +88,14 @@ class RewardWorker:
         logger.warning("%s", message)
         return self._without(batch, faults, None if reply.error else reply)
 
+    def start(self) -> None:
+        """Starts the child process now, so that a function that cannot be loaded is noticed before the first call.
+
+        Raises:
+            RewardError: it cannot.
+        """
+        self._usable(self._process.start())
+
     def close(self) -> None:
         """Ends the child process; a later call starts another."""
         self._process.close()
@@ -101,7 +109,9 @@ class RewardWorker:
         self.close()
 
     def _call(self, batch: Batch) -> Reply:
-        reply = self._process.call(batch)
+        return self._usable(self._process.call(batch))
+
+    def _usable(self, reply: Reply) -> Reply:
         if reply.fatal:
             raise RewardError(f"The reward {self.spec} cannot be used: {reply.error}")
         return reply

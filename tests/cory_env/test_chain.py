@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from cory_env.chain import Chain, QueryTooLong, role_names
 from cory_env.tasks import Query, Task
@@ -192,6 +192,14 @@ def test_a_padded_vocabulary_widens_the_action_space() -> None:
     episode.respond({"tokens": [4999], "length": 1})
     assert episode.completions == [""]
     assert {"tokens": np.full(15, 4999), "length": 3} in described.action_space()
+
+
+def test_ids_beyond_the_tokenizer_decode_to_nothing_also_where_its_decoder_raises_on_them() -> None:
+    described = Chain(
+        Task(name="bytes", train=QUERIES, test=QUERIES, reward="any:thing"), ByT5Tokenizer(), vocab_size=512
+    )
+    word = described.encode([("word", None)])[0][:-1]
+    assert described.decode([500, *word, 511]) == "word"
 
 
 @pytest.mark.parametrize(

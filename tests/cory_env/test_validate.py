@@ -48,7 +48,7 @@ def test_gold_answers_must_score_one() -> None:
 def test_queries_that_do_not_fit_are_counted_with_the_length_that_would_do() -> None:
     report = validate(reviews(), tokenizer(), max_prompt=20)
     assert not report.ok and not report.rewards
-    assert "1 queries of train do not fit max_prompt = 20, the first is query 2 with" in report.problems[0]
+    assert "1 of 3 queries of train do not fit max_prompt = 20, the first is query 2, " in report.problems[0]
     assert validate(reviews(), tokenizer(), max_prompt=20, knowledge_transfer=False).ok
     assert validate(reviews(), tokenizer(), max_prompt=20, num_agents=1).ok
 

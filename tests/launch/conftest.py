@@ -4,7 +4,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,23 @@ def cory(tmp_path: Path) -> Cory:
         return subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
 
     return run
+
+
+def mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MB, where this process may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    try:
+        mount("-t", "tmpfs", "-o", "size=2m", "none", str(place))
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no right to mount a disk here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13)) -> RunDirectory:

@@ -3,11 +3,23 @@
 import math
 import os
 import signal
+import time
 from pathlib import Path
 
 
 def boom(completions: list[str]) -> list[float]:
     raise KeyError("no such answer")
+
+
+def hang(completions: list[str]) -> list[float]:
+    time.sleep(60)
+    return [0.0] * len(completions)
+
+
+def kill_runner(completions: list[str]) -> list[float]:
+    """Ends the process whose child this is, as a lack of memory would."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    return [0.0] * len(completions)
 
 
 def commas(completions: list[str]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import ray
 
 from cory_env.rewards import RewardError
 from policies.chain_runner import Deal
+from policies.generator import GenerationError
+from policies.language_model import ModelError
 from policies.runners import split
 from tests.policies.conftest import MakeCory
+from tests.policies.test_language_model import deeper_than_its_weights
 
 REWARDS = "tests.policies.sample_rewards"
 
@@ -60,8 +64,35 @@ def test_a_reward_that_fails_in_a_runner_reaches_the_driver_as_what_it_is(make_c
     assert algorithm.updates == 0
 
 
-def test_an_update_without_a_single_reward_does_not_count(make_cory: MakeCory) -> None:
+def test_a_reward_that_hangs_longer_than_a_rollout_may_take_is_named_all_the_same(make_cory: MakeCory) -> None:
+    hanging = {"reward": f"{REWARDS}:hang", "reward_timeout": 5.0, "generation_timeout": 8.0}
+    algorithm = make_cory(num_runners=1, queries=2, minibatch=2, **hanging)
+    with pytest.raises(RewardError, match=r"sample_rewards:hang failed .* it ran longer than its time limit of 5 s"):
+        algorithm.train()
+
+
+def test_a_runner_that_cannot_start_says_why(make_cory: MakeCory, tmp_path: Path) -> None:
+    model = deeper_than_its_weights(tmp_path)
+    with pytest.raises(
+        ModelError, match=r"do not go with its config.json: 12 parameters are missing .* transformer\.h\.4"
+    ):
+        make_cory(num_runners=1, model=str(model))
+
+
+def test_queries_that_end_every_runner_are_given_up(make_cory: MakeCory) -> None:
+    algorithm = make_cory(num_runners=1, queries=2, minibatch=2, reward=f"{REWARDS}:kill_runner")
+    with pytest.raises(GenerationError, match="All runners failed 3 times in a row on the same queries"):
+        algorithm.train()
+
+
+def test_where_every_reward_fails_nothing_is_evaluated_and_training_stops(
+    make_cory: MakeCory, caplog: pytest.LogCaptureFixture
+) -> None:
     algorithm = make_cory(reward=f"{REWARDS}:boom", on_reward_error="skip", queries=2, minibatch=2)
-    with pytest.raises(RuntimeError, match="every query's reward failed"):
+    figures = algorithm.evaluate_policies()
+    assert set(figures) == {"llm_1", "llm_2", "mean"}
+    assert all(math.isnan(value) for policy in figures.values() for value in policy.values())
+    assert "The reward failed on all 4 held-out queries of llm_1: not evaluated." in caplog.messages
+    with pytest.raises(RewardError, match="failed on every query of update 1"):
         algorithm.train()
     assert (algorithm.updates, algorithm.updates_since_exchange) == (0, 0)

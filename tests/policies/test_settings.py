@@ -21,6 +21,7 @@ def test_defaults_are_the_papers() -> None:
         ({"kl_coeff": 0.1}, "Unknown setting `kl_coeff`. Did you mean `kl_coef`?"),
         ({"lr": -1}, "Setting `lr`=-1: Input should be greater than 0."),
         ({"updates": "many"}, "Setting `updates`='many'"),
+        ({"lr": float("inf")}, "Setting `lr`=inf: Input should be a finite number."),
         ({"backend": "triton"}, "'vllm' or 'transformers'"),
         ({"queries": 12, "minibatch": 8}, "Mini-batches that would work: 1, 2, 3, 4, 6, 12."),
         ({"num_runners": 0}, "Use num_runners=1, or backend=transformers."),

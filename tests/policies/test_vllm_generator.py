@@ -21,7 +21,7 @@ from policies.causal_lm_module import CausalLMModule
 from policies.generator import GenerationError, Response, Sampling, Weights, checksum, sampling_seed
 from policies.self_test import Probe, SelfTestFailure, perturb, self_test
 from policies.token_batch import Rows, make_rows
-from policies.vllm_generator import VLLMGenerator, vllm_installed
+from policies.vllm_generator import EngineStartError, VLLMGenerator, vllm_installed
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
@@ -235,3 +235,14 @@ def test_an_engine_process_that_is_killed_is_started_anew_with_its_last_weights(
         message, same = pool.submit(kill_an_engine_and_generate_again).result(timeout=280)
     assert "The vLLM engine of llm_1 died; it was started anew." in message
     assert same
+
+
+def test_caches_beyond_the_free_memory_are_refused_with_what_to_lower() -> None:
+    with pytest.raises(EngineStartError, match=r"KV caches .* GiB of memory are free\. Lower max_prompt"):
+        make_generator(max_prompt=10**9)
+
+
+def test_an_engine_that_cannot_start_says_why_in_one_line() -> None:
+    with pytest.raises(EngineStartError, match=r"could not start an engine .*max_model_len") as raised:
+        make_generator(max_prompt=300)  # the bundled model has 256 positions
+    assert "\n" not in str(raised.value)

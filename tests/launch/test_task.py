@@ -1,0 +1,116 @@
+"""What is refused before a run's folder is made: models that cannot be loaded, queries that do not fit."""
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cory_env.tokenizer import DEFAULT_TOKENIZER
+from launch.command import CommandError
+from launch.session import check_resources
+from launch.task import check
+from policies import vllm_generator
+from policies.settings import make_settings
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the bundled model."""
+    return Path(shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model"))
+
+
+def refusal(**values: Any) -> str:
+    with pytest.raises(CommandError) as raised:
+        check(make_settings({"backend": "transformers", **values}))
+    return str(raised.value)
+
+
+def keep_nothing(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def keep_the_model_alone(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def cut_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+
+
+def cut_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (keep_nothing, "it has no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+        (cut_weights, "model.safetensors are damaged"),
+        (cut_config, "config.json' is not a valid JSON file"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "No tokenizer could be loaded"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "No tokenizer could be loaded"),
+        (keep_the_model_alone, "has no tokens"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_refused_with_its_folder(
+    model: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(model)
+    told = refusal(model=str(model))
+    assert message in told and str(model) in told and "\n" not in told
+
+
+def test_every_query_of_both_splits_is_measured_and_the_length_that_works_named(tmp_path: Path) -> None:
+    def rows(name: str, *queries: str) -> str:
+        (tmp_path / name).write_text("".join(json.dumps({"query": query}) + "\n" for query in queries))
+        return str(tmp_path / name)
+
+    short, long = rows("short.jsonl", "One", "Two"), rows("long.jsonl", "One", "Two is " + "very " * 50 + "long")
+    own = {"task": "custom", "reward": "tests.cory_env.sample_rewards:length", "max_prompt": 32}
+    for files in ({"data": long, "eval_data": short}, {"data": short, "eval_data": long}):
+        told = refusal(**own, **files)
+        assert "1 of 2 queries of" in told and "the first is query 1, 'Two is very" in told
+    fitting = int(told.split("Raise max_prompt to ")[1].split(",")[0])
+    check(make_settings({**own, **files, "backend": "transformers", "max_prompt": fitting}))
+    assert f"Raise max_prompt to {fitting}" in refusal(**own | {"max_prompt": fitting - 1}, **files)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("brevity", "'brevity' is not a function's name"),
+        ("no_such_module:f", "The module 'no_such_module', needed for the reward 'no_such_module:f', was not found"),
+        ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
+    ],
+)
+def test_a_reward_that_cannot_be_loaded_is_refused_before_any_model_is(reward: str, message: str) -> None:
+    assert message in refusal(reward=reward)
+
+
+def test_without_vllm_its_backend_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(vllm_generator, "version", missing)
+    assert "pip install 'cory-rllib[vllm]'" in refusal(backend="vllm")
+    check(make_settings({"backend": "transformers"}))
+
+
+def test_more_than_the_cluster_has_is_refused_with_what_it_has() -> None:
+    found = {"CPU": 8.0, "GPU": 1.0}
+    check_resources(make_settings({"num_runners": 7}), found)
+    check_resources(make_settings({"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}), found)
+    with pytest.raises(CommandError, match="ask for 9 CPUs in all, but the Ray cluster has 8"):
+        check_resources(make_settings({"num_runners": 8}), found)
+    with pytest.raises(CommandError, match=r"ask for 1\.5 GPUs in all, but Ray finds 1"):
+        check_resources(make_settings({"num_runners": 1, "gpus_per_runner": 0.5, "gpus_per_learner": 1}), found)
+    with pytest.raises(CommandError, match="but Ray finds 0"):
+        check_resources(make_settings({"gpus_per_runner": 1}), {"CPU": 8.0})
