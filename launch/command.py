@@ -60,6 +60,11 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         return 2
 
 
+def is_defect(error: Exception) -> bool:
+    """Tells whether an exception is nothing that the user could put right."""
+    return _sentence(_cause(error)) is None
+
+
 def _sentence(error: BaseException) -> str | None:
     """Returns what the user can put right, or None where the error is a defect."""
     if type(error).__module__.partition(".")[0] in OWN_PACKAGES:

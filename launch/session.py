@@ -1,15 +1,18 @@
 """The process around a run: libraries that keep quiet, and Ray."""
 
 import contextlib
+import getpass
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from launch.command import OWN_PACKAGES, CommandError
+from launch.command import OWN_PACKAGES, CommandError, is_defect
 from policies.settings import Settings
 
 QUIET = {
@@ -36,9 +39,10 @@ def quiet_libraries(debug: bool) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not _cluster_given():
-        os.environ.setdefault(
-            "RAY_AUTH_MODE", "disabled"
-        )  # else Ray leaves a token file that other clusters stumble over
+        # Else Ray leaves a token file that other clusters stumble over.
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        # Else Ray's processes starve beside any other load (they run at 15), and waits for them run out.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     if debug:
         return
     for name, value in QUIET.items():
@@ -99,26 +103,57 @@ def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
             logger.removeHandler(heard)
 
 
-def start_ray(settings: Settings, debug: bool) -> None:
+@contextlib.contextmanager
+def ray_session(settings: Settings, debug: bool) -> Iterator[None]:
     """Joins the Ray cluster that the environment names (inside a Ray job, its own), or starts one on this machine.
 
+    A cluster that was started here ends with the context, and so does the folder that its processes have for temporary
+    files, with Ray's logs in it, unless a defect makes them worth a look.
+
     Raises:
-        CommandError: it has fewer CPUs or GPUs than the settings ask for; Ray would wait for more.
+        CommandError: the cluster has fewer CPUs or GPUs than the settings ask for; Ray would wait for more.
     """
     import ray
 
-    level = logging.INFO if debug else logging.ERROR
-    if _cluster_given():
-        ray.init(log_to_driver=debug, logging_level=level)
-    else:
-        ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, logical_cpus(settings)),
-            include_dashboard=False,
-            log_to_driver=debug,
-            logging_level=level,
-        )
-    check_resources(settings, ray.cluster_resources())
+    with contextlib.ExitStack() as ending:
+        where: dict[str, Any] = {}
+        if not _cluster_given():
+            where = {
+                "address": "local",
+                "num_cpus": max(os.cpu_count() or 1, logical_cpus(settings)),
+                "include_dashboard": False,
+                "_temp_dir": ending.enter_context(_temporary_folder()),
+            }
+        ending.callback(ray.shutdown)
+        ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
+        check_resources(settings, ray.cluster_resources())
+        yield
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """Yields a folder that is also the temporary folder of all processes started meanwhile."""
+    usual = tempfile.gettempdir()
+    # What torch compiles is worth keeping from run to run; this is its own choice.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{usual}/torchinductor_{getpass.getuser()}")
+    folder = tempfile.mkdtemp(prefix="cory-", dir=os.environ.get("RAY_TMPDIR"))
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    keep = False
+    try:
+        yield folder
+    except Exception as error:
+        keep = is_defect(error)
+        if keep:
+            error.add_note(f"Ray's logs are in {folder}.")
+        raise
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_resources(settings: Settings, found: Mapping[str, float]) -> None:
@@ -139,13 +174,6 @@ def check_resources(settings: Settings, found: Mapping[str, float]) -> None:
             f"The driver, runners and learners ask for {cpus} CPUs in all, but the Ray cluster has "
             f"{found.get('CPU', 0):g}. Lower num_runners, runner_threads or num_learners."
         )
-
-
-def stop_ray() -> None:
-    """Leaves the cluster, or ends the one that was started here."""
-    import ray
-
-    ray.shutdown()
 
 
 def logical_cpus(settings: Settings) -> int:

@@ -92,8 +92,7 @@ class _Run:
         """Trains, and returns the number of updates that are done and saved."""
         self.terminal.stage("Starting Ray")
         with contextlib.ExitStack() as ending:
-            ending.callback(session.stop_ray)
-            session.start_ray(self.settings, self.debug)
+            ending.enter_context(session.ray_session(self.settings, self.debug))
             self.interrupts.install()  # Ray took SIGTERM
             self.terminal.stage("Loading the models")
             algo = self._build(done)

@@ -35,3 +35,4 @@ def test_memory_and_handles_stay_flat_across_a_kill_and_nothing_is_left(folder: 
         assert megabytes[kind] < 20.0, (kind, looks)
         assert handles[kind] <= 2, (kind, looks)
     assert left_in_shared_memory(since) == []
+    assert len(list(run.temporary.iterdir())) == 1  # the killed process could not remove its own

@@ -13,6 +13,7 @@ from policies.cory import Cory, CoryConfig
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("RAY_worker_niceness", "0")  # else Ray's processes starve beside the tests' own
 
 TINY: dict[str, Any] = {
     "backend": "transformers",
