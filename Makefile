@@ -16,7 +16,7 @@ UV_LOCK := uv pip compile pyproject.toml requirements/cpu.in --extra dev --extra
 export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lock assets
+.PHONY: help demo test lint bench lock assets
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ lint: $(READY) ## Check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+bench: $(READY) ## Measure what benchmarks/README.md claims; hours, on a machine with nothing else to do
+	@test -d benchmarks/.trl/trl || $(PIP) --no-deps --target benchmarks/.trl -r benchmarks/requirements-trl.txt
+	@$(BIN)/python -m benchmarks
 
 lock: $(READY) ## Resolve requirements/cpu.txt anew
 	@$(BIN)/$(UV_LOCK)

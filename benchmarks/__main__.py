@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.record import RESULTS
+from benchmarks.record import RESULTS, BenchmarkError
 
 NAMES = ("overhead", "generation", "learner", "role_exchange", "against_trl", "scaling", "long_run")
 PINNED = {
@@ -28,7 +28,7 @@ _INSIDE = "CORY_BENCHMARK"  # set in the processes that measure
 
 
 def main() -> int:
-    """Runs the benchmarks named on the command line; 1 if one of them failed."""
+    """Runs the benchmarks named on the command line; 0, 1 if one failed, 2 if one cannot run here."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measured claims, reproduced.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(NAMES)}; default: all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that the code runs")
@@ -44,13 +44,17 @@ def main() -> int:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks", name, "--out", str(arguments.out)]
         command += ["--quick"] * arguments.quick
         codes.append(subprocess.run(command, env={**os.environ, **PINNED, _INSIDE: "1"}).returncode)
-    return int(any(codes))
+    return max(codes)
 
 
 def measure(name: str, quick: bool, out: Path) -> int:
     """Runs one benchmark in this process."""
-    with tempfile.TemporaryDirectory(prefix="cory-benchmark-") as folder:
-        record = importlib.import_module(f"benchmarks.{name}").run(Path(folder), quick)
+    try:
+        with tempfile.TemporaryDirectory(prefix="cory-benchmark-") as folder:
+            record = importlib.import_module(f"benchmarks.{name}").run(Path(folder), quick)
+    except BenchmarkError as error:
+        print(error, file=sys.stderr)
+        return 2
     record.show()
     print(f"written to {record.write(out)}", flush=True)
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import make_model
-from benchmarks.record import Figure, Record, median
+from benchmarks.record import BenchmarkError, Figure, Record, median
 from benchmarks.side import Took, run_side
 from launch.configuration import read_preset
 
@@ -21,10 +21,10 @@ def run(folder: Path, quick: bool) -> Record:
     """Measures model sizes × batches; the sides take turns, each time in processes of their own.
 
     Raises:
-        FileNotFoundError: trl is not there; the message says how to install it.
+        BenchmarkError: trl is not there.
     """
     if not (TRL / "trl").is_dir():
-        raise FileNotFoundError(
+        raise BenchmarkError(
             f"trl 0.11.4 is not in {TRL}. Install it beside the project's lock:\n"
             f"  python -m pip install --no-deps --target {TRL} -r {Path(__file__).parent / 'requirements-trl.txt'}"
         )

@@ -24,6 +24,7 @@ from policies.vllm_generator import VLLMGenerator
 
 CLAIM = "CPU outside generation, forward, backward, optimizer, reward and sync ≤ 5 % of an update"
 WARM_UP = 2
+IDLE_SECONDS = 5.0  # how long nothing is done, to see what background threads take
 
 
 class Meter:
@@ -78,11 +79,15 @@ def measure(record: Record, label: str, values: dict[str, Any], updates: int) ->
     on_runner(algorithm, meter_runner)
     for _ in range(WARM_UP):
         algorithm.train()
-    before = account(algorithm)
+    before, started = account(algorithm), time.perf_counter()
     for _ in range(updates):
         algorithm.train()
-    spent = {what: (seconds - before.get(what, 0.0)) / updates for what, seconds in account(algorithm).items()}
+    after = account(algorithm)
+    wall = (time.perf_counter() - started) / updates
+    time.sleep(IDLE_SECONDS)
+    idle = account(algorithm)
     algorithm.stop()
+    spent = {what: (seconds - before.get(what, 0.0)) / updates for what, seconds in after.items()}
     daemons = spent.pop(DAEMONS, 0.0)
     whole = sum(spent.values())
     rest = spent["driver: rest"] + spent["runner: rest"]
@@ -91,7 +96,12 @@ def measure(record: Record, label: str, values: dict[str, Any], updates: int) ->
         Figure(f"{label}: the same with Ray's daemons", 100 * (rest + daemons) / (whole + daemons), "% of CPU time"),
         Figure(f"{label}: an update", whole, "CPU-s"),
     ]
-    record.detail[label] = {"cpu_seconds_per_update": {**spent, DAEMONS: daemons}, "updates": updates}
+    record.detail[label] = {
+        "cpu_seconds_per_update": {**spent, DAEMONS: daemons},
+        "wall_seconds_per_update": wall,
+        "idle_cpu_share": {what: (seconds - after[what]) / IDLE_SECONDS for what, seconds in idle.items()},
+        "updates": updates,
+    }
 
 
 def account(algorithm: Cory) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ def kinds(root: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:
             continue
         if "cory_env.rewards.child" in command:
             yield "reward", process
-        elif "ray::" in command and "IDLE" not in command:
+        elif command.startswith("ray::ChainRunner"):
             yield "runner", process
         else:
             yield DAEMONS, process
@@ -94,8 +93,3 @@ def watched_memory() -> Iterator[Peak]:
         done.set()
         thread.join()
         peak.look()
-
-
-def pinned_threads() -> int:
-    """Intra-op threads of every process that is measured."""
-    return int(os.environ["OMP_NUM_THREADS"])

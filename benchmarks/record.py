@@ -30,6 +30,10 @@ _PACKAGES = (
 )
 
 
+class BenchmarkError(RuntimeError):
+    """A benchmark cannot run here; the message says why, and what to do."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """One number. `at_least` or `at_most` is its target, if it has one."""

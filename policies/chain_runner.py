@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
@@ -258,10 +259,10 @@ def as_rllib_episode(
         mapping: roles at generation time; the episode keeps it.
     """
     chain: Chain = episode.chain
-    observation, action = chain.observation_space(), chain.action_space()
+    observation_space, action_space = _spaces(chain)
     out = MultiAgentEpisode(
-        observation_space=dict.fromkeys(chain.roles, observation),
-        action_space=dict.fromkeys(chain.roles, action),
+        observation_space=observation_space,
+        action_space=action_space,
         agent_to_module_mapping_fn=mapping,
     )
     out.add_env_reset(observations={chain.roles[0]: episode.observation(chain.roles[0])})
@@ -283,6 +284,13 @@ def as_rllib_episode(
             },
         )
     return out
+
+
+@lru_cache(maxsize=4)
+def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Observation and action space of every role: one object for all episodes of a chain, so pickled once with them."""
+    observation, action = chain.observation_space(), chain.action_space()
+    return dict.fromkeys(chain.roles, observation), dict.fromkeys(chain.roles, action)
 
 
 def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:

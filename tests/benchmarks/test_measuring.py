@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import __main__ as command
 from benchmarks.alternate import Turns, alternate
 from benchmarks.processes import watched_memory
 from benchmarks.record import Figure, Record, median
@@ -47,3 +48,21 @@ def test_the_peak_of_memory_is_seen_though_it_was_given_back() -> None:
         peak.look()
         del block
     assert peak.run - before.run > 150e6
+
+
+def test_an_unknown_benchmark_is_refused_with_those_that_exist(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks", "lerner"])
+    with pytest.raises(SystemExit) as stopped:
+        command.main()
+    assert stopped.value.code == 2
+    assert "no benchmark `lerner`" in capsys.readouterr().err
+
+
+def test_without_trl_its_benchmark_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("benchmarks.against_trl.TRL", tmp_path)
+    assert command.measure("against_trl", quick=True, out=tmp_path) == 2
+    assert f"pip install --no-deps --target {tmp_path}" in capsys.readouterr().err
