@@ -25,7 +25,7 @@ demo: $(READY) ## Train two language models on film reviews, offline; a few minu
 	@$(BIN)/cory train imdb-tiny --out "runs/demo/$$(date +%Y%m%d-%H%M%S)"
 
 test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY) ## Check style and types
 	@$(BIN)/ruff check .

@@ -32,7 +32,10 @@ def test_memory_and_handles_stay_flat_across_a_kill_and_nothing_is_left(folder: 
     megabytes, handles = growth(looks)
     assert {"driver", "runner", "reward"} <= set(megabytes)
     for kind in ("driver", "runner", "reward"):
-        assert megabytes[kind] < 20.0, (kind, looks)
+        assert megabytes[kind] < 40.0, (
+            kind,
+            looks,
+        )  # allocators settle by some 20; an update's weights kept would be 70
         assert handles[kind] <= 2, (kind, looks)
     assert left_in_shared_memory(since) == []
     assert len(list(run.temporary.iterdir())) == 1  # the killed process could not remove its own

@@ -1,0 +1,22 @@
+"""The order of the test files: those that take longest first, so that no process is left with one of them at the end."""
+
+from __future__ import annotations
+
+import pytest
+
+LONGEST = (
+    "test_scale",
+    "test_runners",
+    "test_vllm_generator",
+    "test_mishaps",
+    "test_cory_vllm",
+    "test_long_run",
+    "test_learning",
+    "test_model_families",
+    "test_cory",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts the files; the order inside each stays."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
