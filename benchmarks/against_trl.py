@@ -33,7 +33,7 @@ def run(folder: Path, quick: bool) -> Record:
     record = Record("against_trl", CLAIM, values)
     tiny = values | {"model": make_model("test", folder), "queries": 8, "minibatch": 8}
     libraries = compare(record, tiny, "tiny model, batch 8", 1, 1)
-    for size, updates, rounds in [] if quick else [("5M", 3, 3), ("50M", 1, 2)]:
+    for size, updates, rounds in [] if quick else [("5M", 2, 2), ("50M", 1, 1)]:
         for batch in (64, 256):
             settings = values | {"model": make_model(size, folder), "queries": batch, "minibatch": 64}
             label = f"{size}, batch {batch}"

@@ -24,8 +24,10 @@ def main() -> None:
         cpus = max(os.cpu_count() or 1, work["settings"]["num_runners"] * work["settings"].get("runner_threads", 1))
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
         algorithm = CoryConfig().cory(**work["settings"]).build_algo()
-        took.time_updates(lambda: one_update(algorithm), work["warm_up"], work["updates"])
+        for _ in range(work["warm_up"]):
+            one_update(algorithm)
     took.note_memory(peak)
+    took.time_updates(lambda: one_update(algorithm), work["updates"])
     algorithm.stop()
     ray.shutdown()
     took.answer()

@@ -47,7 +47,7 @@ def run(folder: Path, quick: bool) -> Record:
         "reward": "benchmarks.no_reward:zero",
     }
     record = Record("generation", CLAIM, values)
-    for size, rounds in [("test", 2)] if quick else [("5M", 9), ("50M", 5)]:
+    for size, rounds in [("test", 2)] if quick else [("5M", 7), ("50M", 3)]:
         config = CoryConfig().cory(**values | {"model": make_model(size, folder)})
         config.validate()
         runner = ChainRunner(config=config, worker_index=1)

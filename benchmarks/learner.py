@@ -28,7 +28,7 @@ def run(folder: Path, quick: bool) -> Record:
     """Measures each model size and compute type."""
     record = Record("learner", CLAIM, settings(folder, "test" if quick else "5M", "fp32", quick).model_dump())
     for size, dtype, rounds in (
-        [("test", "fp32", 2)] if quick else [("5M", "bf16", 9), ("5M", "fp32", 5), ("50M", "bf16", 3)]
+        [("test", "fp32", 2)] if quick else [("5M", "bf16", 5), ("5M", "fp32", 3), ("50M", "bf16", 1)]
     ):
         s = settings(folder, size, dtype, quick)
         turns, tokens = measure(s, rounds)

@@ -91,8 +91,10 @@ def measure(record: Record, label: str, values: dict[str, Any], updates: int) ->
     daemons = spent.pop(DAEMONS, 0.0)
     whole = sum(spent.values())
     rest = spent["driver: rest"] + spent["runner: rest"]
+    idle_threads = spent["runner: vLLM's waiting threads"]
     record.figures += [
         Figure(f"{label}: RLlib and our glue", 100 * rest / whole, "% of CPU time", at_most=5.0),
+        Figure(f"{label}: the same with vLLM's waiting threads", 100 * (rest + idle_threads) / whole, "% of CPU time"),
         Figure(f"{label}: the same with Ray's daemons", 100 * (rest + daemons) / (whole + daemons), "% of CPU time"),
         Figure(f"{label}: an update", whole, "CPU-s"),
     ]
@@ -124,8 +126,15 @@ def on_runner(algorithm: Cory, function: Callable[[ChainRunner], Any]) -> Any:
 
 
 def read_meter(runner: ChainRunner) -> dict[str, float]:
-    """The phases of the process that this is called in."""
-    return dict(METER.seconds)
+    """The phases of the process that this is called in, and what the threads took that vLLM's process groups wait with.
+
+    Each wakes up a hundred times a second, also while the learner works.
+    """
+    waiting = 0.0
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().startswith("gloo"):
+            waiting += int((task / "schedstat").read_text().split()[0]) / 1e9
+    return {**METER.seconds, "vLLM's waiting threads": waiting}
 
 
 def meter_driver() -> None:

@@ -18,6 +18,9 @@ from benchmarks.processes import Peak, cpu_seconds
 
 _MARK = "SIDE "
 
+Update = Callable[[], tuple[int, dict[str, float]]]
+"""One update; returns its response tokens and the seconds of its phases."""
+
 
 @dataclass
 class Took:
@@ -31,21 +34,20 @@ class Took:
     phases: list[dict[str, float]] = field(default_factory=list)
     """Wall seconds by phase."""
     peak_mb: float = 0.0
-    """Peak memory from start to end, PSS of all processes but Ray's daemons."""
+    """Peak memory up to the end of the warm-up, PSS of all processes but Ray's daemons. Looking at it costs as much time
+    as an update, so it ends before the clock starts."""
     peak_mb_with_daemons: float = 0.0
     peak_mb_by_process: dict[str, float] = field(default_factory=dict)
 
-    def time_updates(self, update: Callable[[], tuple[int, dict[str, float]]], warm_up: int, updates: int) -> None:
-        """Runs updates; each returns its response tokens and phases."""
-        for number in range(-warm_up, updates):
+    def time_updates(self, update: Update, updates: int) -> None:
+        """Runs updates, with nothing else going on."""
+        for _ in range(updates):
             wall, cpu = time.perf_counter(), sum(cpu_seconds().values())
             tokens, phases = update()
-            wall, cpu = time.perf_counter() - wall, sum(cpu_seconds().values()) - cpu
-            if number >= 0:
-                self.wall.append(wall)
-                self.cpu.append(cpu)
-                self.tokens.append(tokens)
-                self.phases.append(phases)
+            self.wall.append(time.perf_counter() - wall)
+            self.cpu.append(sum(cpu_seconds().values()) - cpu)
+            self.tokens.append(tokens)
+            self.phases.append(phases)
 
     def note_memory(self, peak: Peak) -> None:
         """Takes over the peak, in MB."""

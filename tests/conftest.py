@@ -1,4 +1,4 @@
-"""The order of the test files: those that take longest first, so that no process is left with one of them at the end."""
+"""The order of the test files: the longest first, so that no process is left with one of them at the end."""
 
 from __future__ import annotations
 
