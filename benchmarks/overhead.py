@@ -19,6 +19,7 @@ from launch.configuration import read_preset
 from policies.causal_lm_module import CausalLMModule
 from policies.chain_runner import ChainRunner
 from policies.cory import Cory, CoryConfig
+from policies.runners import Runners
 from policies.token_ppo_learner import TokenPPOLearner
 from policies.vllm_generator import VLLMGenerator
 
@@ -144,7 +145,7 @@ def meter_driver() -> None:
     METER.wrap(torch.Tensor, "backward", "backward")
     METER.wrap(TokenPPOLearner, "_clip_gradients", "optimizer")
     METER.wrap(torch.optim.Adam, "step", "optimizer")
-    METER.wrap(Cory, "_sync_weights", "sync")
+    METER.wrap(Runners, "send", "sync")
 
 
 def meter_runner(runner: ChainRunner) -> None:

@@ -34,8 +34,8 @@ class Took:
     phases: list[dict[str, float]] = field(default_factory=list)
     """Wall seconds by phase."""
     peak_mb: float = 0.0
-    """Peak memory up to the end of the warm-up, PSS of all processes but Ray's daemons. Looking at it costs as much time
-    as an update, so it ends before the clock starts."""
+    """Peak memory up to the end of the warm-up, PSS of all processes but Ray's daemons. Looking costs as much time as
+    an update, so it ends before the clock starts."""
     peak_mb_with_daemons: float = 0.0
     peak_mb_by_process: dict[str, float] = field(default_factory=dict)
 

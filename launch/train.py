@@ -31,6 +31,9 @@ examples:
   cory train imdb-tiny lr=3e-5 seed=1 --out runs/low-lr
   cory train -c mine.yaml model=./my-model
   cory train --resume runs/low-lr updates=120
+
+exit codes:
+  0 all updates are done; 2 a mistake that you can correct; 3 stop_on_collapse ended the run; 130, 143 you did.
 """
 
 
@@ -38,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0; 2 after a user's mistake; 130 or 143 when a signal ended the run early.
+        0; 2 after a user's mistake; 3 when `stop_on_collapse` ended the run; 130 or 143 when a signal did.
     """
     words = sys.argv[1:] if argv is None else argv
     options = _parser(help_wanted=not {"-h", "--help"}.isdisjoint(words)).parse_intermixed_args(words)

@@ -92,16 +92,15 @@ class Cory(PPO):
         self._seconds: dict[str, float] = {}
         task = self.settings.make_task()
         self._num_queries = {"train": len(task.train), "test": len(task.test)}
-        timeouts = (self.settings.generation_timeout, self.settings.reward_timeout)
         try:
             super().setup(config)
         except IndexError:  # RLlib looks for spaces at the first runner, which did not start
             if self.env_runner_group is not None:
-                Runners(self.env_runner_group, *timeouts).check_started()
+                Runners(self.env_runner_group, self.settings, self.weights).check_started()
             raise
-        self.runners = Runners(self.env_runner_group, *timeouts)
+        self.runners = Runners(self.env_runner_group, self.settings, self.weights)
         self.runners.check_started()
-        self._sync_weights()
+        self.runners.send(self.updates)
         self.probes = self._self_test() if self.settings.self_test else {}
 
     # One update.
@@ -141,7 +140,7 @@ class Cory(PPO):
 
         # 3. The runners get the new weights.
         with self._timed("sync"):
-            self._sync_weights()
+            self.runners.send(self.updates)
 
         # 4. What happened. Roles are exchanged after this, by `RoleExchange`.
         returns = float(np.mean([episode.get_return() for episode in episodes]))
@@ -199,20 +198,12 @@ class Cory(PPO):
         """Finds runners that came back, and gives them the present weights."""
         return self.runners.welcome_back()
 
-    def _sync_weights(self) -> None:
-        """Sends the learner's weights to every runner.
-
-        Raises:
-            WeightSyncError: a runner's engine read something else than was sent.
-        """
-        state = self.learner_group.get_state(
-            components=f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}", inference_only=True
-        )[COMPONENT_LEARNER][COMPONENT_RL_MODULE]
-        weights = {
-            module_id: {name.removeprefix("lm."): array for name, array in state[module_id].items()}
-            for module_id in self.settings.modules
-        }
-        self.runners.send(weights, self.updates)
+    def weights(self, module_id: str) -> Weights:
+        """The learner's present weights of an LLM, without its value head, by Hugging Face names."""
+        path = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}/{module_id}"
+        state = self.learner_group.get_state(components=path, inference_only=True)
+        weights = state[COMPONENT_LEARNER][COMPONENT_RL_MODULE][module_id]
+        return {name.removeprefix("lm."): array for name, array in weights.items()}
 
     def _self_test(self) -> dict[str, Probe]:
         """Runs the self-test of every LLM on one runner (all runners run the same code on the same versions)."""
@@ -221,7 +212,7 @@ class Cory(PPO):
         longest = [token for prompt in prompts * chain.max_prompt for token in prompt][: chain.max_prompt]
         return {
             module_id: self_test(
-                self.runners.weights[module_id],
+                self.weights(module_id),
                 [*prompts, longest],
                 partial(self._load_one, module_id),
                 partial(self._probe, module_id),
@@ -353,7 +344,7 @@ class Cory(PPO):
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once."""
         super().restore_from_path(path, *args, **kwargs)
-        self._sync_weights()
+        self.runners.send(self.updates)
 
 
 @lru_cache(maxsize=2)

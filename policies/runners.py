@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from policies.chain_runner import Deal, Rollout
 from policies.generator import GenerationError, Loaded, Weights, checksum
+from policies.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +34,23 @@ class Runners:
     restarts it, and it gets the present weights before it plays.
     """
 
-    def __init__(self, group: EnvRunnerGroup, timeout: float, reward_timeout: float) -> None:
+    def __init__(self, group: EnvRunnerGroup, settings: Settings, fetch: Callable[[str], Weights]) -> None:
         """Wraps RLlib's group.
 
         Args:
             group: the algorithm's env runners.
-            timeout: longest wait for one call, in seconds.
-            reward_timeout: of the reward. Playing may take so much longer that a runner whose reward hangs can say so.
+            settings: names the LLMs and the longest waits. Playing may take so much longer than `generation_timeout`
+                that a runner whose reward hangs can say so.
+            fetch: the learner's present weights of an LLM. They are fetched when they are sent, one LLM at a time, so
+                that the driver keeps no copy.
         """
         self.group = group
-        self.timeout = timeout
-        self.play_timeout = timeout + _REWARD_CALLS * reward_timeout
-        self.weights: Mapping[str, Weights] = {}
+        self.timeout = settings.generation_timeout
+        self.play_timeout = self.timeout + _REWARD_CALLS * settings.reward_timeout
+        self.modules = settings.modules
+        self.fetch = fetch
         self.version = -1
+        self._sent: dict[str, int] = {}
 
     def play(self, deals: Sequence[Deal], **arguments: Any) -> list[Rollout]:
         """Plays queries on all runners.
@@ -102,28 +107,29 @@ class Runners:
                 if isinstance(error, RayActorError) and error.actor_init_failed:
                     raise error.args[0].cause from error
 
-    def send(self, weights: Mapping[str, Weights], version: int) -> None:
-        """Sends weights to all runners, and keeps them for those that come back later.
+    def send(self, version: int) -> None:
+        """Sends the learner's present weights to all runners; those that come back later get them then.
 
         Args:
-            weights: `{llm: {parameter name: fp32 array}}`.
-            version: their version.
+            version: of the weights.
 
         Raises:
             WeightSyncError: an engine read something else than was sent.
         """
-        self.weights, self.version = weights, version
-        self._sent = {module_id: checksum(arrays) for module_id, arrays in weights.items()}
-        local = self.group.local_env_runner
-        if local is not None:
-            self.check([local.load_weights(weights, version)])
-        else:
-            self._send_to(sorted(self.group.healthy_worker_ids()))
+        self.version = version
+        self._send_to(sorted(self.group.healthy_worker_ids()))
 
     def _send_to(self, runners: Sequence[int]) -> None:
-        if runners and self.weights:
-            call = {"weights": ray.put(self.weights), "version": self.version}
-            self.check(self._call("load_weights", [call] * len(runners), runners))
+        local = self.group.local_env_runner
+        for module_id in self.modules if runners or local is not None else ():
+            weights = {module_id: self.fetch(module_id)}
+            self._sent[module_id] = checksum(weights[module_id])
+            if local is not None:
+                self.check([local.load_weights(weights, self.version)])
+            else:
+                call = {"weights": ray.put(weights), "version": self.version}
+                del weights
+                self.check(self._call("load_weights", [call] * len(runners), runners))
 
     def check(self, answers: Sequence[Mapping[str, Loaded] | None]) -> None:
         """Compares what engines read with what was sent; None stands for a runner that is gone.

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from launch.command import CommandError
 from launch.run_directory import RunDirectory
 from tests.launch.conftest import ENVIRONMENT, Cory
 
+BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
 SMALL = (
     *("backend=transformers", "num_runners=0", "updates=3", "queries=4", "minibatch=4", "micro_batch=4", "epochs=1"),
     *("eval_queries=4", "eval_every=2", "samples_every=1", "exchange_period=1", "max_response=6", "self_test=false"),
@@ -27,9 +29,7 @@ def updates_in(file: Path) -> list[int]:
 
 def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    (tmp_path / "my_rewards.py").write_text(
-        "def brevity(completions):\n    return [-float(len(c)) for c in completions]\n"
-    )
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
     process = subprocess.Popen(
         [sys.executable, "-m", "launch.main", "train", *SMALL, "--out", "run"],
         cwd=tmp_path,
@@ -76,3 +76,28 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Pa
 
     again = cory("train", "--resume", "run")
     assert again.returncode == 2 and "updates=6" in again.stderr
+
+
+def test_a_collapse_ends_a_run_that_asked_for_it_saved_and_with_an_exit_code_of_its_own(
+    cory: Cory, tmp_path: Path
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    strict = ("stop_on_collapse=true", "health_patience=1", "max_token_kl=1e-6", "lr=1e-3", "updates=9")
+    result = cory("train", *SMALL, *strict, "--out", "run")
+    assert result.returncode == 3, result.stderr
+    assert "is far from its initial policy" in result.stdout
+    assert "Stopped after update 2, because a policy has collapsed (stop_on_collapse)." in result.stdout
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [0, 1, 2]
+    assert {warning["signature"] for warning in lines[2]["health"]} == {"kl"} and "evaluation" in lines[2]
+    assert (tmp_path / "run" / "checkpoints" / "update_000002").is_dir()
+
+
+def test_an_update_with_a_gradient_that_is_not_finite_is_refused_and_its_batch_kept(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    result = cory("train", *SMALL, "lr=1e30", "grad_clip=null", "--out", "run")
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "The gradient of llm_1 is not finite in update 2" in result.stderr
+    assert "Update 0 is saved. Go on with:\n  cory train --resume run" in result.stderr
+    rows = load_file(tmp_path / "run" / "refused_update_000002_llm_1.safetensors")
+    assert rows["responses"].shape[0] == 4 and not rows["advantages"].isfinite().all()

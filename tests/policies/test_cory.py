@@ -103,12 +103,13 @@ def test_runner_weights_equal_learner_weights_after_sync(make_cory: MakeCory) ->
 
 
 def test_an_engine_that_holds_other_weights_than_sent_stops_the_run(make_cory: MakeCory) -> None:
-    runners = make_cory().runners
-    runners.send(runners.weights, 4)
+    algorithm = make_cory()
+    runners = algorithm.runners
+    runners.send(4)
     with pytest.raises(WeightSyncError, match="llm_1: version 4"):
-        runners.check([{"llm_1": Loaded(4, checksum(perturb(runners.weights["llm_1"], seed=0)))}])
+        runners.check([{"llm_1": Loaded(4, checksum(perturb(algorithm.weights("llm_1"), seed=0)))}])
     with pytest.raises(WeightSyncError, match="llm_2: version 4"):
-        runners.check([{"llm_2": Loaded(3, checksum(runners.weights["llm_2"]))}])
+        runners.check([{"llm_2": Loaded(3, checksum(algorithm.weights("llm_2")))}])
 
 
 def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(make_cory: MakeCory) -> None:
@@ -139,7 +140,7 @@ def test_policies_start_from_the_same_model_and_without_kl(make_cory: MakeCory) 
     held_out = algorithm.evaluate_policies()
     assert held_out["llm_1"] == held_out["llm_2"]
     assert held_out["mean"]["kl"] == 0.0
-    assert checksum(algorithm.runners.weights["llm_1"]) == checksum(algorithm.runners.weights["llm_2"])
+    assert checksum(algorithm.weights("llm_1")) == checksum(algorithm.weights("llm_2"))
 
 
 def test_collective_rewards_reach_the_learner(make_cory: MakeCory) -> None:

@@ -26,7 +26,9 @@ def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with
         assert report["weight_version_lag"] == 0
     assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2", "llm_1"]
     state = algorithm.learner_group.get_state()["learner"]["rl_module"]
-    loaded = algorithm.runners.call_one("load_weights", weights=algorithm.runners.weights, version=3)
+    loaded = algorithm.runners.call_one(
+        "load_weights", weights={m: algorithm.weights(m) for m in algorithm.settings.modules}, version=3
+    )
     for module_id in algorithm.settings.modules:
         trained = {n.removeprefix("lm."): w for n, w in state[module_id].items() if not n.startswith("value_head")}
         assert loaded[module_id].checksum == checksum(trained)

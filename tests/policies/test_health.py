@@ -125,7 +125,7 @@ def test_a_role_that_takes_all_the_reward_and_an_observer_that_is_dragged_down(
 def test_a_sampler_with_other_weights_than_the_learner_s_is_found_at_once(make_cory: MakeCory) -> None:
     algorithm = make_cory(health_patience=1)
     assert not any(sign == "drift" for sign, _ in signs(algorithm.train()["cory"]))
-    stale = perturb(algorithm.runners.weights["llm_2"], seed=0)
+    stale = perturb(algorithm.weights("llm_2"), seed=0)
     algorithm.runners.call_one("load_weights", weights={"llm_2": stale}, version=algorithm.updates)
     report = algorithm.train()["cory"]
     assert ("drift", "llm_2") in signs(report) and ("drift", "llm_1") not in signs(report)

@@ -148,11 +148,11 @@ def test_vllm_follows_new_weights(
 def train_twice(make_cory: MakeCory, path: str, **settings: Any) -> Cory:
     """Trains for two updates and checks that the second was sampled from what the first had learned."""
     algorithm = make_cory(model=path, num_agents=1, lr=1e-2, **settings)
-    before = checksum(algorithm.runners.weights["llm_1"])
+    before = checksum(algorithm.weights("llm_1"))
     first, second = (algorithm.train()["cory"] for _ in range(2))
     assert abs(first["policy"]["llm_1"]["kl"]) < 1e-6 < 1e-3 < second["policy"]["llm_1"]["kl"]
     assert max(first["sampler_gap_max"], second["sampler_gap_max"]) < 1e-4
-    assert checksum(algorithm.runners.weights["llm_1"]) != before
+    assert checksum(algorithm.weights("llm_1")) != before
     return algorithm
 
 
