@@ -71,6 +71,7 @@ def validate(
     knowledge_transfer: bool = True,
     max_prompt: int = MAX_PROMPT,
     max_response: int = MAX_RESPONSE,
+    stop_token_ids: Sequence[int] = (),
     chat: bool = False,
     system: str | None = None,
     reward_timeout: float = 60.0,
@@ -84,6 +85,7 @@ def validate(
         knowledge_transfer: Whether an agent sees the responses before its own.
         max_prompt: The longest prompt, in tokens.
         max_response: The longest response, in tokens.
+        stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
         chat: Whether each prompt is a user's message in the tokenizer's chat template.
         system: With `chat`, a system message before it.
         reward_timeout: Seconds that one call of the reward may take.
@@ -101,6 +103,7 @@ def validate(
         knowledge_transfer=knowledge_transfer,
         max_prompt=max_prompt,
         max_response=max_response,
+        stop_token_ids=stop_token_ids,
         chat=chat,
         system=system,
     )
@@ -151,6 +154,12 @@ def check_lengths(chain: Chain, report: Report) -> None:
         if not lengths:
             continue
         report.facts.append(f"{split}: prompts take up to {max(lengths)} tokens, references up to {references} more")
+        empty = [query.id for query, length in zip(queries, lengths, strict=True) if not length]
+        if empty:
+            report.problems.append(
+                f"{len(empty)} of {len(queries)} queries of {split} make a prompt of no token, the first is query "
+                f"{empty[0]}. Correct or remove them."
+            )
         too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt]
         cut = sum(length + references > chain.max_prompt for length in lengths) - len(too_long)
         if too_long:

@@ -86,8 +86,15 @@ class Checkpoints:
             A sentence on each that was renamed.
 
         Raises:
-            FormatError: the latest checkpoint that is not damaged was written in another format.
+            FormatError: the latest checkpoint that is not damaged was written in another format, or all of them by a
+                version that did not seal them.
         """
+        places = [self._place(update) for update in self._updates()]
+        if places and not any((place / manifest.NAME).exists() for place in places):
+            raise manifest.FormatError(
+                f"{self.folder} was written by a version before checkpoints had a {manifest.NAME}. Go on with that "
+                "version, or start a new run."
+            )
         told = []
         while (latest := self.latest()) and (fault := manifest.fault(latest[1])):
             aside = latest[1].with_name(f"{_DAMAGED}{latest[1].name}")

@@ -72,12 +72,14 @@ def _sentence(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in STORAGE:
         return f"{error.filename or 'A file'}: {os.strerror(error.errno)}. {STORAGE[error.errno]}"
     if _is_lack_of_memory(error):
-        what = str(error).strip().splitlines()[0].rstrip(".")
+        what = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         return f"Memory ran out: {what}. Lower micro_batch, max_prompt or max_response."
     return None
 
 
 def _is_lack_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
     if "torch" not in sys.modules:
         return False
     import torch

@@ -26,6 +26,8 @@ from policies.settings import Settings, SettingsError, make_settings
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
+ORIGIN = "# cory "
+"""How `config.yaml` begins."""
 TENSORBOARD = "tensorboard"
 
 
@@ -53,15 +55,16 @@ class RunDirectory:
         except OSError as error:
             raise CommandError(f"The run's folder {path} cannot be made: {error.strerror}.") from error
         run = cls(path)
+        if not run.exists() and any(entry.name != LOCK for entry in path.iterdir()):
+            raise CommandError(f"{path} is not empty: empty it, or name another folder with --out.")
         run.lock()
         if run.exists() and run.checkpoints.empty():
             run._clear()
         if any(entry.name != LOCK for entry in path.iterdir()):
             run.unlock()
-            what = (
-                f"holds a run: go on with it by `{run.resume_command()}`" if run.exists() else "is not empty: empty it"
+            raise CommandError(
+                f"{path} holds a run: go on with it by `{run.resume_command()}`, or name another folder with --out."
             )
-            raise CommandError(f"{path} {what}, or name another folder with --out.")
         return run
 
     @classmethod
@@ -73,15 +76,16 @@ class RunDirectory:
         """
         run = cls(path)
         if not run.exists():
-            missing = f"has no {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+            missing = f"has no run's {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
             raise CommandError(
                 f"{path} is not a run's folder: it {missing}. Runs lie under runs/ unless --out said else."
             )
         return run
 
     def exists(self) -> bool:
-        """Tells whether a run was started here."""
-        return (self.path / CONFIG).is_file()
+        """Tells whether a run was started here: other programs have a file of that name too."""
+        file = self.path / CONFIG
+        return file.is_file() and file.read_bytes().startswith(ORIGIN.encode())
 
     def lock(self) -> None:
         """Takes the folder for this process, until it ends.

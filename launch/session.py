@@ -1,7 +1,6 @@
 """The process around a run: libraries that keep quiet, and Ray."""
 
 import contextlib
-import getpass
 import logging
 import os
 import shutil
@@ -133,10 +132,11 @@ def ray_session(settings: Settings, debug: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[str]:
     """Yields a folder that is also the temporary folder of all processes started meanwhile."""
-    usual = tempfile.gettempdir()
-    # What torch compiles is worth keeping from run to run; this is its own choice.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{usual}/torchinductor_{getpass.getuser()}")
-    folder = tempfile.mkdtemp(prefix="cory-", dir=os.environ.get("RAY_TMPDIR"))
+    usual = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
+    # What torch compiles is worth keeping from run to run.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    # Ray's sockets lie some 75 characters below, and their paths may have 107.
+    folder = tempfile.mkdtemp(prefix="cory-", dir=usual if len(usual) <= 20 and os.path.isdir(usual) else "/tmp")
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = folder
     keep = False

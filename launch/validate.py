@@ -49,6 +49,7 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
 
     from cory_env.validate import validate as examine
     from launch.task import load_task
+    from policies.language_model import stop_token_ids
 
     task, tokenizer = load_task(settings)
     try:
@@ -59,6 +60,7 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
             knowledge_transfer=settings.knowledge_transfer,
             max_prompt=settings.max_prompt,
             max_response=settings.max_response,
+            stop_token_ids=stop_token_ids(settings.model_path, settings.trust_remote_code),
             chat=settings.chat,
             system=settings.system,
             reward_timeout=settings.reward_timeout,

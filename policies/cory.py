@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -64,6 +64,10 @@ _LEARNED = (
     "sampler_gap_mean",
     "sampler_gap_max",
 )
+
+
+class LearnerError(RuntimeError):
+    """A learner's process is gone, and with it the state of this algorithm since the last checkpoint."""
 
 
 class Cory(PPO):
@@ -118,6 +122,7 @@ class Cory(PPO):
         Raises:
             RewardError: not one query's reward could be computed; such an update does not count.
             NonFiniteUpdate: a gradient was NaN or infinite.
+            LearnerError: a learner's process died.
         """
         started, self._seconds = time.perf_counter(), {}
         update, mapping = self.updates, self.mapping
@@ -162,6 +167,11 @@ class Cory(PPO):
             )
         except RayTaskError as error:
             raise error.cause from None  # what a learner raised, as it would be without a process of its own
+        except RayActorError as error:
+            raise LearnerError(
+                f"A learner's process died in update {update + 1}. Check its memory and device; micro_batch may be too "
+                "large."
+            ) from error
 
     def exchange_roles(self) -> None:
         """Rotates the roles (paper: role exchange). Nothing else changes: no weights move, no optimizer is reset."""

@@ -3,7 +3,8 @@
 | signature       | of      | shows as                                                                               |
 |-----------------|---------|----------------------------------------------------------------------------------------|
 | `repetition`    | policy  | responses repeat their own words: the distribution has collapsed                       |
-| `eos`           | policy  | the end-of-sequence rate has fallen far below that of the first update: endless text   |
+| `eos`           | policy  | the end-of-sequence rate has fallen far below that of the first update: endless text;  |
+|                 |         | not with `min_response`, which changes the rate from update to update by itself        |
 | `kl`            | policy  | KL to the reference per token beyond its limit: the language of the base model is lost |
 | `dragged_down`  | role    | a later role does worse than the pioneer, whose response it sees: it is misled by it   |
 | `one_sided`     | role    | one role earns far more than another: it takes all the reward                          |
@@ -80,7 +81,7 @@ class Health:
                 f"response (max_repetition is {s.max_repetition:.0%}).",
             )
         first, now = self.state["first_eos_rate"][of], figures["eos_rate"]
-        if first >= _LEAST_EOS and now < s.min_eos_share * first:
+        if s.min_response is None and first >= _LEAST_EOS and now < s.min_eos_share * first:
             yield Sign(
                 "eos",
                 of,
@@ -111,7 +112,7 @@ class Health:
             if abs(gap) * math.sqrt(s.queries / 2) < _CHANCE:
                 continue
             rewards = f"task reward {figures['task_reward']:.2f} against {leading['task_reward']:.2f}"
-            if gap < -s.max_observer_loss:
+            if s.knowledge_transfer and gap < -s.max_observer_loss:
                 yield Sign(
                     "dragged_down",
                     role,
@@ -124,7 +125,7 @@ class Health:
                     "one_sided",
                     role,
                     f"The {winner} takes all the reward ({role}: {rewards}, {abs(gap):.1f} standard deviations; "
-                    f"max_role_gap is {s.max_role_gap:g}). A shorter exchange_period lets both learn both roles.",
+                    f"max_role_gap is {s.max_role_gap:g}). With a short exchange_period both learn both roles.",
                 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from policies.chain_runner import Deal, Rollout
@@ -68,7 +68,11 @@ class Runners:
         """
         local = self.group.local_env_runner
         if local is not None:
-            return [local.sample(deals=deals, **arguments)]
+            try:
+                return [local.sample(deals=deals, **arguments)]
+            except GenerationError as error:  # its engine was started anew
+                logger.warning("%s The queries are played again.", error)
+                return [local.sample(deals=deals, **arguments)]
         done: dict[int, Rollout] = {}  # by the place of the first query
         pending = [(0, list(deals))]
         failures = 0
@@ -129,7 +133,8 @@ class Runners:
             else:
                 call = {"weights": ray.put(weights), "version": self.version}
                 del weights
-                self.check(self._call("load_weights", [call] * len(runners), runners))
+                alive = [runner for runner in runners if self.group._worker_manager.is_actor_healthy(runner)]
+                self.check(self._call("load_weights", [call] * len(alive), alive))
 
     def check(self, answers: Sequence[Mapping[str, Loaded] | None]) -> None:
         """Compares what engines read with what was sent; None stands for a runner that is gone.
@@ -187,7 +192,8 @@ class Runners:
         """Calls a method of remote runners, each with its own arguments; waits `self.timeout` s unless told otherwise.
 
         Returns:
-            Per runner its answer, or None where it died, hung (it is restarted then) or lost its engine.
+            Per runner its answer, or None where it died, hung (it is restarted then) or lost its engine. The manager
+            then counts it out until `welcome_back` finds it and gives it its weights.
         """
         manager = self.group._worker_manager
         timeout = self.timeout if timeout is None else timeout
@@ -198,11 +204,10 @@ class Runners:
         for answer in answers:
             error = None if answer.ok else answer.get()
             found[answer.actor_id] = answer.get() if error is None else None
-            if isinstance(error, RayActorError):
+            if isinstance(error, RayActorError | OutOfMemoryError):
                 logger.warning("Runner %d died; its queries are dealt again.", answer.actor_id)
             elif isinstance(error, GenerationError):
                 logger.warning("Runner %d: %s", answer.actor_id, error)
-                self._send_to([answer.actor_id])
             elif error is not None:
                 raise error.cause if isinstance(error, RayTaskError) else error
         for runner in runners:

@@ -125,7 +125,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
-    """`(n, sum, sum of squares)` of `x` under `mask`, float64: what ranks add up before whitening."""
+    """`(n, sum, sum of squares)` of `x` under `mask`, float64."""
     x, mask = x.double(), mask.double()
     return torch.stack([mask.sum(), (x * mask).sum(), (x * x * mask).sum()])
 
@@ -135,7 +135,7 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor, shift_mean: bool = True) ->
 
     Args:
         x, mask: `[B, T]`.
-        moments: of the whole batch over all ranks, from `masked_moments`.
+        moments: of the whole batch, from `masked_moments`.
         shift_mean: keep the mean when False.
 
     Returns:

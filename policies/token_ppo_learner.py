@@ -30,6 +30,7 @@ from policies.settings import Settings
 from policies.token_batch import Rows, TokenBatch, by_length, micro_batches, take
 
 UPDATE = "update"
+_TRAINED = ("policy_loss", "value_loss", "clip_fraction", "grad_norm")  # added up over mini-batches
 
 
 class NonFiniteUpdate(RuntimeError):
@@ -159,12 +160,11 @@ class TokenPPOLearner(PPOTorchLearner):
             for step in range(steps):
                 batches = {}
                 for module_id, columns in rows.items():
-                    whole = take(columns, torch.from_numpy(parts[module_id][step]).to(self._device))
-                    share = by_length(whole)[rank::ranks] if ranks > 1 else None
-                    if share is None:
-                        batches[module_id] = SampleBatch(whole)
-                    elif len(share):
-                        batches[module_id] = SampleBatch(take(whole, share))
+                    part = take(columns, torch.from_numpy(parts[module_id][step]).to(self._device))
+                    if ranks > 1:
+                        part = take(part, by_length(part)[rank::ranks])
+                    if len(part["mask"]):
+                        batches[module_id] = SampleBatch(part)
                 yield MultiAgentBatch(batches, env_steps=sum(len(batch) for batch in batches.values()))
 
     def _uncompiled_update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, dict[str, float], Any]:
@@ -244,12 +244,12 @@ class TokenPPOLearner(PPOTorchLearner):
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Logs the update's mean losses, clip fractions and gradient norms."""
         super().after_gradient_based_update(timesteps=timesteps)
-        self._rows = {}
-        for module_id, totals in self._totals.items():
-            names = sorted({name.rpartition("/")[0] for name in totals})
-            sums = [[totals[f"{name}/sum"], totals[f"{name}/count"]] for name in names]
+        for module_id in sorted(self._rows):
+            totals = self._totals.get(module_id, {})  # of this rank, which may have had no share in anything
+            sums = [[totals.get(f"{name}/sum", 0.0), totals.get(f"{name}/count", 0.0)] for name in _TRAINED]
             whole = token_ppo.sum_over_ranks(torch.tensor(sums, dtype=torch.float64, device=self._device))
-            self._log(module_id, {name: float(whole[i, 0] / whole[i, 1]) for i, name in enumerate(names)})
+            self._log(module_id, {name: float(whole[i, 0] / whole[i, 1]) for i, name in enumerate(_TRAINED)})
+        self._rows = {}
 
     def measure_episodes(self, episodes: Sequence[Any]) -> dict[str, dict[str, float]]:
         """Task reward, KL to the reference and combined reward of episodes that are not trained on (held-out ones).

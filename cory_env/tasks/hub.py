@@ -30,12 +30,12 @@ def read_hub(name: str, split: str = "train", config: str | None = None, revisio
     if not name or (name.startswith((".", "/", "~")) and not os.path.isdir(name)):
         raise DataError(f"There is no data set hub:{name}. Write hub:OWNER/NAME, or hub: and an existing folder.")
     try:
-        rows = load_dataset(name, config, split=split, revision=revision)
+        # Rows are decoded as they are read, which takes further libraries where there are images or sound.
+        for number, row in enumerate(load_dataset(name, config, split=split, revision=revision), start=1):
+            yield f"row {number}", row
     except Exception as error:  # the library raises what its many sources raise; all of it is about this data set
         asked = ", ".join(f"{k}={v}" for k, v in (("split", split), ("config", config), ("revision", revision)) if v)
         raise DataError(
             f"The data set hub:{name} ({asked}) cannot be loaded: {' '.join(str(error).split()).rstrip('.')}. Correct "
             "its name or settings, or check the connection to the hub."
         ) from error
-    for number, row in enumerate(rows, start=1):
-        yield f"row {number}", row

@@ -19,7 +19,8 @@ def cut_queries(
     """Returns the queries, each cut to its first `shortest` to `longest` tokens.
 
     The lengths are drawn anew from the same seed at each call, so a data set gives the same queries in every process
-    and whatever a run's seed is. A cut may fall inside a word, as the paper's do; one inside a character loses it.
+    and whatever a run's seed is. A cut may fall inside a word, as the paper's do; one inside a character loses it,
+    but the first character is kept whole.
 
     Args:
         queries: In the data's order.
@@ -32,6 +33,13 @@ def cut_queries(
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
     cut = []
     for query, ids in zip(queries, tokens, strict=True):
-        opening = str(tokenizer.decode(ids[: lengths.randint(shortest, longest)], clean_up_tokenization_spaces=False))
-        cut.append(replace(query, text=opening.rstrip("\N{REPLACEMENT CHARACTER}")))
+        length = lengths.randint(shortest, longest)
+        while not (opening := _opening(tokenizer, ids[:length])).strip() and length < len(ids):
+            length += 1  # so far only a part of its first character
+        cut.append(replace(query, text=opening))
     return cut
+
+
+def _opening(tokenizer: "PreTrainedTokenizerBase", tokens: list[int]) -> str:
+    text = str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+    return text.rstrip("\N{REPLACEMENT CHARACTER}")

@@ -50,6 +50,7 @@ def _read_csv(name: str) -> Iterator[Row]:
         raise DataError(f"{name} line {line} is not UTF-8: {error}. Save the file as UTF-8.") from error
     if not text:
         return
+    csv.field_size_limit(max(len(raw), csv.field_size_limit()))  # by default a field has 131,072 characters at most
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] = []
     line = 1
@@ -94,7 +95,7 @@ def _read_parquet(name: str) -> Iterator[Row]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"row {number}", row
-    except pyarrow.ArrowException as error:  # a foreign or damaged file, or a type that Python has no value for
+    except (pyarrow.ArrowException, OSError) as error:  # a foreign or damaged file, a type that Python has no value for
         raise DataError(f"{name} cannot be read as Parquet, after {number} rows: {error}. Write it again.") from error
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from launch.command import CommandError
+from launch.manifest import FormatError
 from launch.run_directory import RunDirectory
 from launch.train import _reopen, _resumed
 from policies.settings import Settings
@@ -41,7 +42,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_on_from_the_one_before
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder(run: RunDirectory) -> None:
     for update in (3, 6):
-        (run.path / "checkpoints" / f"update_{update:06d}" / "manifest.json").unlink()
+        (run.path / "checkpoints" / f"update_{update:06d}" / "manifest.json").write_text("{")
     with pytest.raises(CommandError, match="no checkpoint to go on from"):
         _reopen(run.path, SETTINGS, "cory train")
     run.unlock()
@@ -62,11 +63,20 @@ def test_a_run_that_is_still_running_is_refused_with_its_process(run: RunDirecto
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=r"is not a run's folder: it has no config\.yaml"):
+    with pytest.raises(CommandError, match=r"is not a run's folder: it has no run's config\.yaml"):
         _resumed(tmp_path, [])
     (tmp_path / "config.yaml").write_text("trainer:\n  epochs: 3\n")
-    with pytest.raises(CommandError, match="cannot be read as a run: Unknown setting `trainer`"):
+    with pytest.raises(CommandError, match=r"is not a run's folder: it has no run's config\.yaml"):
         _resumed(tmp_path, [])
+
+
+def test_a_run_from_before_checkpoints_were_sealed_is_refused_as_it_is(run: RunDirectory) -> None:
+    for update in (3, 6):
+        (run.path / "checkpoints" / f"update_{update:06d}" / "manifest.json").unlink()
+    before = sorted(run.path.rglob("*"))
+    with pytest.raises(FormatError, match="before checkpoints had a manifest"):
+        _reopen(run.path, SETTINGS, "cory train")
+    assert sorted(run.path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(("line", "what"), [("colour: red", "Unknown setting `colour`"), ("lr: -1", "`lr`=-1")])

@@ -75,3 +75,12 @@ def test_new_paths_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     first = new_path("imdb-tiny")
     first.mkdir(parents=True)
     assert not new_path("imdb-tiny").exists()
+
+
+def test_a_folder_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: something else\n")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "model.pt").write_text("weights")
+    with pytest.raises(CommandError, match="is not empty"):
+        RunDirectory.create(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["checkpoints", "config.yaml", "model.pt"]

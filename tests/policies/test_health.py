@@ -131,6 +131,14 @@ def test_a_sampler_with_other_weights_than_the_learner_s_is_found_at_once(make_c
     assert ("drift", "llm_2") in signs(report) and ("drift", "llm_1") not in signs(report)
 
 
+def test_nobody_is_dragged_down_by_what_it_does_not_see() -> None:
+    better = {"task_reward": 1.0, "task_reward_std": 0.5}
+    report = {"policy": {}, "role": {"pioneer": better, "observer": {**better, "task_reward": 0.0}}}
+    for knowledge_transfer, expected in ((True, {("dragged_down", "observer")}), (False, set())):
+        settings = make_settings({"health_patience": 1, "knowledge_transfer": knowledge_transfer, "max_role_gap": 9.0})
+        assert signs({"health": Health(settings).observe(report)}) == expected
+
+
 def test_an_effect_without_spread_is_infinite_and_none_is_none() -> None:
     sure = {"task_reward": 1.0, "task_reward_std": 0.0}
     assert effect_size(sure, sure) == 0.0

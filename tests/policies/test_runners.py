@@ -14,6 +14,7 @@ from policies.chain_runner import Deal
 from policies.generator import GenerationError
 from policies.language_model import ModelError
 from policies.runners import split
+from policies.self_test import perturb
 from tests.policies.conftest import MakeCory
 from tests.policies.test_language_model import deeper_than_its_weights
 
@@ -34,11 +35,13 @@ def test_with_fewer_runners_than_open_shares_the_rest_waits() -> None:
     assert list(split(pending, 2)) == pending[:2]
 
 
-def test_queries_of_a_runner_that_is_killed_are_played_all_the_same(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_all_the_same(
+    make_cory: MakeCory, tmp_path: Path
+) -> None:
     flag = tmp_path / "die"
     settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": f"{REWARDS}:deadly?flag={flag}"}
     calm, shaken = make_cory(num_runners=1, **settings), make_cory(num_runners=2, **settings)
-    expected = [calm.train()["cory"] for _ in range(3)]
+    expected = [calm.train()["cory"] for _ in range(4)]
     found = [shaken.train()["cory"]]
     flag.touch()  # one runner ends itself by SIGKILL in the middle of its second rollout
     found.append(shaken.train()["cory"])
@@ -46,7 +49,10 @@ def test_queries_of_a_runner_that_is_killed_are_played_all_the_same(make_cory: M
     for runner in shaken.env_runner_group._worker_manager.actors().values():
         ray.kill(runner, no_restart=False)
     found.append(shaken.train()["cory"])
-    assert shaken.updates == 3
+    weights = {"llm_1": perturb(shaken.weights("llm_1"), seed=0)}
+    shaken.runners.call_one("load_weights", weights=weights, version=99)  # then it refuses to play
+    found.append(shaken.train()["cory"])
+    assert shaken.updates == 4
     for one, other in zip(expected, found, strict=True):
         assert texts(one) == texts(other)
         assert one["roles"] == other["roles"]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ import ray
 from policies.cory import Cory, CoryConfig
 from policies.vllm_generator import vllm_installed
 from tests.policies.conftest import TINY
+
+TIMEOUT = 270.0  # seconds
 
 Ranks = list[dict[str, dict[str, np.ndarray]]]
 """Per learner, LLM and parameter: its weights."""
@@ -45,17 +47,23 @@ def build(**settings: Any) -> Cory:
 
 
 def in_own_session(scenario: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs a scenario in a new process, with a Ray of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(with_ray, scenario, *arguments).result()
-
-
-def with_ray(scenario: Callable[..., Any], *arguments: Any) -> Any:
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    """Runs a scenario in a new process, with a Ray of its own; ends the process if it hangs."""
+    ours, theirs = Pipe()
+    process = get_context("spawn").Process(target=with_ray, args=(theirs, scenario, *arguments))
+    process.start()
+    theirs.close()
     try:
-        return scenario(*arguments)
+        assert ours.poll(TIMEOUT), "the scenario hangs"
+        return ours.recv()
     finally:
-        ray.shutdown()
+        process.kill()
+        process.join()
+
+
+def with_ray(answers: Connection, scenario: Callable[..., Any], *arguments: Any) -> None:
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    answers.send(scenario(*arguments))
+    ray.shutdown()
 
 
 def one_update(shapes: Sequence[tuple[int, int]], settings: dict[str, Any]) -> list[Outcome]:

@@ -309,3 +309,10 @@ def test_measuring_under_other_weights_trains_nothing_and_puts_the_present_weigh
     expected = {"task_reward": 3.0, "kl": kl, "combined_reward": 3.0 - 0.5 * kl}
     assert {name: measured[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     assert equal(weights(learner, "llm_1"), kept) and adam(learner, "llm_1") == []
+
+
+def test_mini_batches_that_skipped_queries_leave_empty_are_passed_over(build: Build) -> None:
+    learner = build(minibatch=1)
+    metrics = update(learner, play(learner)[:2])  # the rewards of the other two queries failed
+    assert {float(state["step"]) for state in adam(learner, "llm_1")} == {2.0}
+    assert all(np.isfinite(values["policy_loss"]) for values in metrics.values())
