@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from transformers import AutoConfig
 
 from benchmarks.alternate import alternate
 from benchmarks.bare_ppo import BarePPO, Sample
@@ -17,6 +20,7 @@ from launch.configuration import read_preset
 from policies.chain_runner import as_rllib_episode
 from policies.cory_config import CoryConfig
 from policies.generator import Response
+from policies.language_model import compute_dtype
 from policies.role_exchange import RoleMapping
 from policies.settings import Settings
 from policies.token_ppo_learner import UPDATE, TokenPPOLearner
@@ -31,14 +35,18 @@ def run(folder: Path, quick: bool) -> Record:
         [("test", "fp32", 2)] if quick else [("5M", "bf16", 5), ("5M", "fp32", 3), ("50M", "bf16", 1)]
     ):
         s = settings(folder, size, dtype, quick)
-        turns, tokens = measure(s, rounds)
+        turns, tokens, work = measure(s, rounds)
         for name, bare, target in (
             ("bare loop", "bare", 0.9),
             ("bare loop without entropy and full KL", "lean", None),
         ):
             ratios = turns.ratios(bare, "ours", "cpu")
             record.figures.append(median(f"{size} {dtype}: of a {name}", ratios, "×", at_least=target))
-        record.figures.append(Figure(f"{size} {dtype}: ours", tokens / turns.seconds("ours", "cpu"), "tokens/CPU-s"))
+        seconds = turns.seconds("ours", "cpu")
+        products = product_speed(s)
+        record.figures.append(Figure(f"{size} {dtype}: bare matrix products", products, "GFLOP/CPU-s"))
+        record.figures.append(Figure(f"{size} {dtype}: of their speed", work / seconds / products, "×"))
+        record.figures.append(Figure(f"{size} {dtype}: ours", tokens / seconds, "tokens/CPU-s"))
         record.detail[f"{size} {dtype}"] = {"tokens": tokens, "cpu_seconds": turns.cpu, "wall_seconds": turns.wall}
     return record
 
@@ -51,11 +59,11 @@ def settings(folder: Path, size: str, dtype: str, quick: bool) -> Settings:
     return CoryConfig().cory(**values).settings
 
 
-def measure(s: Settings, rounds: int) -> tuple[Any, int]:
+def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
     """Times updates on one batch of responses.
 
     Returns:
-        The turns of `ours`, `bare` and `lean`, and the response tokens of one update.
+        The turns of `ours`, `bare` and `lean`; response tokens, and matrix products in GFLOP, of one update.
     """
     learner = build(s)
     episodes = play(s)
@@ -76,7 +84,25 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int]:
         },
         rounds,
     )
-    return turns, sum(len(sample.response) for own in samples.values() for sample in own)
+    flat = [sample for own in samples.values() for sample in own]
+    responses = sum(len(sample.response) for sample in flat)
+    tokens = responses + sum(len(sample.prompt) for sample in flat)
+    body = reference.num_parameters(exclude_embeddings=True)
+    head = reference.config.vocab_size * reference.config.hidden_size
+    passes = 2 + 3 * s.epochs  # policy and reference score once; each epoch goes forward and, twice as dear, backward
+    return turns, responses, 2e-9 * passes * (body * tokens + head * responses)
+
+
+def product_speed(s: Settings) -> float:
+    """GFLOP per CPU second of the largest matrix products in the model's layers, in its compute type."""
+    width = AutoConfig.from_pretrained(s.model_path).hidden_size
+    dtype = compute_dtype(s.dtype, torch.device("cpu"))
+    left, right = torch.randn(2048, width).to(dtype), torch.randn(width, 4 * width).to(dtype)
+    products, started = 0, time.process_time()
+    while time.process_time() - started < 2.0:
+        left @ right
+        products += 1
+    return 2e-9 * products * 2048 * width * 4 * width / (time.process_time() - started)
 
 
 def build(s: Settings) -> TokenPPOLearner:
