@@ -125,7 +125,7 @@ class Runners:
 
     def _send_to(self, runners: Sequence[int]) -> None:
         local = self.group.local_env_runner
-        for module_id in self.modules if runners or local is not None else ():
+        for module_id in self.modules:
             weights = {module_id: self.fetch(module_id)}
             self._sent[module_id] = checksum(weights[module_id])
             if local is not None:
@@ -183,7 +183,8 @@ class Runners:
     def welcome_back(self) -> list[int]:
         """Finds runners that were restarted, gives them the present weights, and returns them."""
         restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
-        self._send_to(restored)
+        if restored:
+            self._send_to(restored)
         return restored
 
     def _call(

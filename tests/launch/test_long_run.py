@@ -37,5 +37,6 @@ def test_memory_and_handles_stay_flat_across_a_kill_and_nothing_is_left(folder: 
             looks,
         )  # allocators settle by some 20; an update's weights kept would be 70
         assert handles[kind] <= 2, (kind, looks)
-    assert left_in_shared_memory(since) == []
+    # psm_… are those of vLLM's engine processes, one of which another test kills; this run has none.
+    assert [name for name in left_in_shared_memory(since, patience=15.0) if not name.startswith("psm_")] == []
     assert len(list(run.temporary.iterdir())) == 1  # the killed process could not remove its own
