@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,20 +16,38 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from policies import token_ppo
-from policies.language_model import choose_attention, compute_dtype, load_language_model, shared_reference
+from policies.adapters import adapted
+from policies.language_model import base_dtype, choose_attention, compute_dtype, load_language_model, shared_base
+from policies.settings import Lora, Settings
 from policies.token_batch import Rows
 
 SCORES = ("logprobs", "reference_logprobs", "values", "entropy", "full_kl")
 """What `CausalLMModule.score` gives."""
 
 
+def module_config(settings: Settings) -> dict[str, Any]:
+    """What a `CausalLMModule` is told of the settings, as its `model_config`."""
+    return {
+        "path": settings.model_path,
+        "trust_remote_code": settings.trust_remote_code,
+        "dtype": settings.dtype,
+        "temperature": settings.temperature,
+        "device": "cuda" if settings.gpus_per_learner else "cpu",  # where a base is loaded
+        "lora": settings.lora,
+        "quantization": settings.quantization,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+    }
+
+
 class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
-    """One LLM of the chain: full fp32 weights, a value head on the last hidden layer, and the shared frozen reference.
+    """One LLM of the chain, with a value head on the last hidden layer and the shared frozen reference.
 
-    `model_config` keys: `path`, `trust_remote_code`, `dtype` (`auto`, `bf16`, `fp32`), `temperature`.
+    It owns its weights in one of two ways: all of them, in fp32; or an fp32 adapter on a frozen base (LoRA).
 
-    The reference lives outside the module (a process holds one for all policies), so it is absent from `parameters()`,
-    the state, checkpoints and weight sync.
+    Its `model_config` is made by `module_config`.
+
+    The reference and the base, which are one model, are held once per process for all policies: absent from what is
+    trained, from the state, from checkpoints and from weight sync.
     """
 
     def setup(self) -> None:
@@ -37,9 +55,20 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         self.path = str(self.model_config["path"])
         self.trust_remote_code = bool(self.model_config["trust_remote_code"])
         self.temperature = float(self.model_config["temperature"])
-        self.lm = load_language_model(self.path, self.trust_remote_code)
-        self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
+        lora: Lora | None = self.model_config["lora"]
+        if lora is None:
+            self.lm = load_language_model(self.path, self.trust_remote_code)
+        else:
+            device = torch.device(self.model_config["device"])
+            dtype = base_dtype(self.model_config["dtype"], device)
+            quantization = self.model_config["quantization"]
+            base = shared_base(self.path, device, self.trust_remote_code, dtype, quantization)
+            self.lm = adapted(base, lora)
+            self._reference.append(base)
+        if self.model_config["gradient_checkpointing"]:
+            self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+        self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         if not self.inference_only:
             hidden = self.lm.config.get_text_config().hidden_size
             self.value_head = nn.Linear(hidden, 1)
@@ -63,7 +92,7 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     def reference(self) -> PreTrainedModel:
         """The frozen initial policy pi_0 on this module's device."""
         if not self._reference or next(self._reference[0].parameters()).device != self.device:
-            self._reference = [shared_reference(self.path, self.device, self.trust_remote_code)]
+            self._reference = [shared_base(self.path, self.device, self.trust_remote_code)]
         return self._reference[0]
 
     def _forward_train(self, batch: Rows, **kwargs: Any) -> dict[str, Tensor]:
@@ -135,6 +164,10 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
             return logits, torch.empty(0)
         return logits, self.value_head(seen[0][:, -length - 1 : -1].float()).squeeze(-1)
 
+    def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The weights that are the policy's own, with their names."""
+        return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
+
     def get_non_inference_attributes(self) -> list[str]:
         """Runners do without the value head."""
         return ["value_head"]
@@ -147,10 +180,10 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         inference_only: bool = False,
         **kwargs: Any,
     ) -> dict[str, np.ndarray]:
-        """The weights by name, fp32; tied weights appear once; `inference_only` leaves the value head out."""
+        """The trainable weights by name, fp32; tied weights appear once; `inference_only` leaves the value head out."""
         return {
             name: parameter.detach().cpu().numpy().copy()
-            for name, parameter in self.named_parameters()
+            for name, parameter in self.trainable()
             if not (inference_only and name.startswith("value_head."))
         }
 
@@ -161,5 +194,5 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
             KeyError: a weight of this module is missing from `state`.
         """
         with torch.no_grad():
-            for name, parameter in self.named_parameters():
+            for name, parameter in self.trainable():
                 parameter.copy_(torch.from_numpy(np.array(state[name])))

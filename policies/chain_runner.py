@@ -83,36 +83,33 @@ class ChainRunner(EnvRunner, Checkpointable):
     def make_module(self) -> None:
         """Starts the generation backend, on the device that Ray gave this runner."""
         s = self.settings
-        device = get_device(self.config, self.config.num_gpus_per_env_runner)
-        stop_token_ids = self.env.stop_token_ids
+        common: dict[str, Any] = {
+            "stop_token_ids": self.env.stop_token_ids,
+            "dtype": s.dtype,
+            "device": get_device(self.config, self.config.num_gpus_per_env_runner),
+            "trust_remote_code": s.trust_remote_code,
+            "lora": s.lora,
+            "quantization": s.quantization,
+        }
         if s.backend == "vllm":
             from policies.vllm_generator import VLLMGenerator
 
             self.generator = VLLMGenerator(
                 s.model_path,
                 s.modules,
-                stop_token_ids=stop_token_ids,
-                dtype=s.dtype,
-                device=device,
+                **common,
                 max_prompt=s.max_prompt,
                 max_response=s.max_response,
                 max_sequences=min(s.queries, 256),
                 seed=s.seed,
-                trust_remote_code=s.trust_remote_code,
+                gpu_share=s.gpus_per_runner,
                 in_process=bool(self.worker_index),  # the driver's own runner shares its process with the learner
                 timeout=s.generation_timeout,
             )
         else:
             from policies.transformers_generator import TransformersGenerator
 
-            self.generator = TransformersGenerator(
-                s.model_path,
-                s.modules,
-                stop_token_ids=stop_token_ids,
-                dtype=s.dtype,
-                device=device,
-                trust_remote_code=s.trust_remote_code,
-            )
+            self.generator = TransformersGenerator(s.model_path, s.modules, **common)
 
     def sample(
         self,

@@ -10,7 +10,7 @@ from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
 
 from cory_env import cory_v0
-from policies.causal_lm_module import CausalLMModule
+from policies.causal_lm_module import CausalLMModule, module_config
 from policies.chain_runner import ChainRunner
 from policies.role_exchange import RoleExchange, RoleMapping
 from policies.settings import Settings, SettingsError, make_settings, nearest_key
@@ -72,12 +72,6 @@ class CoryConfig(PPOConfig):
 
     def _derive(self, s: Settings) -> None:
         learners = max(s.num_learners, 1)
-        model_config = {
-            "path": s.model_path,
-            "trust_remote_code": s.trust_remote_code,
-            "dtype": s.dtype,
-            "temperature": s.temperature,
-        }
         self.environment(ENV, env_config=s.env_settings())
         self.framework("torch")
         self.debugging(seed=s.seed)
@@ -85,7 +79,7 @@ class CoryConfig(PPOConfig):
         self.rl_module(
             rl_module_spec=MultiRLModuleSpec(
                 rl_module_specs={
-                    module_id: RLModuleSpec(module_class=CausalLMModule, model_config=model_config)
+                    module_id: RLModuleSpec(module_class=CausalLMModule, model_config=module_config(s))
                     for module_id in s.modules
                 }
             )

@@ -1,4 +1,4 @@
-"""Loads causal LMs, and holds the one frozen reference policy that a process needs."""
+"""Loads causal LMs, and holds the one frozen base, or reference policy, that a process needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 _SHORT = 128  # tokens of a row
 _chosen: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()  # attention as loaded
-_frozen: weakref.WeakValueDictionary[tuple[str, str], PreTrainedModel] = weakref.WeakValueDictionary()
+_frozen: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()
+
+Quantization = Literal["none", "nf4", "int8"]
 
 
 class ModelError(ValueError):
@@ -72,12 +74,19 @@ def stop_token_ids(path: str, trust_remote_code: bool = False) -> list[int]:
     return [found] if isinstance(found, int) else list(found or ())
 
 
-def load_language_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Loads a causal LM in fp32 with every dropout off, so that sampler and learner see one distribution.
+def load_language_model(
+    path: str,
+    trust_remote_code: bool = False,
+    dtype: torch.dtype = torch.float32,
+    quantization: Quantization = "none",
+) -> PreTrainedModel:
+    """Loads a causal LM with every dropout off, so that sampler and learner see one distribution.
 
     Args:
         path: folder or hub id.
         trust_remote_code: run code that comes with the model.
+        dtype: of its weights, and of what is computed with quantised ones.
+        quantization: 4 or 8 bits per weight of a linear layer, by bitsandbytes; the model is then on the GPU.
 
     Raises:
         ModelError: nothing loadable there, or weights that are not the model's.
@@ -91,7 +100,8 @@ def load_language_model(path: str, trust_remote_code: bool = False) -> PreTraine
         model, loaded = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
-            dtype=torch.float32,
+            dtype=dtype,
+            **_quantised(quantization, dtype),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
@@ -111,14 +121,44 @@ def load_language_model(path: str, trust_remote_code: bool = False) -> PreTraine
     return cast(PreTrainedModel, model.eval())
 
 
-def shared_reference(path: str, device: torch.device, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Returns the frozen initial policy pi_0, one object per process and device however many policies ask for it."""
-    key = (path, str(device))
+def shared_base(
+    path: str,
+    device: torch.device,
+    trust_remote_code: bool = False,
+    dtype: torch.dtype = torch.float32,
+    quantization: Quantization = "none",
+) -> PreTrainedModel:
+    """Returns the frozen initial policy pi_0: the reference, and with adapters the base of all policies.
+
+    One object per process, device, type and quantization, however many policies ask for it.
+    """
+    key = (path, str(device), dtype, quantization)
     model = _frozen.get(key)
     if model is None:
-        model = load_language_model(path, trust_remote_code).requires_grad_(False).to(device)
+        model = load_language_model(path, trust_remote_code, dtype, quantization).requires_grad_(False)
+        if quantization == "none":
+            model = model.to(device)
         _frozen[key] = model
     return model
+
+
+def base_dtype(setting: str, device: torch.device) -> torch.dtype:
+    """The type that a frozen base is stored in: the compute type on a GPU, for its memory.
+
+    On a CPU fp32, which bf16 autocast computes with 1.4 times as fast as with bf16 weights.
+    """
+    return torch.float32 if device.type == "cpu" else compute_dtype(setting, device)
+
+
+def _quantised(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]:
+    """What `from_pretrained` has to be told to quantise weights as it reads them."""
+    if quantization == "none":
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    config = BitsAndBytesConfig(**(four if quantization == "nf4" else {"load_in_8bit": True}))
+    return {"quantization_config": config, "device_map": {"": 0}}  # Ray shows a process its own GPUs only
 
 
 def compute_dtype(setting: str, device: torch.device) -> torch.dtype:

@@ -17,6 +17,7 @@ from policies.generator import Response, Weights
 from policies.token_batch import Rows, make_rows
 
 _NOISE = 0.3  # of each parameter's root mean square
+_ZERO = 0.1  # taken for it where a parameter is all zeros, as an adapter's second half at start
 _ALLOWED = 0.05  # share of the perturbation's effect that may stay unexplained, beside twice the rounding gap
 
 
@@ -38,14 +39,14 @@ class Probe(NamedTuple):
 
 
 def perturb(weights: Weights, seed: int) -> dict[str, np.ndarray]:
-    """Adds to every weight Gaussian noise of 0.3 of its tensor's root mean square."""
+    """Adds to every weight Gaussian noise of 0.3 of its tensor's root mean square; 0.03 where that is zero."""
     random = np.random.default_rng(seed)
-    return {
-        name: array
-        + np.float32(_NOISE * np.sqrt(np.mean(np.square(array)) + 1e-12))
-        * random.standard_normal(array.shape, dtype=np.float32)
-        for name, array in weights.items()
-    }
+
+    def noise(array: np.ndarray) -> np.ndarray:
+        size = float(np.sqrt(np.mean(np.square(array)))) or _ZERO
+        return np.float32(_NOISE * size) * random.standard_normal(array.shape, dtype=np.float32)
+
+    return {name: array + noise(array) for name, array in weights.items()}
 
 
 def self_test(

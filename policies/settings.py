@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,6 +21,19 @@ BUNDLED_LM = DEFAULT_TOKENIZER.name
 
 class SettingsError(ValueError):
     """A setting is unknown, of the wrong type, or contradicts another; the message says which and what would work."""
+
+
+class Lora(NamedTuple):
+    """What the adapters of `weights=lora` are like."""
+
+    rank: int
+    """r, the inner dimension."""
+    alpha: float
+    """An adapter's output is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the adapted layers, such as `q_proj`; empty: every linear layer but the output head."""
+    seed: int = 0
+    """What the random half of a new adapter is drawn from."""
 
 
 class Settings(BaseModel):
@@ -72,12 +85,23 @@ class Settings(BaseModel):
     """Agent i trains on r_i + partner_reward * sum of the others' r."""
 
     # How it is computed.
-    weights: Literal["full"] = "full"
-    """How a policy owns its weights: a full copy each."""
+    weights: Literal["full", "lora"] = "full"
+    """How a policy owns its weights: `full`, a copy each; `lora`, an adapter each on one frozen base, which is the
+    reference too."""
+    lora_rank: int = Field(16, ge=1, le=512)
+    """Rank of the adapters (r)."""
+    lora_alpha: float = Field(32.0, gt=0)
+    """An adapter's output is scaled by lora_alpha / lora_rank."""
+    lora_targets: str | None = None
+    """The layers that get an adapter, such as `q_proj,v_proj`; null: every linear layer but the output head."""
+    quantization: Literal["none", "nf4", "int8"] = "none"
+    """Store the frozen base in 4 or 8 bits per weight, by bitsandbytes (`lora` on CUDA GPUs only)."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
     backend: Literal["vllm", "transformers"] = "vllm"
     """What generates the responses."""
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    """Compute type; weights stay fp32. `auto`: bf16 where the device multiplies it in hardware, else fp32."""
+    """Compute type; trained weights stay fp32. `auto`: bf16 where the device multiplies it in hardware, else fp32."""
     seed: int = Field(0, ge=0)
     """Seed of everything that is drawn: query order, responses, mini-batches."""
     num_runners: int = Field(1, ge=0)
@@ -188,6 +212,14 @@ class Settings(BaseModel):
         """The LLMs: `llm_1 ... llm_n`."""
         return tuple(f"llm_{k + 1}" for k in range(self.num_agents))
 
+    @property
+    def lora(self) -> Lora | None:
+        """What the adapters are like; None: there are none."""
+        if self.weights == "full":
+            return None
+        targets = () if self.lora_targets is None else tuple(self.lora_targets.replace(" ", "").split(","))
+        return Lora(self.lora_rank, self.lora_alpha, targets, self.seed)
+
     def make_task(self) -> Task:
         """The task, with its queries loaded.
 
@@ -287,6 +319,16 @@ class Settings(BaseModel):
             raise ValueError(
                 f"minibatch={self.minibatch} is not divisible by num_learners={learners}. The next one that would "
                 f"work is {(self.minibatch // learners + 1) * learners} (it must divide queries={self.queries} too)."
+            )
+        if self.quantization != "none" and self.weights != "lora":
+            raise ValueError(
+                f"quantization={self.quantization} stores weights that cannot be trained. Set weights=lora, or "
+                "quantization=none."
+            )
+        if self.quantization != "none" and not (self.gpus_per_learner and self.gpus_per_runner):
+            raise ValueError(
+                f"quantization={self.quantization} needs a CUDA GPU for learners and runners. Set gpus_per_learner and "
+                "gpus_per_runner (0.5 each share one GPU), or quantization=none."
             )
         if self.backend == "vllm" and self.num_runners == 0 and not self.gpus_per_runner:
             raise ValueError(

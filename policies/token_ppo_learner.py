@@ -73,7 +73,7 @@ class TokenPPOLearner(PPOTorchLearner):
         """No DDP: all ranks start from rank 0's weights and add their gradients up themselves."""
         if self._place()[1] > 1:
             for module_id in sorted(self.module.keys()):
-                for parameter in self.module[module_id].parameters():
+                for parameter in self.get_parameters(self.module[module_id]):
                     dist.broadcast(parameter.data, src=0)
 
     # One update, from top to bottom.

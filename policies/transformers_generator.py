@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from policies.adapters import adapted
 from policies.generator import Loaded, Response, Sampling, Weights, checksum
-from policies.language_model import compute_dtype, left_padded, load_language_model
+from policies.language_model import (
+    Quantization,
+    base_dtype,
+    compute_dtype,
+    left_padded,
+    load_language_model,
+    shared_base,
+)
+from policies.settings import Lora
 
 
 class SeededSampling(LogitsProcessor):
@@ -35,7 +44,9 @@ class SeededSampling(LogitsProcessor):
 
 
 class TransformersGenerator:
-    """Holds one inference copy per LLM and generates with Hugging Face's own loop, batched, left-padded."""
+    """Holds one inference copy per LLM, or one base and an adapter per LLM, and generates with Hugging Face's own loop,
+    batched, left-padded.
+    """
 
     def __init__(
         self,
@@ -46,17 +57,35 @@ class TransformersGenerator:
         dtype: str,
         device: torch.device,
         trust_remote_code: bool = False,
+        lora: Lora | None = None,
+        quantization: Quantization = "none",
     ) -> None:
-        """Loads the initial weights for every LLM in `modules`; each stop token ends a response; `dtype` is `auto`,
-        `bf16` or `fp32`.
+        """Loads the initial weights for every LLM in `modules`.
+
+        Args:
+            path: folder or hub id of the model.
+            modules: the LLMs.
+            stop_token_ids: each ends a response.
+            dtype: `auto`, `bf16` or `fp32`.
+            device: where to run.
+            trust_remote_code: run code that comes with the model.
+            lora: what the adapters are like; None: every LLM has all weights of its own.
+            quantization: of the base under the adapters.
         """
         self.device = device
         self.stop_token_ids = list(stop_token_ids)
         self.dtype = compute_dtype(dtype, device)
-        self.models: dict[str, PreTrainedModel] = {
-            module_id: load_language_model(path, trust_remote_code).requires_grad_(False).to(device)
-            for module_id in modules
-        }
+        self.models: dict[str, PreTrainedModel] = {}
+        self._own: dict[str, dict[str, Tensor]] = {}
+        for module_id in modules:
+            if lora is None:
+                model = load_language_model(path, trust_remote_code).to(device)
+            else:
+                base = shared_base(path, device, trust_remote_code, base_dtype(dtype, device), quantization)
+                model = adapted(base, lora)
+            self.models[module_id] = model
+            own = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+            self._own[module_id] = {name: parameter.requires_grad_(False) for name, parameter in own}
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
@@ -89,7 +118,7 @@ class TransformersGenerator:
         """See `Generator.load`."""
         held: dict[str, np.ndarray] = {}
         with torch.no_grad():
-            for name, parameter in self.models[module_id].named_parameters():
+            for name, parameter in self._own[module_id].items():
                 parameter.copy_(torch.from_numpy(np.array(weights[name])))
                 held[name] = parameter.cpu().numpy()
         return Loaded(version, checksum(held))
@@ -97,3 +126,4 @@ class TransformersGenerator:
     def close(self) -> None:
         """Frees the models."""
         self.models.clear()
+        self._own.clear()

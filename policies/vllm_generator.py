@@ -1,4 +1,4 @@
-"""Generation with vLLM: one engine per LLM, weights handed over through memory."""
+"""Generation with vLLM: one engine per LLM, or one for all adapters; weights handed over through memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.numpy import save
 
+from policies import vllm_lora
 from policies.generator import GenerationError, Loaded, Response, Sampling, Weights
-from policies.language_model import compute_dtype
+from policies.language_model import Quantization, compute_dtype
+from policies.settings import Lora
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 _BLOCK_TOKENS = 128  # vLLM's KV-cache block on a CPU
 _STEP_TOKENS = 4096  # prompt tokens that a CPU engine takes in one step
 _POLL_SECONDS = 0.25
+_SHARED = "all adapters"  # the name of the engine that serves them
 
 
 class EngineStartError(RuntimeError):
@@ -51,7 +54,7 @@ def _in_shared_memory(weights: Weights) -> Iterator[str]:
 
 
 class VLLMGenerator:
-    """One vLLM engine per LLM.
+    """One vLLM engine per LLM; where the LLMs are adapters, one engine for them all.
 
     In-process engines start in seconds but switch torch's threads off in their process: no learner may live there. With
     `in_process=False` every engine is a process of its own, watched: one that is killed would make `generate` wait for
@@ -71,6 +74,9 @@ class VLLMGenerator:
         max_sequences: int,
         seed: int = 0,
         trust_remote_code: bool = False,
+        lora: Lora | None = None,
+        quantization: Quantization = "none",
+        gpu_share: float = 1.0,
         in_process: bool = True,
         timeout: float = 600.0,
     ) -> None:
@@ -81,17 +87,23 @@ class VLLMGenerator:
             modules: the LLMs.
             stop_token_ids: each ends a response.
             dtype: `auto`, `bf16` or `fp32`.
-            device: where to run; on CUDA the engines share 90 % of the GPU evenly.
+            device: where to run.
             max_prompt, max_response: tokens; together the context length.
             max_sequences: responses generated at once.
             seed: vLLM's own seed; responses depend on `Sampling.seeds` alone.
             trust_remote_code: run code that comes with the model.
+            lora: what the adapters are like; None: every LLM has all weights of its own.
+            quantization: of the base under the adapters. vLLM quantises to nf4 as it loads, but not to 8 bits: then the
+                engine's base keeps its 16.
+            gpu_share: on CUDA, the part of a GPU that is this runner's; the engines share 90 % of it evenly.
             in_process: run the engines in this process.
             timeout: longest wait for one `generate`, in seconds (own processes only; in-process, the caller watches).
         """
         self.stop_token_ids = list(stop_token_ids)
         self.in_process = in_process
         self.timeout = timeout
+        self.lora = lora
+        self.modules = list(modules)
         self._weights: dict[str, tuple[Weights, int]] = {}
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -110,8 +122,13 @@ class VLLMGenerator:
             "worker_extension_cls": "policies.vllm_worker.WeightSync",
             "disable_log_stats": True,
         }
+        if lora is not None:
+            self._arguments |= vllm_lora.engine_arguments(lora, len(modules))
+        if quantization == "nf4":
+            self._arguments["quantization"] = "bitsandbytes"
+        engines = [_SHARED] if lora is not None else self.modules
         if device.type == "cuda":
-            self._arguments["gpu_memory_utilization"] = 0.9 / len(modules)
+            self._arguments["gpu_memory_utilization"] = 0.9 * min(gpu_share, 1.0) / len(engines)
         else:
             self._arguments["enforce_eager"] = True
             # A prompt that is cut into chunks makes vLLM 0.32 rewind its request's seed, which CPU generators cannot.
@@ -119,8 +136,8 @@ class VLLMGenerator:
             self._arguments["max_num_batched_tokens"] = max(_STEP_TOKENS, max_prompt + max_response)
             cache = self._cache_bytes(path, max_sequences, trust_remote_code)
             self._arguments["kv_cache_memory_bytes"] = cache
-            self._check_memory(cache * len(modules), max_sequences)
-        self.engines: dict[str, LLM] = {module_id: self._start() for module_id in modules}
+            self._check_memory(cache * len(engines), max_sequences)
+        self.engines: dict[str, LLM] = {name: self._start() for name in engines}
 
     def _start(self) -> LLM:
         """Starts an engine.
@@ -182,8 +199,9 @@ class VLLMGenerator:
             for seed in sampling.seeds
         ]
         inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+        adapter = None if self.lora is None else vllm_lora.request(module_id, self._number(module_id))
         with self._watched(module_id) as engine:
-            outputs = engine.generate(inputs, params, use_tqdm=False)
+            outputs = engine.generate(inputs, params, use_tqdm=False, lora_request=adapter)
         responses = []
         for output in outputs:
             tokens = list(output.outputs[0].token_ids)
@@ -196,19 +214,28 @@ class VLLMGenerator:
     def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
         """See `Generator.load`. Only a path crosses to the engine."""
         with _in_shared_memory(weights) as path, self._watched(module_id) as engine:
-            read = engine.collective_rpc("load_safetensors", args=(path,))
+            if self.lora is None:
+                read = engine.collective_rpc("load_safetensors", args=(path,))
+            else:
+                arguments = (path, self._number(module_id), self.lora.rank, self.lora.alpha)
+                read = engine.collective_rpc("load_adapter", args=arguments)
             if not engine.reset_prefix_cache():
                 raise GenerationError(f"vLLM did not drop {module_id}'s cached activations after new weights.")
         if not self.in_process:
             self._weights[module_id] = (weights, version)
         return Loaded(version, int(read[0]))
 
+    def _number(self, module_id: str) -> int:
+        """What vLLM knows an LLM's adapter by; it counts from 1."""
+        return self.modules.index(module_id) + 1
+
     @contextmanager
     def _watched(self, module_id: str) -> Iterator[LLM]:
         """Yields the engine of `module_id`; should it die or hang meanwhile, replaces it and raises
         `GenerationError`.
         """
-        engine = self.engines[module_id]
+        name = module_id if self.lora is None else _SHARED
+        engine = self.engines[name]
         if self.in_process:
             yield engine
             return
@@ -237,20 +264,21 @@ class VLLMGenerator:
             if not core.resources.engine_dead:
                 raise
             done.set()
-            self._replace(module_id)
+            self._replace(name)
             what = f"gave no answer for {self.timeout:.0f} s" if overdue.is_set() else "died"
             raise GenerationError(f"The vLLM engine of {module_id} {what}; it was started anew.") from error
         finally:
             done.set()
             watchdog.join()
 
-    def _replace(self, module_id: str) -> None:
-        """Starts a new engine for `module_id` and gives it the weights the dead one had."""
-        self.engines.pop(module_id).llm_engine.engine_core.shutdown()
-        self.engines[module_id] = self._start()
-        if module_id in self._weights:
-            weights, held = self._weights[module_id]
-            self.load(module_id, weights, held)
+    def _replace(self, name: str) -> None:
+        """Starts a new engine in the place of one that died, and gives it the weights that the dead one had."""
+        self.engines.pop(name).llm_engine.engine_core.shutdown()
+        self.engines[name] = self._start()
+        for module_id in self.modules if name == _SHARED else [name]:
+            if module_id in self._weights:
+                weights, held = self._weights[module_id]
+                self.load(module_id, weights, held)
 
     def close(self) -> None:
         """Shuts all engines down together (in-process ones share their process's distributed state)."""

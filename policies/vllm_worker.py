@@ -1,5 +1,6 @@
-"""What runs inside a vLLM worker to take new weights; every word of vLLM's internals that we rely on is in this
-file.
+"""What runs inside a vLLM worker to take new weights; with `vllm_lora`, every word of vLLM's internals that we rely on.
+
+vLLM imports this module in a worker before it loads the model there.
 """
 
 from __future__ import annotations
@@ -8,7 +9,11 @@ from typing import Any
 
 from safetensors import safe_open
 
+from policies import vllm_lora
+from policies.adapters import peft_names
 from policies.generator import checksum
+
+vllm_lora.register_gpt2()
 
 
 class WeightSync:
@@ -36,3 +41,18 @@ class WeightSync:
                 if isinstance(module, ParallelLMHead):
                     module.quant_method.process_weights_after_loading(module)
         return checksum({name: tensor.float().numpy() for name, tensor in tensors.items()})
+
+    def load_adapter(self, path: str, number: int, rank: int, alpha: float) -> int:
+        """Reads a safetensors file with an adapter's weights, by the learner's names, in the place of the old ones.
+
+        Returns:
+            `checksum` of the tensors as read.
+
+        Raises:
+            ValueError: vLLM cannot adapt a layer that the learner adapts.
+        """
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a dict)
+        read = checksum({name: tensor.numpy() for name, tensor in tensors.items()})  # before vLLM scales them
+        vllm_lora.put(self.model_runner, peft_names(tensors), number, rank, alpha)
+        return read

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import ray
 
+from policies.causal_lm_module import CausalLMModule, module_config
 from policies.cory import Cory, CoryConfig
+from policies.settings import make_settings
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -32,6 +34,12 @@ TINY: dict[str, Any] = {
 }
 
 MakeCory = Callable[..., Cory]
+
+
+def make_module(path: str, inference_only: bool = False, **settings: Any) -> CausalLMModule:
+    """One LLM as a learner holds it, without an algorithm."""
+    config = module_config(make_settings({"model": path, "dtype": "fp32", **settings}))
+    return CausalLMModule(inference_only=inference_only, model_config=config)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from policies.causal_lm_module import CausalLMModule
 from policies.language_model import ModelError
 from policies.self_test import perturb
 from policies.token_batch import Rows, make_rows
+from tests.policies.conftest import make_module
 
 BUNDLED = str(DEFAULT_TOKENIZER)
 VOCAB = 64
@@ -77,8 +78,7 @@ def path(request: pytest.FixtureRequest, paths: dict[str, str]) -> str:
 
 def build(path: str, *, inference_only: bool = False, dtype: str = "fp32", temperature: float = 1.0) -> CausalLMModule:
     """A module whose value head is not zero."""
-    config = {"path": path, "trust_remote_code": False, "dtype": dtype, "temperature": temperature}
-    module = CausalLMModule(inference_only=inference_only, model_config=config)
+    module = make_module(path, inference_only, dtype=dtype, temperature=temperature)
     if not inference_only:
         torch.nn.init.normal_(module.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1))
         torch.nn.init.constant_(module.value_head.bias, 0.5)
@@ -257,8 +257,7 @@ def test_runners_do_without_the_value_head(path: str) -> None:
 
 
 def test_the_value_head_starts_at_zero_so_that_values_are_zero() -> None:
-    config = {"path": BUNDLED, "trust_remote_code": False, "dtype": "fp32", "temperature": 1.0}
-    module = CausalLMModule(inference_only=False, model_config=config)
+    module = make_module(BUNDLED)
     assert (module.compute_values(ragged()) == 0).all()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,12 @@ from policies.cory import Cory, WeightSyncError
 from policies.generator import Loaded, checksum
 from policies.self_test import perturb
 from tests.policies.conftest import MakeCory
+
+
+@pytest.fixture(params=["full", "lora"])
+def make_cory(make_cory: MakeCory, request: pytest.FixtureRequest) -> MakeCory:
+    """Every test here holds for weights of either kind."""
+    return partial(make_cory, weights=request.param)
 
 
 def learner_state(algorithm: Cory) -> dict[str, Any]:
@@ -96,10 +103,14 @@ def test_restoring_an_older_checkpoint_into_a_running_algorithm_leaves_no_runner
 def test_runner_weights_equal_learner_weights_after_sync(make_cory: MakeCory) -> None:
     algorithm = make_cory()
     algorithm.train()
+    algorithm.train()
     state = learner_state(algorithm)["rl_module"]
     for module_id, model in algorithm.env_runner_group.local_env_runner.generator.models.items():
-        for name, parameter in model.named_parameters():
-            np.testing.assert_array_equal(parameter.numpy(), state[module_id][f"lm.{name}"])
+        held = dict(model.named_parameters())
+        sent = {name.removeprefix("lm."): array for name, array in state[module_id].items() if name.startswith("lm.")}
+        assert sent
+        for name, array in sent.items():
+            np.testing.assert_array_equal(held[name].numpy(), array)
 
 
 def test_an_engine_that_holds_other_weights_than_sent_stops_the_run(make_cory: MakeCory) -> None:

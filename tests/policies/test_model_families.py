@@ -1,4 +1,4 @@
-"""The model families that users bring, tied and untied heads: they train, and both backends follow their weights."""
+"""The model families that users bring, tied and untied heads: both backends follow their weights, or adapters."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from transformers import (
 )
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from policies.causal_lm_module import CausalLMModule
 from policies.cory import Cory
 from policies.generator import Generator, Sampling, checksum
 from policies.language_model import stop_token_ids
+from policies.self_test import perturb
+from policies.settings import Lora, make_settings
 from policies.token_batch import make_rows
 from policies.transformers_generator import TransformersGenerator
 from policies.vllm_generator import VLLMGenerator, vllm_installed
-from tests.policies.conftest import MakeCory
+from tests.policies.conftest import MakeCory, make_module
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {
@@ -46,6 +47,9 @@ FAMILIES: dict[str, type[PreTrainedConfig]] = {
     "qwen3": Qwen3Config,
 }
 MODELS = [(family, tied) for family in FAMILIES for tied in (True, False)]
+LORA = {"weights": "lora", "lora_rank": 4}
+WAYS: dict[str, dict[str, Any]] = {"full": {}, "lora": LORA}
+CASES = [(way, *model) for way in WAYS for model in MODELS if way == "full" or model[1]]  # adapters leave heads alone
 PROMPTS = [[5, 6, 7], [8], list(range(9, 40))]
 
 
@@ -72,18 +76,16 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         parameter.normal_(centre, 0.1, generator=random)
 
 
-def follow(generator: Generator, path: str) -> dict[str, float]:
+def follow(generator: Generator, path: str, way: str) -> dict[str, float]:
     """Loads new weights into the engine, and compares its log-probabilities with the learner's under them.
 
     Returns:
         `gap`, the largest difference; `stale`, what it would be had the engine kept the old weights; `loaded`, whether
         the engine read what was sent.
     """
-    learner = CausalLMModule(
-        model_config={"path": path, "trust_remote_code": False, "dtype": "fp32", "temperature": 1.0}
-    )
+    learner = make_module(path, **WAYS[way])
     old = learner.get_state()
-    randomise(learner, seed=1)
+    learner.set_state(perturb(old, seed=1))
     new = learner.get_state(inference_only=True)
     weights = {name.removeprefix("lm."): array for name, array in new.items()}
     loaded = generator.load("llm_1", weights, 3)
@@ -103,46 +105,55 @@ def check(found: dict[str, float]) -> None:
     assert found["loaded"] and found["gap"] < 1e-4 and found["stale"] > 0.1, found
 
 
-@pytest.mark.parametrize(("family", "tied"), MODELS)
-def test_transformers_follows_new_weights(tmp_path: Path, family: str, tied: bool) -> None:
+def lora_of(way: str) -> Lora | None:
+    return make_settings(WAYS[way]).lora
+
+
+@pytest.mark.parametrize(("way", "family", "tied"), CASES)
+def test_transformers_follows_new_weights(tmp_path: Path, way: str, family: str, tied: bool) -> None:
     path = save_model(tmp_path, family, tied)
-    check(follow(TransformersGenerator(path, ["llm_1"], stop_token_ids=[0], dtype="fp32", device=CPU), path))
+    lora = lora_of(way)
+    generator = TransformersGenerator(path, ["llm_1"], stop_token_ids=[0], dtype="fp32", device=CPU, lora=lora)
+    check(follow(generator, path, way))
 
 
-def follow_with_vllm(folder: Path) -> dict[tuple[str, bool], dict[str, float]]:
+def follow_with_vllm(folder: Path) -> dict[tuple[str, str, bool], dict[str, float]]:
     """Runs one engine per model, all in this one process: the first takes seconds to start, each other one 0.3 s."""
-    generators: dict[tuple[str, bool], VLLMGenerator] = {}
+    generators = []
     found = {}
-    for family, tied in MODELS:
-        path = save_model(folder / f"{family}-{tied}", family, tied)
-        generators[family, tied] = VLLMGenerator(
-            path,
-            ["llm_1"],
-            stop_token_ids=[0],
-            dtype="fp32",
-            device=CPU,
-            max_prompt=64,
-            max_response=8,
-            max_sequences=4,
+    for way, family, tied in CASES:
+        path = save_model(folder / f"{way}-{family}-{tied}", family, tied)
+        generators.append(
+            VLLMGenerator(
+                path,
+                ["llm_1"],
+                stop_token_ids=[0],
+                dtype="fp32",
+                device=CPU,
+                max_prompt=64,
+                max_response=8,
+                max_sequences=4,
+                lora=lora_of(way),
+            )
         )
-        found[family, tied] = follow(generators[family, tied], path)
-    for generator in generators.values():  # together: engines of one process share its distributed state
+        found[way, family, tied] = follow(generators[-1], path, way)
+    for generator in generators:  # together: engines of one process share its distributed state
         generator.close()
     return found
 
 
 @pytest.fixture(scope="module")
-def vllm_found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, bool], dict[str, float]]]:
+def vllm_found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str, bool], dict[str, float]]]:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         yield pool.submit(follow_with_vllm, tmp_path_factory.mktemp("models")).result(timeout=200)
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
-@pytest.mark.parametrize(("family", "tied"), MODELS)
+@pytest.mark.parametrize(("way", "family", "tied"), CASES)
 def test_vllm_follows_new_weights(
-    vllm_found: dict[tuple[str, bool], dict[str, float]], family: str, tied: bool
+    vllm_found: dict[tuple[str, str, bool], dict[str, float]], way: str, family: str, tied: bool
 ) -> None:
-    check(vllm_found[family, tied])
+    check(vllm_found[way, family, tied])
 
 
 def train_twice(make_cory: MakeCory, path: str, **settings: Any) -> Cory:

@@ -58,12 +58,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture
-def build(model: str) -> Build:
+@pytest.fixture(params=["full", "lora"])
+def build(model: str, request: pytest.FixtureRequest) -> Build:
     """Builds learners whose LLMs differ from each other and from the reference, the same ones every time."""
 
     def make(**settings: Any) -> TokenPPOLearner:
-        config = CoryConfig().cory(**{**SETTINGS, "model": model, **settings})
+        config = CoryConfig().cory(**{**SETTINGS, "model": model, "weights": request.param, **settings})
         config.validate()
         s = config.settings
         chain = s.make_chain(s.make_task(), s.make_tokenizer())

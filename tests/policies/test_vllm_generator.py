@@ -22,6 +22,7 @@ from policies.generator import GenerationError, Response, Sampling, Weights, che
 from policies.self_test import Probe, SelfTestFailure, perturb, self_test
 from policies.token_batch import Rows, make_rows
 from policies.vllm_generator import EngineStartError, VLLMGenerator, vllm_installed
+from tests.policies.conftest import make_module
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
@@ -55,8 +56,7 @@ def generator() -> Iterator[VLLMGenerator]:
 @pytest.fixture(scope="module")
 def learner() -> CausalLMModule:
     """The learner's side of the comparison."""
-    config = {"path": MODEL, "trust_remote_code": False, "dtype": "fp32", "temperature": 1.0}
-    return CausalLMModule(model_config=config)
+    return make_module(MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +209,7 @@ def test_the_self_test_catches_activations_cached_under_the_old_weights(
 def kill_an_engine_and_generate_again() -> tuple[str, bool]:
     """Runs in a process of its own: vLLM decides once per process where its engines run."""
     prompts = [[5, 6, 7], [8, 9]]
-    config = {"path": MODEL, "trust_remote_code": False, "dtype": "fp32", "temperature": 1.0}
-    state = CausalLMModule(model_config=config).get_state(inference_only=True)
+    state = make_module(MODEL).get_state(inference_only=True)
     other = perturb({name.removeprefix("lm."): array for name, array in state.items()}, seed=2)
     generator = make_generator(in_process=False)
     try:
