@@ -7,7 +7,7 @@ in the place of the old ones, under a number that stays: no folders to leave beh
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from policies.settings import Lora
 
@@ -89,6 +89,6 @@ def register_gpt2() -> None:
     from vllm.model_executor.models.interfaces import SupportsLoRA
 
     class GPT2LMHeadModelWithLoRA(GPT2LMHeadModel, SupportsLoRA):
-        pass
+        packed_modules_mapping: ClassVar = {"c_attn": ["c_attn"]}  # q, k and v, but one layer in its checkpoints too
 
     ModelRegistry.register_model("GPT2LMHeadModel", GPT2LMHeadModelWithLoRA)

@@ -14,10 +14,11 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("weights", ["full", "lora"])
 def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with_the_learner(
-    make_cory: MakeCory,
+    make_cory: MakeCory, weights: str
 ) -> None:
-    algorithm = make_cory(backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3)
+    algorithm = make_cory(weights=weights, backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3)
     for probe in algorithm.probes.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports = [algorithm.train()["cory"] for _ in range(3)]

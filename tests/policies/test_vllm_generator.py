@@ -17,9 +17,11 @@ import torch
 from safetensors.numpy import save_file
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from policies import vllm_lora
 from policies.causal_lm_module import CausalLMModule
 from policies.generator import GenerationError, Response, Sampling, Weights, checksum, sampling_seed
 from policies.self_test import Probe, SelfTestFailure, perturb, self_test
+from policies.settings import Lora
 from policies.token_batch import Rows, make_rows
 from policies.vllm_generator import EngineStartError, VLLMGenerator, vllm_installed
 from tests.policies.conftest import make_module
@@ -33,7 +35,7 @@ MODEL = str(DEFAULT_TOKENIZER)
 MAX_PROMPT = 200  # longer than a block of vLLM's KV cache, so that prompts are cached
 
 
-def make_generator(**settings: Any) -> VLLMGenerator:
+def make_generator(modules: Sequence[str] = ("llm_1",), **settings: Any) -> VLLMGenerator:
     arguments: dict[str, Any] = {
         "stop_token_ids": [load_tokenizer(MODEL).eos_token_id],
         "dtype": "fp32",
@@ -43,14 +45,22 @@ def make_generator(**settings: Any) -> VLLMGenerator:
         "max_sequences": 64,
         **settings,
     }
-    return VLLMGenerator(MODEL, ["llm_1"], **arguments)
+    return VLLMGenerator(MODEL, modules, **arguments)
 
 
 @pytest.fixture(scope="module")
-def generator() -> Iterator[VLLMGenerator]:
-    generator = make_generator()
-    yield generator
-    generator.close()
+def engines() -> Iterator[list[VLLMGenerator]]:
+    """Those of this process, which are closed together: they share its distributed state."""
+    engines: list[VLLMGenerator] = []
+    yield engines
+    for generator in engines:
+        generator.close()
+
+
+@pytest.fixture(scope="module")
+def generator(engines: list[VLLMGenerator]) -> VLLMGenerator:
+    engines.append(make_generator())
+    return engines[-1]
 
 
 @pytest.fixture(scope="module")
@@ -206,15 +216,67 @@ def test_the_self_test_catches_activations_cached_under_the_old_weights(
     generator.load("llm_1", weights, 0)
 
 
-def kill_an_engine_and_generate_again() -> tuple[str, bool]:
+@pytest.fixture(scope="module")
+def adapters(engines: list[VLLMGenerator]) -> VLLMGenerator:
+    """One engine for three LLMs."""
+    engines.append(make_generator(["llm_1", "llm_2", "llm_3"], lora=Lora(4, 8.0)))
+    return engines[-1]
+
+
+def adapter_weights(seed: int) -> Weights:
+    state = make_module(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0).get_state(inference_only=True)
+    return perturb({name.removeprefix("lm."): array for name, array in state.items()}, seed)
+
+
+def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
+    adapters: VLLMGenerator, prompts: list[list[int]]
+) -> None:
+    learner = make_module(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0)
+    weights = {module_id: adapter_weights(seed) for seed, module_id in enumerate(adapters.modules)}
+    score = scorer(learner)
+
+    def gap(module_id: str, under: Weights) -> float:
+        out = adapters.generate(prompts, module_id, sampling(prompts))
+        none = [0.0] * len(out)
+        rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+        return float(((score(under, rows) - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
+
+    assert len(adapters.engines) == 1
+    for version in range(2):
+        for module_id in adapters.modules:
+            assert adapters.load(module_id, weights[module_id], version) == (version, checksum(weights[module_id]))
+        for module_id in adapters.modules:
+            assert gap(module_id, weights[module_id]) < 1e-4
+        assert gap("llm_1", weights["llm_2"]) > 0.1
+        weights["llm_2"] = adapter_weights(seed=9)
+
+
+def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
+    adapters: VLLMGenerator, learner: CausalLMModule, prompts: list[list[int]]
+) -> None:
+    for seed, module_id in enumerate(adapters.modules):
+        adapters.load(module_id, adapter_weights(seed), 5)
+    from vllm import SamplingParams, TokensPrompt
+
+    params = SamplingParams(max_tokens=6, seed=1, logprobs=0, detokenize=False)
+    wanted = [None, *(vllm_lora.request(module_id, k + 1) for k, module_id in enumerate(adapters.modules))]
+    inputs = [TokensPrompt(prompt_token_ids=prompts[0])] * 4
+    (engine,) = adapters.engines.values()
+    first = engine.generate(inputs, [params] * 4, use_tqdm=False, lora_request=wanted)[0].outputs[0]
+    tokens = list(first.token_ids)
+    logprobs = [step[token].logprob for step, token in zip(first.logprobs or [], tokens, strict=True)]
+    rows = make_rows(prompts[:1], [tokens], [logprobs], [0.0], [0.0], [False])
+    assert float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max()) < 1e-4
+
+
+def kill_an_engine_and_generate_again() -> tuple[str, list[bool]]:
     """Runs in a process of its own: vLLM decides once per process where its engines run."""
     prompts = [[5, 6, 7], [8, 9]]
-    state = make_module(MODEL).get_state(inference_only=True)
-    other = perturb({name.removeprefix("lm."): array for name, array in state.items()}, seed=2)
-    generator = make_generator(in_process=False)
+    generator = make_generator(["llm_1", "llm_2"], lora=Lora(4, 8.0), in_process=False)
     try:
-        generator.load("llm_1", other, 5)
-        expected = generator.generate(prompts, "llm_1", sampling(prompts))
+        for seed, module_id in enumerate(generator.modules):
+            generator.load(module_id, adapter_weights(seed), 5)
+        expected = [generator.generate(prompts, module_id, sampling(prompts)) for module_id in generator.modules]
         engines = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in "".join(p.cmdline())]
         assert len(engines) == 1
         os.kill(engines[0].pid, signal.SIGKILL)
@@ -223,17 +285,20 @@ def kill_an_engine_and_generate_again() -> tuple[str, bool]:
             message = "no error"
         except GenerationError as error:
             message = str(error)
-        again = generator.generate(prompts, "llm_1", sampling(prompts))
-        return message, [r.tokens for r in again] == [r.tokens for r in expected]
+        again = [generator.generate(prompts, module_id, sampling(prompts)) for module_id in generator.modules]
+        return message, [
+            expected[0][0].tokens != expected[1][0].tokens,
+            *([r.tokens for r in one] == [r.tokens for r in two] for one, two in zip(again, expected, strict=True)),
+        ]
     finally:
         generator.close()
 
 
-def test_an_engine_process_that_is_killed_is_started_anew_with_its_last_weights() -> None:
+def test_an_engine_process_that_is_killed_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        message, same = pool.submit(kill_an_engine_and_generate_again).result(timeout=280)
+        message, as_wanted = pool.submit(kill_an_engine_and_generate_again).result(timeout=280)
     assert "The vLLM engine of llm_1 died; it was started anew." in message
-    assert same
+    assert all(as_wanted)
 
 
 def test_caches_beyond_the_free_memory_are_refused_with_what_to_lower() -> None:
