@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.record import RESULTS, BenchmarkError
 
-NAMES = ("overhead", "generation", "learner", "role_exchange", "against_trl", "scaling", "long_run")
+NAMES = ("overhead", "generation", "learner", "role_exchange", "adapters", "against_trl", "scaling", "long_run")
 PINNED = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",

@@ -1,4 +1,4 @@
-"""Language models to measure with: random GPT-2s of a given size, with the bundled tokenizer."""
+"""Language models to measure with: random GPT-2s and Llamas of a given size, with the bundled tokenizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 
@@ -17,12 +17,40 @@ POSITIONS = 512
 
 @dataclass(frozen=True)
 class Shape:
-    """A GPT-2's size; the embedding is tied to the head."""
+    """A model's size; the embedding is tied to the head."""
 
     width: int
     layers: int
     heads: int
     vocabulary: int = 4096
+    llama: int = 0
+    """0: a GPT-2; else a Llama with this inner width, and a third of the heads for keys and values."""
+
+    def config(self) -> PreTrainedConfig:
+        """As transformers describes it."""
+        if self.llama:
+            return LlamaConfig(
+                vocab_size=self.vocabulary,
+                max_position_embeddings=POSITIONS,
+                hidden_size=self.width,
+                intermediate_size=self.llama,
+                num_hidden_layers=self.layers,
+                num_attention_heads=self.heads,
+                num_key_value_heads=self.heads // 3,
+                tie_word_embeddings=True,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        return GPT2Config(
+            vocab_size=self.vocabulary,
+            n_positions=POSITIONS,
+            n_embd=self.width,
+            n_layer=self.layers,
+            n_head=self.heads,
+            activation_function="gelu_pytorch_tanh",  # one kernel, as in the bundled model
+            bos_token_id=0,
+            eos_token_id=0,
+        )
 
 
 SHAPES = {
@@ -30,6 +58,7 @@ SHAPES = {
     "5M": Shape(256, 4, 4),  # 4.3 M parameters, the bundled model's shape
     "50M": Shape(640, 9, 10),  # 47 M
     "5M-50k": Shape(256, 4, 4, 50_257),  # the same layers under GPT-2's vocabulary: 16.2 M
+    "135M": Shape(576, 30, 9, 49_152, llama=1536),  # SmolLM2-135M's shape
 }
 
 
@@ -43,17 +72,7 @@ def make_model(name: str, folder: Path) -> str:
     if not (path / "config.json").exists():
         shape = SHAPES[name]
         torch.manual_seed(0)
-        config = GPT2Config(
-            vocab_size=shape.vocabulary,
-            n_positions=POSITIONS,
-            n_embd=shape.width,
-            n_layer=shape.layers,
-            n_head=shape.heads,
-            activation_function="gelu_pytorch_tanh",  # one kernel, as in the bundled model
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-        GPT2LMHeadModel(config).save_pretrained(path)
+        AutoModelForCausalLM.from_config(shape.config()).save_pretrained(path)
         shutil.copy(DEFAULT_TOKENIZER / "tokenizer_config.json", path)
         (path / "tokenizer.json").write_text(_tokenizer(shape.vocabulary))
     return str(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, cast
@@ -151,9 +152,19 @@ def base_dtype(setting: str, device: torch.device) -> torch.dtype:
 
 
 def _quantised(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]:
-    """What `from_pretrained` has to be told to quantise weights as it reads them."""
+    """What `from_pretrained` has to be told to quantise weights as it reads them.
+
+    Raises:
+        ModelError: there is no GPU, or the library is missing.
+    """
     if quantization == "none":
         return {}
+    if not torch.cuda.is_available():
+        raise ModelError(f"quantization={quantization} needs a CUDA GPU, and there is none here. Set quantization=none.")
+    if find_spec("bitsandbytes") is None:
+        raise ModelError(
+            f"quantization={quantization} needs the library bitsandbytes: pip install 'cory-rllib[quantization]'."
+        )
     from transformers import BitsAndBytesConfig
 
     four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}

@@ -28,6 +28,8 @@ def test_defaults_are_the_papers() -> None:
         ({"min_response": 9, "max_response": 8}, "min_response=9, but max_response=8. Set max_response to 9 or more."),
         ({"min_query": 2}, "min_query=2, but max_query=None. Set max_query to 2 or more."),
         ({"system": "Be kind."}, "system is set, but chat is off"),
+        ({"quantization": "nf4"}, "quantization=nf4 stores weights that cannot be trained. Set weights=lora"),
+        ({"quantization": "nf4", "weights": "lora"}, "needs a CUDA GPU for learners and runners. Set gpus_per_learner"),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
     ],
 )
@@ -66,3 +68,9 @@ def test_the_longest_response_is_drawn_anew_for_each_update_from_the_seed_and_is
     assert drawn == [make_settings(s.model_dump()).response_limit(update) for update in range(400)]
     other = make_settings({"min_response": 4, "max_response": 15, "seed": 2})
     assert drawn != [other.response_limit(update) for update in range(400)]
+
+
+def test_the_layers_of_adapters_are_a_list_with_commas() -> None:
+    assert make_settings({"lora_targets": "q_proj"}).lora is None
+    lora = make_settings({"weights": "lora", "lora_rank": 2, "lora_targets": "q_proj, v_proj", "seed": 7}).lora
+    assert lora is not None and (lora.rank, lora.targets, lora.seed) == (2, ("q_proj", "v_proj"), 7)

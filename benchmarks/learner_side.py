@@ -1,0 +1,25 @@
+"""A learner's updates without rollouts, in a process of their own, and their peak memory; see `benchmarks.side`."""
+
+from __future__ import annotations
+
+from benchmarks.learner import build, play
+from benchmarks.processes import watched_memory
+from benchmarks.side import Took, asked
+from policies.settings import make_settings
+from policies.token_ppo_learner import UPDATE
+
+
+def main() -> None:
+    """Builds the learner, updates it and answers."""
+    work, took = asked(), Took()
+    settings = make_settings(work["settings"])
+    with watched_memory() as peak:
+        learner = build(settings)
+        for number in range(work["updates"]):
+            learner.update(episodes=play(settings), timesteps={UPDATE: number})
+    took.note_memory(peak)
+    took.answer()
+
+
+if __name__ == "__main__":
+    main()
