@@ -94,7 +94,7 @@ def rollouts(path: str, vocabulary: int, count: int, rounds: int) -> list[Figure
         "device": torch.device("cpu"),
         "lora": LORA,
     }
-    sizes = {"max_prompt": 64, "max_response": longest, "max_sequences": count}
+    sizes: dict[str, Any] = {"max_prompt": 64, "max_response": longest, "max_sequences": count}
     backends: dict[str, Generator] = {
         "vllm": VLLMGenerator(path, MODULES, **common, **sizes),
         "transformers": TransformersGenerator(path, MODULES, **common),

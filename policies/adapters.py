@@ -42,8 +42,8 @@ def adapted(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
     """
     from peft import inject_adapter_in_model
 
-    shared = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
-    skeleton = copy.deepcopy(base, cast(dict[int, Any], shared))
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
+    skeleton = copy.deepcopy(base, shared)
     try:
         with torch.random.fork_rng():
             torch.manual_seed(lora.seed)

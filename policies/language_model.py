@@ -160,7 +160,9 @@ def _quantised(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]
     if quantization == "none":
         return {}
     if not torch.cuda.is_available():
-        raise ModelError(f"quantization={quantization} needs a CUDA GPU, and there is none here. Set quantization=none.")
+        raise ModelError(
+            f"quantization={quantization} needs a CUDA GPU, and there is none here. Set quantization=none."
+        )
     if find_spec("bitsandbytes") is None:
         raise ModelError(
             f"quantization={quantization} needs the library bitsandbytes: pip install 'cory-rllib[quantization]'."

@@ -64,7 +64,7 @@ def put(model_runner: Any, tensors: dict[str, torch.Tensor], number: int, rank: 
     adapter = LoRAModel.from_lora_tensors(
         number,
         tensors,
-        PEFTHelper(r=rank, lora_alpha=alpha, target_modules=[]),  # type: ignore[arg-type]  # a fraction will do
+        PEFTHelper(r=rank, lora_alpha=alpha, target_modules=[]),  # its alpha may be a fraction
         device="cpu",
         dtype=worker.lora_config.lora_dtype,
         model_vocab_size=worker.vocab_size,
