@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain
@@ -62,7 +61,7 @@ class Report:
         if self.rewards:
             lines += ["", "Rewards:"]
             for role, query, text, value in self.rewards:
-                lines.append(f"  {value:>9.4f}  {role}: {shorten(query, 80)!r} + {text!r}")
+                lines.append(f"  {value:>9.4f}  {role}: {query[:80]!r} + {text!r}")
         for title, found in (("Warnings", self.warnings), ("Problems", self.problems)):
             if found:
                 lines += ["", f"{title}:"] + [f"  - {sentence}" for sentence in found]
@@ -276,5 +275,6 @@ def score_answers(chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Qu
     names = dict.fromkeys(name for query, _ in answers for name in query.columns)
     columns: dict[str, list[object]] = {name: [query.columns.get(name) for query, _ in answers] for name in names}
     columns["role"] = [chain.roles[0]] * len(answers)
-    columns["completion_ids"] = [chain.tokenizer(text, add_special_tokens=False)["input_ids"] for _, text in answers]
-    return worker.score([query.raw for query, _ in answers], [text for _, text in answers], columns)
+    texts = [text for _, text in answers]
+    columns["completion_ids"] = chain.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return worker.score([query.raw for query, _ in answers], texts, columns)

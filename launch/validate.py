@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from launch.command import CommandError, Parser, run
 
-EPILOG = """It reads every query, shows each role's prompt, and calls the reward in its own process: on a few responses, and on
-all gold answers of a task that has them. Without max_prompt, it says which one the task needs.
+EPILOG = """It reads every query, shows each role's prompt, and calls the reward in its own process: on a few responses,
+and on all gold answers of a task that has them. Without max_prompt, it says which one the task needs.
 
 examples:
   cory validate imdb
@@ -73,7 +73,7 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
         raise CommandError(str(error)) from error
     if "max_prompt" not in given and report.max_prompt > settings.max_prompt:
         report.warnings.append(
-            f"max_prompt is {settings.max_prompt} unless it is set, which is too short for some prompts with full-length "
+            f"max_prompt is {settings.max_prompt} unless it is set, too little for some prompts with full-length "
             f"references. Train with max_prompt={report.max_prompt}."
         )
     print(report)

@@ -1,8 +1,8 @@
 """Tasks by name.
 
-`make_task("imdb")` and `make_task("gsm8k")` are the paper's tasks, `make_task("arithmetic")` is an easy one that needs no
-data, `make_task("custom", data=..., reward=...)` a user's own file. To add a task, write a `make` function like those
-and list it in `TASKS`.
+`make_task("imdb")` and `make_task("gsm8k")` are the paper's tasks, `make_task("arithmetic")` is an easy one that needs
+no data, `make_task("custom", data=..., reward=...)` a user's own file. To add a task, write a `make` function like
+those and list it in `TASKS`.
 """
 
 from collections.abc import Callable

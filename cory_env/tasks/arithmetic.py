@@ -58,6 +58,8 @@ def make(
     Queries of one's own have the columns `query`, such as `12 + 34`, and `answer`. With a reward of one's own there are
     no gold answers, and with an `observer_prompt` of one's own several earlier responses stand on a line each.
     """
+    if data is not None and (digits is not None or operations is not None):
+        raise ValueError("digits and operations are about queries that are drawn, but data is set. Leave one out.")
     examples, train, test = draw_queries(DIGITS if digits is None else digits, operations or "both")
     shown = "".join(f"{query.text} = {query.columns[ANSWER]}\n" for query in examples)
     prompt = prompt or shown + PROMPT

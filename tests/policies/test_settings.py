@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cory_env import cory_v0
 from policies.cory_config import CoryConfig
 from policies.language_model import ModelError, check_model
 from policies.settings import SettingsError, make_settings
@@ -66,3 +67,8 @@ def test_the_longest_response_is_drawn_anew_for_each_update_from_the_seed_and_is
     assert drawn == [make_settings(s.model_dump()).response_limit(update) for update in range(400)]
     other = make_settings({"min_response": 4, "max_response": 15, "seed": 2})
     assert drawn != [other.response_limit(update) for update in range(400)]
+
+
+def test_the_environment_gets_the_settings_of_its_task() -> None:
+    s = make_settings({"task": "arithmetic", "digits": 1, "operations": "sums"})
+    assert cory_v0.env(**s.env_settings()).queries == s.make_task().train
