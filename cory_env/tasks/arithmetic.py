@@ -59,11 +59,11 @@ def make(
     no gold answers, and with an `observer_prompt` of one's own several earlier responses stand on a line each.
     """
     if data is not None and (digits is not None or operations is not None):
-        raise ValueError("digits and operations are about queries that are drawn, but data is set. Leave one out.")
+        raise ValueError("digits and operations say which queries are drawn, but data brings its own. Leave one out.")
     examples, train, test = draw_queries(DIGITS if digits is None else digits, operations or "both")
     shown = "".join(f"{query.text} = {query.columns[ANSWER]}\n" for query in examples)
-    prompt = prompt or shown + PROMPT
-    own_observer, observer_prompt = observer_prompt is not None, observer_prompt or shown + OBSERVER_PROMPT
+    separator = "\n" if observer_prompt else REFERENCE_SEPARATOR
+    prompt, observer_prompt = prompt or shown + PROMPT, observer_prompt or shown + OBSERVER_PROMPT
     required = placeholders(prompt) | placeholders(observer_prompt) - {"reference"}
     required |= set() if reward else {ANSWER}
     if data is not None:
@@ -77,7 +77,7 @@ def make(
         reward=reward or REWARD,
         prompt_template=prompt,
         observer_template=observer_prompt,
-        reference_separator="\n" if own_observer else REFERENCE_SEPARATOR,
+        reference_separator=separator,
         solved_at=None if reward else 1.0,
     )
 

@@ -104,5 +104,5 @@ def test_what_it_cannot_draw_is_refused_and_so_are_its_settings_for_another_task
         make_task("imdb", digits=3)
     with pytest.raises(ValueError, match="operations=sums belongs to the task arithmetic, but task is custom"):
         make_task("custom", data=tmp_path / "none.jsonl", reward=LENGTH, operations="sums")
-    with pytest.raises(ValueError, match=r"digits and operations are .* drawn, but data is set"):
+    with pytest.raises(ValueError, match="digits and operations say which queries are drawn, but data brings its own"):
         make_task("arithmetic", data=tmp_path / "none.jsonl", digits=3)
