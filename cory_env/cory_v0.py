@@ -29,7 +29,7 @@ from pettingzoo import AECEnv
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Action, Chain, ChainEpisode, Observation
 from cory_env.rewards import RewardWorker, score_episodes
-from cory_env.tasks import Query, Split, Task, make_task
+from cory_env.tasks import Operations, Query, Split, Task, make_task
 from cory_env.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         observer_prompt: str | None = None,
         min_query: int | None = None,
         max_query: int | None = None,
+        digits: int | None = None,
+        operations: Operations | None = None,
         reward_timeout: float = 60.0,
         render_mode: str | None = None,
     ) -> None:
@@ -90,6 +92,8 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             observer_prompt: Template of the later agents' prompts.
             min_query: With `max_query`, the least tokens that a query is cut to.
             max_query: Cut queries to their first tokens, at most so many.
+            digits: For the task arithmetic, digits of each number.
+            operations: For the task arithmetic, what is asked: `sums`, `differences` or `both`.
             reward_timeout: Seconds that one call of the reward may take.
             render_mode: `ansi`: `render()` returns the chain as text. `human`: it is printed, also after each episode.
 
@@ -108,12 +112,17 @@ class raw_env(AECEnv[str, Observation, Action | None]):
                 observer_prompt=observer_prompt,
                 min_query=min_query,
                 max_query=max_query,
+                digits=digits,
+                operations=operations,
                 tokenizer=tokenizer,
             )
-        elif any(setting is not None for setting in (data, eval_data, reward, prompt, observer_prompt, max_query)):
+        elif any(
+            setting is not None
+            for setting in (data, eval_data, reward, prompt, observer_prompt, max_query, digits, operations)
+        ):
             raise ValueError(
-                "data, eval_data, reward, prompt, observer_prompt and max_query belong to a task given by name, but a "
-                "Task came with them. Leave them out, or give them to make_task."
+                "data, eval_data, reward, prompt, observer_prompt, max_query, digits and operations belong to a task "
+                "given by name, but a Task came with them. Leave them out, or give them to make_task."
             )
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"render_mode is {render_mode!r}, but must be one of {', '.join(RENDER_MODES)}, or None.")

@@ -5,9 +5,11 @@
     assert report.ok
 
 Every query of both splits is looked at. The reward runs as it will in training, in its own process, on a few responses
-of which one is empty (a model may end at once), and on every gold answer that the task has.
+of which one is empty (a model may end at once), and on every gold answer that the task has: as the right answer to its
+own query, and as a wrong one to the query before.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +33,7 @@ class Report:
     Attributes:
         task: The task's name.
         facts: What holds, a sentence or figure each.
+        max_prompt: The least one that holds all prompts with full-length references.
         prompts: Per role, the prompt of the first query as text and its length in tokens.
         rewards: Responses with the task reward that they got, as (role, query, completion, reward).
         warnings: What works, but is probably not meant.
@@ -39,6 +42,7 @@ class Report:
 
     task: str
     facts: list[str] = field(default_factory=list)
+    max_prompt: int = 0
     prompts: dict[str, tuple[str, int]] = field(default_factory=dict)
     rewards: list[tuple[str, str, str, float]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -56,7 +60,8 @@ class Report:
             lines += ["", f"Prompt of the {role}, {length} tokens:"] + [f"  | {line}" for line in prompt.split("\n")]
         if self.rewards:
             lines += ["", "Rewards:"]
-            lines += [f"  {value:>9.4f}  {role}: {query!r} + {text!r}" for role, query, text, value in self.rewards]
+            for role, query, text, value in self.rewards:
+                lines.append(f"  {value:>9.4f}  {role}: {query[:80]!r} + {text!r}")
         for title, found in (("Warnings", self.warnings), ("Problems", self.problems)):
             if found:
                 lines += ["", f"{title}:"] + [f"  - {sentence}" for sentence in found]
@@ -69,7 +74,7 @@ def validate(
     *,
     num_agents: int = 2,
     knowledge_transfer: bool = True,
-    max_prompt: int = MAX_PROMPT,
+    max_prompt: int | None = MAX_PROMPT,
     max_response: int = MAX_RESPONSE,
     stop_token_ids: Sequence[int] = (),
     chat: bool = False,
@@ -83,7 +88,7 @@ def validate(
         tokenizer: The tokenizer of the model that will play.
         num_agents: How many agents answer.
         knowledge_transfer: Whether an agent sees the responses before its own.
-        max_prompt: The longest prompt, in tokens.
+        max_prompt: The longest prompt, in tokens; None: not decided yet (the report's own says what is needed).
         max_response: The longest response, in tokens.
         stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
         chat: Whether each prompt is a user's message in the tokenizer's chat template.
@@ -101,7 +106,7 @@ def validate(
         tokenizer,
         num_agents=num_agents,
         knowledge_transfer=knowledge_transfer,
-        max_prompt=max_prompt,
+        max_prompt=sys.maxsize if max_prompt is None else max_prompt,
         max_response=max_response,
         stop_token_ids=stop_token_ids,
         chat=chat,
@@ -116,6 +121,7 @@ def validate(
             try:
                 show_rewards(chain, worker, report)
                 check_gold(chain, worker, report)
+                check_wrong(chain, worker, report)
             except RewardError as error:
                 report.problems.append(str(error))
     return report
@@ -154,6 +160,7 @@ def check_lengths(chain: Chain, report: Report) -> None:
         if not lengths:
             continue
         report.facts.append(f"{split}: prompts take up to {max(lengths)} tokens, references up to {references} more")
+        report.max_prompt = max(report.max_prompt, max(lengths) + references)
         empty = [query.id for query, length in zip(queries, lengths, strict=True) if not length]
         if empty:
             report.problems.append(
@@ -215,19 +222,12 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
 
 
 def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
-    """Finds gold answers that do not score 1.0."""
+    """Finds gold answers that do not score 1.0, and those that no response can hold."""
     for split in SPLITS:
-        golds = [(query, chain.task.gold(query)) for query in chain.task.queries(split)]
-        answered = [(query, gold) for query, gold in golds if gold is not None]
+        answered = gold_answers(chain.task, split)
         if not answered:
             continue
-        names = dict.fromkeys(name for query, _ in answered for name in query.columns)
-        columns: dict[str, list[object]] = {name: [query.columns.get(name) for query, _ in answered] for name in names}
-        columns["role"] = [chain.roles[0]] * len(answered)
-        columns["completion_ids"] = [
-            chain.tokenizer(gold, add_special_tokens=False)["input_ids"] for _, gold in answered
-        ]
-        values = worker.score([query.raw for query, _ in answered], [gold for _, gold in answered], columns)
+        values = score_answers(chain, worker, answered)
         wrong = [(query, gold, value) for (query, gold), value in zip(answered, values, strict=True) if value != 1.0]
         report.facts.append(f"{split}: {len(answered) - len(wrong)} of {len(answered)} gold answers score 1.0")
         if wrong:
@@ -236,3 +236,45 @@ def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
                 f"{len(wrong)} gold answers of {split} do not score 1.0, the first is {gold[:80]!r} to query "
                 f"{query.id} with {value}. Correct the reward or the data."
             )
+        tokens = chain.tokenizer([gold for _, gold in answered], add_special_tokens=False)["input_ids"]
+        too_long = [len(ids) for ids in tokens if len(ids) > chain.max_response]
+        if too_long:
+            report.warnings.append(
+                f"{len(too_long)} gold answers of {split} do not fit max_response = {chain.max_response}. Raise it to "
+                f"{max(too_long)} or more."
+            )
+
+
+def check_wrong(chain: Chain, worker: RewardWorker, report: Report) -> None:
+    """Finds wrong answers that score 1.0: each query is given the gold answer of the next one, where it is another."""
+    for split in SPLITS:
+        answered = gold_answers(chain.task, split)
+        following = [*answered[1:], *answered[:1]]
+        wrong = [(query, other) for (query, gold), (_, other) in zip(answered, following, strict=True) if other != gold]
+        if not wrong:
+            continue
+        values = score_answers(chain, worker, wrong)
+        taken = [answer for answer, value in zip(wrong, values, strict=True) if value == 1.0]
+        report.facts.append(f"{split}: {len(taken)} of {len(wrong)} wrong answers, those of the next query, score 1.0")
+        if taken:
+            query, other = taken[0]
+            report.problems.append(
+                f"{len(taken)} wrong answers to queries of {split} score 1.0, the first is {other[:80]!r} to query "
+                f"{query.id}, {query.text[:60]!r}. Correct the reward or the data."
+            )
+
+
+def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:
+    """Returns the queries that have a gold answer, each with it."""
+    golds = [(query, task.gold(query)) for query in task.queries(split)]
+    return [(query, gold) for query, gold in golds if gold is not None]
+
+
+def score_answers(chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]]) -> list[float | None]:
+    """Returns the task rewards of answers to queries, as if the pioneer had given them."""
+    names = dict.fromkeys(name for query, _ in answers for name in query.columns)
+    columns: dict[str, list[object]] = {name: [query.columns.get(name) for query, _ in answers] for name in names}
+    columns["role"] = [chain.roles[0]] * len(answers)
+    texts = [text for _, text in answers]
+    columns["completion_ids"] = chain.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return worker.score([query.raw for query, _ in answers], texts, columns)

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 
 from launch.command import CommandError, Parser, run
 
-EPILOG = """It reads every query, shows each role's prompt, and calls the reward on a few responses in its own process.
+EPILOG = """It reads every query, shows each role's prompt, and calls the reward in its own process: on a few responses,
+and on all gold answers of a task that has them. Without max_prompt, it says which one the task needs.
 
 examples:
   cory validate imdb
+  cory validate arithmetic digits=3 operations=sums
+  cory validate gsm8k data=train.jsonl eval_data=test.jsonl max_response=256
   cory validate custom data=questions.jsonl reward=my_rewards:brevity model=./my-model
 """
 
@@ -25,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("task", metavar="TASK", help="the task: imdb or custom")
+    parser.add_argument("task", metavar="TASK", help="the task: arithmetic, custom, gsm8k or imdb")
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings, as for `cory train`")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
     options = parser.parse_intermixed_args(argv)
@@ -45,7 +48,8 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
     if "=" in name:
         raise CommandError(f"The task comes first, then settings: cory validate TASK {name}")
     session.quiet_libraries(debug)
-    settings = make_settings({**read_preset(DEFAULT_PRESET), **read_words(words), "task": name})
+    given = read_words(words)
+    settings = make_settings({**read_preset(DEFAULT_PRESET), **given, "task": name})
 
     from cory_env.validate import validate as examine
     from launch.task import load_task
@@ -58,7 +62,7 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
             tokenizer,
             num_agents=settings.num_agents,
             knowledge_transfer=settings.knowledge_transfer,
-            max_prompt=settings.max_prompt,
+            max_prompt=settings.max_prompt if "max_prompt" in given else None,
             max_response=settings.max_response,
             stop_token_ids=stop_token_ids(settings.model_path, settings.trust_remote_code),
             chat=settings.chat,
@@ -67,6 +71,11 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
         )
     except ValueError as error:
         raise CommandError(str(error)) from error
+    if "max_prompt" not in given and report.max_prompt > settings.max_prompt:
+        report.warnings.append(
+            f"max_prompt is {settings.max_prompt} unless it is set, too little for some prompts with full-length "
+            f"references. Train with max_prompt={report.max_prompt}."
+        )
     print(report)
     return 0 if report.ok else 2
 

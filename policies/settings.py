@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cory_env.chain import Chain, role_names
-from cory_env.tasks import Task, make_task
+from cory_env.tasks import Operations, Task, make_task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Settings(BaseModel):
 
     # What is trained, on what.
     task: str = "imdb"
-    """Name of the task: `imdb` or `custom`."""
+    """Name of the task: `arithmetic`, `custom`, `gsm8k` or `imdb`."""
     data: str | None = None
     """The training queries, instead of the task's own: a .jsonl, .csv or .parquet file, or a data set `hub:OWNER/NAME`.
     Settings may follow: `?query=COLUMN`, and those of a data set, `&split=train&config=...&revision=...`."""
@@ -55,6 +55,10 @@ class Settings(BaseModel):
     """Cut queries to their first tokens, at most so many; null: leave them whole."""
     min_query: int | None = Field(None, ge=1)
     """With `max_query`: each query is cut to a length drawn from these two."""
+    digits: int | None = Field(None, ge=1)
+    """Digits of each number in the queries (`arithmetic`); null: 2."""
+    operations: Operations | None = None
+    """What is asked (`arithmetic`): `sums`, `differences` or `both`; null: `both`."""
     prompt: str | None = None
     """Template of the pioneer's prompt (`custom`): `{query}` and the data's columns."""
     observer_prompt: str | None = None
@@ -235,6 +239,8 @@ class Settings(BaseModel):
             observer_prompt=self.observer_prompt,
             min_query=self.min_query,
             max_query=self.max_query,
+            digits=self.digits,
+            operations=self.operations,
             tokenizer=None if self.max_query is None else self.make_tokenizer(),
         )
 
@@ -273,7 +279,8 @@ class Settings(BaseModel):
     def env_settings(self) -> dict[str, Any]:
         """Keyword arguments of `cory_v0.env` for the same chain."""
         same = "task num_agents knowledge_transfer partner_reward max_prompt max_response data eval_data reward prompt"
-        names = [*same.split(), *["observer_prompt", "min_query", "max_query", "chat", "system", "reward_timeout"]]
+        also = "observer_prompt min_query max_query digits operations chat system reward_timeout"
+        names = [*same.split(), *also.split()]
         from policies.language_model import stop_token_ids
 
         return {name: getattr(self, name) for name in names} | {

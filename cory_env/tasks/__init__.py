@@ -1,7 +1,8 @@
 """Tasks by name.
 
-`make_task("imdb")` is the paper's sentiment task, `make_task("custom", data=..., reward=...)` a user's own file. To add
-a task, write a `make` function like those two and list it in `TASKS`.
+`make_task("imdb")` and `make_task("gsm8k")` are the paper's tasks, `make_task("arithmetic")` is an easy one that needs
+no data, `make_task("custom", data=..., reward=...)` a user's own file. To add a task, write a `make` function like
+those and list it in `TASKS`.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from cory_env.tasks import custom, imdb
+from cory_env.tasks import arithmetic, custom, gsm8k, imdb
+from cory_env.tasks.arithmetic import Operations
 from cory_env.tasks.openings import cut_queries
 from cory_env.tasks.readers import DataError
 from cory_env.tasks.rows import Source
@@ -19,9 +21,14 @@ from cory_env.tasks.template import TemplateError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TASKS", "DataError", "Message", "Query", "Split", "Task", "TemplateError", "make_task"]
+__all__ = ["TASKS", "DataError", "Message", "Operations", "Query", "Split", "Task", "TemplateError", "make_task"]
 
-TASKS: dict[str, Callable[..., Task]] = {"custom": custom.make, "imdb": imdb.make}
+TASKS: dict[str, Callable[..., Task]] = {
+    "arithmetic": arithmetic.make,
+    "custom": custom.make,
+    "gsm8k": gsm8k.make,
+    "imdb": imdb.make,
+}
 
 
 def make_task(
@@ -34,6 +41,8 @@ def make_task(
     observer_prompt: str | None = None,
     min_query: int | None = None,
     max_query: int | None = None,
+    digits: int | None = None,
+    operations: Operations | None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> Task:
     """Builds the task called `name`; every setting left at None keeps the task's own.
@@ -47,10 +56,12 @@ def make_task(
         observer_prompt: Template of the later agents' prompts, with `{query}`, `{reference}` and any column.
         min_query: With `max_query`: each query's length is drawn from these two; by default all get `max_query`.
         max_query: Cut queries to their first tokens, at most so many; None leaves them whole.
+        digits: For `arithmetic`: digits of each number.
+        operations: For `arithmetic`: what is asked.
         tokenizer: Whose tokens `max_query` counts.
 
     Raises:
-        ValueError: No task has this name, or a setting that the task needs is missing.
+        ValueError: No task has this name, or a setting is missing, out of range or belongs to another task.
         DataError: A data file cannot be used.
         TemplateError: A template lacks a placeholder or names one that cannot be filled.
     """
@@ -59,7 +70,16 @@ def make_task(
         raise ValueError(
             f"There is no task {name!r}. The known tasks are: {', '.join(known)}. Set task to one of them."
         )
-    task = TASKS[name](data=data, eval_data=eval_data, reward=reward, prompt=prompt, observer_prompt=observer_prompt)
+    own = {"digits": digits, "operations": operations} if name == "arithmetic" else {}
+    for setting, value in (("digits", digits), ("operations", operations)):
+        if value is not None and not own:
+            raise ValueError(
+                f"{setting}={value} belongs to the task arithmetic, but task is {name}. Leave it out, or set "
+                "task=arithmetic."
+            )
+    task = TASKS[name](
+        data=data, eval_data=eval_data, reward=reward, prompt=prompt, observer_prompt=observer_prompt, **own
+    )
     if max_query is None:
         return task
     assert tokenizer is not None

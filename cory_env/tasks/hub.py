@@ -37,5 +37,5 @@ def read_hub(name: str, split: str = "train", config: str | None = None, revisio
         asked = ", ".join(f"{k}={v}" for k, v in (("split", split), ("config", config), ("revision", revision)) if v)
         raise DataError(
             f"The data set hub:{name} ({asked}) cannot be loaded: {' '.join(str(error).split()).rstrip('.')}. Correct "
-            "its name or settings, or check the connection to the hub."
+            "its name or settings, check the connection to the hub, or set data to a file."
         ) from error

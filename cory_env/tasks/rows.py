@@ -25,18 +25,19 @@ RESERVED = ("prompts", "completions", "completion_ids", "role")  # what a reward
 HOLD_OUT_EVERY = 10
 
 
-def read_queries(source: Source, required: Collection[str] = ()) -> list[Query]:
+def read_queries(source: Source, required: Collection[str] = (), column: str = QUERY) -> list[Query]:
     """Reads all queries of a source, numbered from 0 in its order.
 
     Args:
         source: A file, whose ending says the format, one of `READERS`; or `hub:` and a data set. Settings may follow.
-        required: Columns besides the query that no row may lack (those that a prompt template uses).
+        required: Columns besides the query that no row may lack (those that a prompt template or the reward uses).
+        column: The column that holds the query, unless the source names another.
 
     Raises:
         DataError: The source is missing, empty or of an unknown format, or a row is malformed; names file and line.
     """
     name, settings = parse_source(source)
-    column = settings.pop(QUERY, QUERY)
+    column = settings.pop(QUERY, column)
     queries: list[Query] = []
     for place, row in _rows(name, settings):
         where = f"{name} {place}"
@@ -93,7 +94,8 @@ def _check_row(where: str, row: Mapping[str, object], query: str, required: Coll
         if column != QUERY and (column == query or row.get(column) is None):
             hint = " There this column is {query}." if column == query else ""
             raise DataError(
-                f"{where} has no value in column {column!r}, which a prompt template uses (it has {columns}).{hint}"
+                f"{where} has no value in column {column!r}, which the prompts or the reward use (it has "
+                f"{columns}).{hint}"
             )
     for column in RESERVED:
         if column in row and column != query:
@@ -121,7 +123,7 @@ def _read_query(where: str, column: str, value: object) -> tuple[str, tuple[Mess
 
 
 def read_splits(
-    data: Source, eval_data: Source | None, required: Collection[str] = ()
+    data: Source, eval_data: Source | None, required: Collection[str] = (), column: str = QUERY
 ) -> tuple[list[Query], list[Query]]:
     """Reads the training queries from `data` and the held-out ones from `eval_data`.
 
@@ -131,9 +133,9 @@ def read_splits(
     Raises:
         DataError: A source cannot be used, or `data` has a single row and there is no `eval_data`.
     """
-    queries = read_queries(data, required)
+    queries = read_queries(data, required, column)
     if eval_data is not None:
-        return queries, read_queries(eval_data, required)
+        return queries, read_queries(eval_data, required, column)
     if len(queries) == 1:
         raise DataError(
             f"{os.fspath(data)} has one row only, so none can be held out for evaluation. Add rows, or set eval_data."

@@ -9,7 +9,7 @@ from cory_env import cory_v0
 from cory_env.chain import Chain
 from cory_env.chat import ChatError
 from cory_env.rewards import RewardWorker, score_episodes
-from cory_env.tasks import Message, Query, Task
+from cory_env.tasks import Message, Query, Task, make_task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from cory_env.validate import validate
 from tests.cory_env.sample_tasks import LENGTH, QUERIES, response, reviews, tokenizer
@@ -44,6 +44,14 @@ def chatty() -> "PreTrainedTokenizerBase":
     chatty.chat_template = TEMPLATE
     assert chatty("a")["input_ids"][0] == chatty.bos_token_id
     return chatty
+
+
+def test_a_few_shot_prompt_is_one_message_of_the_user_s(chatty: "PreTrainedTokenizerBase") -> None:
+    task = make_task("arithmetic", digits=1)
+    report = validate(task, chatty, chat=True, max_prompt=None)
+    asked = task.observer_prompt(task.train[0], ["<pioneer's response>"])
+    assert report.ok
+    assert report.prompts["observer"][0] == f"<s><|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_each_role_s_prompt_is_a_user_s_message_and_special_tokens_stand_once(

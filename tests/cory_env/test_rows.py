@@ -83,7 +83,9 @@ def test_another_column_is_the_query_where_the_source_names_it(tmp_path: Path) -
     assert read_queries(f"{data}?query=question")[0] == Query(0, "Why?", {"prompt": "unused"})
     task = make_task("custom", data=f"{data}?query=question", reward=LENGTH, prompt="{query} ({prompt})")
     assert task.prompt(task.train[0]) == "Why? (unused)"
-    with pytest.raises(DataError, match=r"'question', which a prompt template uses.* There this column is {query}\."):
+    with pytest.raises(
+        DataError, match=r"'question', which the prompts or the reward use.* There this column is {query}\."
+    ):
         make_task("custom", data=f"{data}?query=question", reward=LENGTH, prompt="{query} {question}")
 
 

@@ -38,9 +38,9 @@ def test_queries_are_numbered_within_their_split(split: str) -> None:
 
 
 def test_an_unknown_task_or_split_is_answered_with_the_known_ones_nearest_first() -> None:
-    with pytest.raises(ValueError, match=r"There is no task 'costum'.*: custom, imdb"):
+    with pytest.raises(ValueError, match=r"There is no task 'costum'.*: custom, .*imdb"):
         make_task("costum")
-    with pytest.raises(ValueError, match=r"'imbd'.*: imdb, custom"):
+    with pytest.raises(ValueError, match=r"'imbd'.*: imdb, .*custom"):
         make_task("imbd")
     with pytest.raises(ValueError, match="'train' or 'test'"):
         make_task("imdb").queries("valid")  # type: ignore[arg-type]

@@ -45,6 +45,30 @@ def test_gold_answers_must_score_one() -> None:
     assert str(bad).endswith("The task cannot be trained on yet.")
 
 
+def test_the_gold_answer_of_the_next_query_must_not_score_one_unless_it_is_the_same() -> None:
+    same = validate(sums(), tokenizer())
+    assert not any("wrong answers" in fact for fact in same.facts)
+    two = [Query(0, "2 + 2 =", {"answer": "4", "gold": "4"}), Query(1, "2 + 3 =", {"answer": "5", "gold": "5"})]
+    good = validate(replace(sums(), train=two), tokenizer())
+    assert good.ok and "train: 0 of 2 wrong answers, those of the next query, score 1.0" in good.facts
+    always = "tests.cory_env.sample_rewards:fixed?value=1"
+    bad = validate(replace(sums(), train=two, reward=always), tokenizer())
+    assert "2 wrong answers to queries of train score 1.0, the first is '5' to query 0, '2 + 2 ='" in bad.problems[0]
+
+
+def test_gold_answers_that_no_response_can_hold_are_a_warning() -> None:
+    long = [Query(0, "2 + 2 =", {"answer": "4444", "gold": "4444"})]
+    report = validate(replace(sums(), train=long), tokenizer(), max_response=1)
+    needed = len(tokenizer()("4444")["input_ids"])
+    assert f"1 gold answers of train do not fit max_response = 1. Raise it to {needed} or more." in report.warnings
+
+
+def test_the_longest_prompt_that_is_needed_is_said_and_is_enough() -> None:
+    needed = validate(reviews(), tokenizer(), max_prompt=None, max_response=15).max_prompt
+    assert validate(reviews(), tokenizer(), max_prompt=needed, max_response=15).warnings == []
+    assert validate(reviews(), tokenizer(), max_prompt=needed - 1, max_response=15).warnings != []
+
+
 def test_queries_that_do_not_fit_are_counted_with_the_length_that_would_do() -> None:
     report = validate(reviews(), tokenizer(), max_prompt=20)
     assert not report.ok and not report.rewards

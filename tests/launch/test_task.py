@@ -13,6 +13,7 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.command import CommandError
 from launch.session import check_resources
 from launch.task import check
+from launch.validate import main as validate
 from policies import vllm_generator
 from policies.settings import make_settings
 
@@ -114,3 +115,17 @@ def test_more_than_the_cluster_has_is_refused_with_what_it_has() -> None:
         check_resources(make_settings({"num_runners": 1, "gpus_per_runner": 0.5, "gpus_per_learner": 1}), found)
     with pytest.raises(CommandError, match="but Ray finds 0"):
         check_resources(make_settings({"gpus_per_runner": 1}), {"CPU": 8.0})
+
+
+def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["arithmetic", "digits=1", "operations=sums", "max_response=40"]
+    assert validate(words) == 0
+    printed = capsys.readouterr().out
+    assert "46 of 46 gold answers score 1.0" in printed and "max_prompt is 64 unless it is set" in printed
+    needed = printed.split("Train with max_prompt=")[1].split(".")[0]
+    assert validate([*words, f"max_prompt={needed}"]) == 0
+    assert "Warnings" not in capsys.readouterr().out
+
+
+def test_settings_of_another_task_are_refused() -> None:
+    assert "operations=sums belongs to the task arithmetic" in refusal(operations="sums")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cory_env import cory_v0
 from policies.cory_config import CoryConfig
 from policies.language_model import ModelError, check_model
 from policies.settings import SettingsError, make_settings
@@ -74,3 +75,8 @@ def test_the_layers_of_adapters_are_a_list_with_commas() -> None:
     assert make_settings({"lora_targets": "q_proj"}).lora is None
     lora = make_settings({"weights": "lora", "lora_rank": 2, "lora_targets": "q_proj, v_proj", "seed": 7}).lora
     assert lora is not None and (lora.rank, lora.targets, lora.seed) == (2, ("q_proj", "v_proj"), 7)
+
+
+def test_the_environment_gets_the_settings_of_its_task() -> None:
+    s = make_settings({"task": "arithmetic", "digits": 1, "operations": "sums"})
+    assert cory_v0.env(**s.env_settings()).queries == s.make_task().train

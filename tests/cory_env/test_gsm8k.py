@@ -1,0 +1,102 @@
+"""The task gsm8k: its prompts, its data, and its reward on all of the real data where that is at hand."""
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from cory_env.rewards.answer import last_is_right
+from cory_env.tasks import DataError, Query, Task, gsm8k, make_task
+from cory_env.tasks.rows import parse_source
+from cory_env.validate import validate
+from tests.cory_env.sample_tasks import LENGTH, tokenizer
+
+REAL = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+ROWS = [
+    {"question": "Ann has 2 cats and gets 2 more. How many has she?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"},
+    {"question": "Ben has $1,500 and gets $500. How much has he?", "answer": "1500 + 500 = 2000\n#### 2,000"},
+    {"question": "It is 2 degrees and gets 5 colder. How warm is it?", "answer": "2 - 5 = -3\n#### -3"},
+]
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    data = write(tmp_path / "rows.jsonl", ROWS)
+    return make_task("gsm8k", data=data, eval_data=data)
+
+
+def test_prompts_are_the_paper_s_with_the_reference_between_question_and_answer(task: Task) -> None:
+    query = task.train[0]
+    asked = "Question: Ann has 2 cats and gets 2 more. How many has she?"
+    example, prompt = task.prompt(query).split("Question: ")[1:]
+    assert "Answer:" in example and last_is_right([example], ["768"]) == [1.0]
+    assert f"Question: {prompt}" == f"{asked} Answer:"
+    later = task.observer_prompt(query, [" It is 3.\n"])
+    assert later == task.prompt(query).replace(
+        " more. How many has she?", " more. How many has she? Reference: It is 3."
+    )
+    assert task.observer_prompt(query, [" 3", " 4"]).endswith(f"{asked} Reference: 3 Reference: 4 Answer:")
+
+
+def test_gold_answers_are_numbers_each_written_in_one_way(task: Task) -> None:
+    assert [task.gold(query) for query in task.train] == ["4", "2000", "-3"]
+    assert task.solved_at == 1.0
+
+
+def test_a_reward_of_one_s_own_needs_no_answers_and_has_no_gold(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"question": "Why?"}, {"question": "How?"}])
+    task = make_task("gsm8k", data=data, reward=LENGTH)
+    assert task.gold(task.train[0]) is None and task.solved_at is None
+    with pytest.raises(DataError, match="line 1 has no value in column 'answer', which the prompts or the reward use"):
+        make_task("gsm8k", data=data)
+
+
+def test_an_answer_that_is_no_number_is_named(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", [*ROWS, {"question": "Who?", "answer": "2 men\n#### Ann"}])
+    with pytest.raises(DataError, match=r"task gsm8k, at 'Who\?': The answer '2 men\\n#### Ann' has no number"):
+        make_task("gsm8k", data=data)
+
+
+def test_without_data_the_splits_are_those_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_source(gsm8k.HUB + "test") == ("hub:openai/gsm8k", {"config": "main", "split": "test"})
+    pytest.importorskip("datasets", reason="the extra hub is not installed")
+    from datasets import config
+
+    config.HF_DATASETS_CACHE = tmp_path / "cache"
+    hub = tmp_path / "gsm8k"  # laid out as on the hub
+    (hub / "main").mkdir(parents=True)
+    files = "".join(f"  - split: {split}\n    path: main/{split}-*\n" for split in ("train", "test"))
+    (hub / "README.md").write_text(f"---\nconfigs:\n- config_name: main\n  data_files:\n{files}---\n")
+    for split, rows in (("train", ROWS[:2]), ("test", ROWS[2:])):
+        parquet.write_table(pyarrow.Table.from_pylist(rows), hub / "main" / f"{split}-00000-of-00001.parquet")
+    monkeypatch.setattr(gsm8k, "HUB", gsm8k.HUB.replace("openai/gsm8k", str(hub)))
+    task = make_task("gsm8k")
+    assert [query.text for query in task.train] == [row["question"] for row in ROWS[:2]]
+    assert task.test == [Query(0, ROWS[2]["question"], {"answer": ROWS[2]["answer"]})]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="GSM8K is not at hand")
+def test_of_the_real_data_every_solution_is_right_and_the_next_one_only_where_the_numbers_agree() -> None:
+    task = make_task("gsm8k", data=REAL / "train.jsonl", eval_data=REAL / "test.jsonl")
+    for split, count in ((task.train, 7473), (task.test, 1319)):
+        solutions = [str(query.columns["answer"]) for query in split]
+        numbers = [int(solution.split("#### ")[1].replace(",", "")) for solution in solutions]
+        answers: list[object] = [*solutions]
+        assert last_is_right(solutions, answers) == [1.0] * count
+        agree = [float(a == b) for a, b in zip(numbers, numbers[1:] + numbers[:1], strict=True)]
+        assert last_is_right(solutions[1:] + solutions[:1], answers) == agree
+        assert 0 < sum(agree) < 0.02 * count
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="GSM8K is not at hand")
+def test_the_real_data_is_proved_sound() -> None:
+    report = validate(make_task("gsm8k", data=REAL / "test.jsonl"), tokenizer(), max_prompt=None)
+    assert report.ok and not report.warnings
+    assert {"train: 1188 of 1188 gold answers score 1.0", "test: 131 of 131 gold answers score 1.0"} < {*report.facts}
