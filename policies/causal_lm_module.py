@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from policies import token_ppo
 from policies.language_model import choose_attention, compute_dtype, load_language_model, shared_reference
+from policies.model_names import model_path
 from policies.token_batch import Rows
 
 SCORES = ("logprobs", "reference_logprobs", "values", "entropy", "full_kl")
@@ -26,7 +27,8 @@ SCORES = ("logprobs", "reference_logprobs", "values", "entropy", "full_kl")
 class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     """One LLM of the chain: full fp32 weights, a value head on the last hidden layer, and the shared frozen reference.
 
-    `model_config` keys: `path`, `trust_remote_code`, `dtype` (`auto`, `bf16`, `fp32`), `temperature`.
+    `model_config` keys: `path` (of the model, or its name), `trust_remote_code`, `dtype` (`auto`, `bf16`, `fp32`),
+    `temperature`.
 
     The reference lives outside the module (a process holds one for all policies), so it is absent from `parameters()`,
     the state, checkpoints and weight sync.
@@ -34,7 +36,7 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
 
     def setup(self) -> None:
         """Builds the LM and, unless `inference_only`, the value head, which starts at zero."""
-        self.path = str(self.model_config["path"])
+        self.path = model_path(str(self.model_config["path"]))
         self.trust_remote_code = bool(self.model_config["trust_remote_code"])
         self.temperature = float(self.model_config["temperature"])
         self.lm = load_language_model(self.path, self.trust_remote_code)

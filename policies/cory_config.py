@@ -73,7 +73,7 @@ class CoryConfig(PPOConfig):
     def _derive(self, s: Settings) -> None:
         learners = max(s.num_learners, 1)
         model_config = {
-            "path": s.model_path,
+            "path": s.model,  # each process resolves it: folders lie elsewhere on another machine
             "trust_remote_code": s.trust_remote_code,
             "dtype": s.dtype,
             "temperature": s.temperature,
