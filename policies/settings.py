@@ -11,12 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cory_env.chain import Chain, role_names
 from cory_env.tasks import Operations, Task, make_task
-from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from cory_env.tokenizer import load_tokenizer
+from policies.model_names import BUNDLED_LM, model_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-BUNDLED_LM = DEFAULT_TOKENIZER.name
 
 
 class SettingsError(ValueError):
@@ -70,7 +69,7 @@ class Settings(BaseModel):
     reward_timeout: float = Field(300.0, gt=0)
     """Seconds that one reward call may take before its process is killed."""
     model: str = BUNDLED_LM
-    """A Hugging Face causal LM: the bundled one's name, a folder, or a hub id."""
+    """A Hugging Face causal LM: the bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     chat: bool = False
@@ -302,8 +301,13 @@ class Settings(BaseModel):
 
     @property
     def model_path(self) -> str:
-        """What `from_pretrained` is given."""
-        return str(DEFAULT_TOKENIZER) if self.model == BUNDLED_LM else self.model
+        """What `from_pretrained` is given, in this process.
+
+        Raises:
+            SmolLM2Error: `smollm2` is named, but its package is not installed.
+            CacheError: `smollm2` is named for the first time, and the cache cannot be written.
+        """
+        return model_path(self.model)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -74,6 +74,14 @@ def test_a_wrong_value_is_refused_with_what_was_given(cory: Cory) -> None:
     assert "`updates`='many'" in refused(cory("train", "updates=many"))
 
 
+def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
+    cory: Cory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "set XDG_CACHE_HOME to a folder that has room" in refused(cory("train", "model=smollm2"))
+
+
 def test_an_unknown_task_is_refused_before_a_folder_is_made(cory: Cory, tmp_path: Path) -> None:
     assert "The known tasks are" in refused(cory("train", "task=imbd"))
     assert not list(tmp_path.iterdir())
