@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from policies.language_model import ModelError
 from policies.settings import Lora
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def put(model_runner: Any, tensors: dict[str, torch.Tensor], number: int, rank: 
         rank, alpha: of the adapter.
 
     Raises:
-        ValueError: vLLM has no place for some of the tensors; it would leave them out without a word.
+        ModelError: vLLM has no place for some of the tensors; it would leave them out without a word.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
@@ -72,7 +73,7 @@ def put(model_runner: Any, tensors: dict[str, torch.Tensor], number: int, rank: 
     )
     places = {*manager.modules, *(part for parts in manager.packed_modules.values() for part in parts)}
     if homeless := sorted(set(adapter.loras) - places):
-        raise ValueError(
+        raise ModelError(
             f"vLLM cannot adapt {len(homeless)} layers that the learner adapts, such as {homeless[0]}. Name others in "
             "lora_targets, or use backend=transformers."
         )

@@ -49,7 +49,7 @@ class WeightSync:
             `checksum` of the tensors as read.
 
         Raises:
-            ValueError: vLLM cannot adapt a layer that the learner adapts.
+            ModelError: vLLM cannot adapt a layer that the learner adapts.
         """
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a dict)
