@@ -4,10 +4,12 @@ Numbers are compared exactly, so `18.0` is 18 and 0.33 is not 1/3; `cory_env.rew
 completion without a number is wrong. An answer without one is a mistake in the data and raises.
 """
 
+from collections.abc import Sequence
+
 from cory_env.rewards.number import gold_number, last_number
 
 
-def last_is_right(completions: list[str], answer: list[object]) -> list[float]:
+def last_is_right(completions: Sequence[str], answer: Sequence[object]) -> list[float]:
     """Looks at the last number of the whole completion (GSM8K, paper §4).
 
     That is the paper's rule to the letter: where a model runs on and invents another `Question:`, the last number in
@@ -16,7 +18,7 @@ def last_is_right(completions: list[str], answer: list[object]) -> list[float]:
     return [_right(text, gold) for text, gold in zip(completions, answer, strict=True)]
 
 
-def first_line_is_right(completions: list[str], answer: list[object]) -> list[float]:
+def first_line_is_right(completions: Sequence[str], answer: Sequence[object]) -> list[float]:
     """Looks at the last number of the completion's first line.
 
     A model without instruction tuning goes on with a few-shot prompt after its answer, line after line; only its answer

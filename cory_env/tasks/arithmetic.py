@@ -103,18 +103,20 @@ def draw_queries(digits: int, operations: Operations) -> tuple[list[Query], list
     draw = random.Random(f"arithmetic {digits}")
     low, high = 0 if digits == 1 else 10 ** (digits - 1), 10**digits
     count = (high - low) * (high - low + 1) // 2
-    pairs = []
+    pairs: list[tuple[int, int]] = []
     for index in draw.sample(range(count), min(PAIRS, count)):
         larger = (math.isqrt(8 * index + 1) - 1) // 2  # pairs are numbered (0, 0), (1, 0), (1, 1), (2, 0), …
         smaller = index - larger * (larger + 1) // 2
-        pairs.append(draw.sample((low + larger, low + smaller), 2))
+        first, second = draw.sample((low + larger, low + smaller), 2)
+        pairs.append((first, second))
     signs = {"sums": "+", "differences": "-", "both": "+-"}[operations]
     examples = [_query(i, *pair, signs[i % len(signs)]) for i, pair in enumerate(pairs[:EXAMPLES])]
-    splits: tuple[list[Query], list[Query]] = [], []
+    train: list[Query] = []
+    test: list[Query] = []
     for number, pair in enumerate(pairs[EXAMPLES:], start=1):
-        split = splits[number % HOLD_OUT_EVERY == 0]
+        split = train if number % HOLD_OUT_EVERY else test
         split += [_query(len(split) + i, *pair, sign) for i, sign in enumerate(signs)]
-    return examples, *splits
+    return examples, train, test
 
 
 def _query(number: int, first: int, second: int, sign: str) -> Query:

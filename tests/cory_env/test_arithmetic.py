@@ -7,7 +7,7 @@ import pytest
 
 from cory_env import cory_v0
 from cory_env.rewards.answer import first_line_is_right
-from cory_env.tasks import Operations, Query, Task, make_task
+from cory_env.tasks import Operations, Query, make_task
 from cory_env.tasks.arithmetic import draw_queries
 from cory_env.validate import validate
 from tests.cory_env.sample_tasks import LENGTH, response, tokenizer
@@ -55,7 +55,7 @@ def test_the_observer_sees_the_first_line_of_what_was_answered_before_it() -> No
     task = make_task("arithmetic")
     *examples, last = task.prompt(Query(0, "12 + 34")).split("\n")
     assert last == "12 + 34 ="
-    answers: list[object] = [line.split(" = ")[1] for line in examples]
+    answers = [line.split(" = ")[1] for line in examples]
     assert len(examples) == 4
     later = task.observer_prompt(Query(0, "12 + 34"), [" 45\n1 + 1 = 2\n", " 46"])
     assert later.split("\n") == [*examples, "Reference: 12 + 34 = 45", "Reference: 12 + 34 = 46", "12 + 34 ="]
@@ -87,7 +87,7 @@ def test_queries_and_rewards_of_one_s_own_are_taken(tmp_path: Path) -> None:
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = make_task("arithmetic", data=data)
     assert [query.text for query in (*task.train, *task.test)] == ["2 + 2", "3 * 3"] and task.gold(task.train[0]) == "4"
-    held_out: Task = make_task("arithmetic", eval_data=data)
+    held_out = make_task("arithmetic", eval_data=data)
     assert len(held_out.test) == 2 and held_out.train == make_task("arithmetic").train
     assert first_line_is_right(["4", "9"], [4, 9]) == [1.0, 1.0]
     own = make_task("arithmetic", reward=LENGTH)

@@ -88,10 +88,9 @@ def test_of_the_real_data_every_solution_is_right_and_the_next_one_only_where_th
     for split, count in ((task.train, 7473), (task.test, 1319)):
         solutions = [str(query.columns["answer"]) for query in split]
         numbers = [int(solution.split("#### ")[1].replace(",", "")) for solution in solutions]
-        answers: list[object] = [*solutions]
-        assert last_is_right(solutions, answers) == [1.0] * count
+        assert last_is_right(solutions, solutions) == [1.0] * count
         agree = [float(a == b) for a, b in zip(numbers, numbers[1:] + numbers[:1], strict=True)]
-        assert last_is_right(solutions[1:] + solutions[:1], answers) == agree
+        assert last_is_right(solutions[1:] + solutions[:1], solutions) == agree
         assert 0 < sum(agree) < 0.02 * count
 
 
