@@ -17,7 +17,7 @@ from policies.generator import Response, Weights
 from policies.token_batch import Rows, make_rows
 
 _NOISE = 0.3  # of each parameter's root mean square
-_ZERO = 0.1  # taken for it where a parameter is all zeros, as an adapter's second half at start
+_ZERO = 0.5  # taken for it where a parameter is all zeros, as an adapter's second half at start
 _ALLOWED = 0.05  # share of the perturbation's effect that may stay unexplained, beside twice the rounding gap
 
 
@@ -39,7 +39,7 @@ class Probe(NamedTuple):
 
 
 def perturb(weights: Weights, seed: int) -> dict[str, np.ndarray]:
-    """Adds to every weight Gaussian noise of 0.3 of its tensor's root mean square; 0.03 where that is zero."""
+    """Adds to every weight Gaussian noise of 0.3 of its tensor's root mean square; 0.15 where that is zero."""
     random = np.random.default_rng(seed)
 
     def noise(array: np.ndarray) -> np.ndarray:
