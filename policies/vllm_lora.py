@@ -22,17 +22,14 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
 def engine_arguments(lora: Lora, adapters: int) -> dict[str, Any]:
     """What `vllm.LLM` is told.
 
-    One slot stays empty: on a CPU, rows of a batch without an adapter would get the last slot's (vLLM 0.32).
-
     Args:
         lora: what the adapters are like.
         adapters: how many there are.
     """
-    register_gpt2()
+    prepare()
     return {
         "enable_lora": True,
-        "max_loras": adapters + 1,
-        "max_cpu_loras": adapters + 1,
+        "max_loras": adapters,
         "max_lora_rank": min(rank for rank in _RANKS if rank >= lora.rank),
     }
 
@@ -83,8 +80,13 @@ def put(model_runner: Any, tensors: dict[str, torch.Tensor], number: int, rank: 
 
 
 @cache
-def register_gpt2() -> None:
-    """Tells vLLM that GPT-2 can be adapted: its layers are of classes that can, but the family is not marked so."""
+def prepare() -> None:
+    """Changes two things about vLLM 0.32 in this process: how adapters are computed on a CPU, and that GPT-2 can have
+    them. Its layers are of classes that can, but the family is not marked so.
+    """
+    from policies import vllm_cpu_lora
+
+    vllm_cpu_lora.use()
     from vllm.model_executor.models import ModelRegistry
     from vllm.model_executor.models.gpt2 import GPT2LMHeadModel
     from vllm.model_executor.models.interfaces import SupportsLoRA

@@ -13,7 +13,7 @@ from policies import vllm_lora
 from policies.adapters import peft_names
 from policies.generator import checksum
 
-vllm_lora.register_gpt2()
+vllm_lora.prepare()
 
 
 class WeightSync:
