@@ -60,15 +60,18 @@ def unpack(folder: Path) -> None:
     import torch
     from safetensors import SafetensorError
     from tokenizers import pre_tokenizers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     try:
-        packed = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        packed = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, config=config, dtype=torch.float32
+        )
         tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
     except (OSError, ValueError, KeyError) as error:
         raise SmolLM2Error(f"{file} cannot be read: {error}. Install {PACKAGE} again.") from error
     # What was loaded from GGUF counts as quantised and refuses to be saved; another model with its weights does not.
-    model = type(packed).from_pretrained(None, config=packed.config, state_dict=packed.state_dict())
+    model = type(packed).from_pretrained(None, config=config, state_dict=packed.state_dict())
     # The file names `smollm` as its way of cutting text into words: single digits, and what lies between as GPT-2 does.
     # transformers knows only the latter, which would turn spaces before a number into other tokens than were trained.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
