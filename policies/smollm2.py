@@ -64,7 +64,9 @@ def unpack(folder: Path) -> None:
 
     try:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-        packed = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        packed = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, config=config, dtype=torch.float32
+        )
         tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
     except (OSError, ValueError, KeyError) as error:
         raise SmolLM2Error(f"{file} cannot be read: {error}. Install {PACKAGE} again.") from error

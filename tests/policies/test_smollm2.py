@@ -96,7 +96,7 @@ def test_the_folders_weights_are_the_files_bit_for_bit(folder: Path, packed: Any
 
 def test_bf16_would_not_hold_the_weights(model: PreTrainedModel) -> None:
     weight = model.get_parameter("model.layers.0.mlp.down_proj.weight")
-    assert (weight.bfloat16().float() != weight).float().mean() > 0.9
+    assert float((weight.bfloat16() != weight).float().mean()) > 0.5
 
 
 def test_the_config_is_the_models(folder: Path, model: PreTrainedModel) -> None:
