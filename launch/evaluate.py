@@ -203,8 +203,8 @@ def _new_path(target: str, run_directory: "RunDirectory | None", plan: "Plan") -
 def _what(target: str, plan: "Plan") -> str:
     which = f", update {plan.checkpoint[0]}," if plan.checkpoint else ""
     return (
-        f"Evaluating {target}{which} on task {plan.task.name}: {plan.queries} {plan.split} queries, "
-        f"{plan.samples} responses of each policy to each. Generation: {plan.settings.backend}."
+        f"Evaluating {target}{which} on task {plan.task.name}: {plan.queries} {plan.split} queries × "
+        f"{plan.samples} responses. Generation: {plan.settings.backend}."
     )
 
 

@@ -20,7 +20,7 @@ from launch import manifest, session
 from launch.command import CommandError
 from launch.interrupt import Interrupts
 from launch.journal import Journal, replace_text
-from launch.records import Batch, MeasuredChain
+from launch.records import Batch, MeasuredChain, MeasuredResponse
 from launch.run_directory import LOCK, lock_folder
 from launch.terminal import Voice
 from policies.settings import Settings
@@ -62,11 +62,11 @@ class Plan(NamedTuple):
     def lineups(self) -> list[Lineup]:
         """The base, then every policy of the checkpoint: as pioneer, and as observer of the one before it."""
         modules = self.settings.modules
-        if len(modules) == 1 or not self.settings.knowledge_transfer:  # nobody sees another's response
-            base, trained = (modules[0],), [(module,) for module in modules]
-        else:
-            base, trained = modules[:2], list(zip(modules, modules[1:] + modules[:1], strict=True))
-        return [Lineup(False, base), *(Lineup(True, each) for each in trained if self.checkpoint is not None)]
+        trained: list[tuple[str, ...]] = [(module,) for module in modules]
+        if len(modules) > 1 and self.settings.knowledge_transfer:  # else nobody sees another's response
+            trained = list(zip(modules, modules[1:] + modules[:1], strict=True))
+        lineups = [Lineup(False, trained[0])]
+        return lineups + [Lineup(True, each) for each in trained] if self.checkpoint is not None else lineups
 
     def batches(self) -> list[tuple[Lineup, list[tuple[int, int]]]]:
         """All the work, in order: for a lineup pairs of query and sample, as many at once as an update has queries."""
@@ -204,13 +204,15 @@ def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spl
         for name, module, response in zip(lineup.names, lineup.modules, sample["responses"], strict=True):
             measured = figures[module]
             chain["responses"].append(
-                {
-                    **response,
-                    "policy": name,
-                    "tokens": [int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
-                    "kl": float(measured["kl"][row]),
-                    "ended": bool(measured["eos_rate"][row]),
-                }
+                MeasuredResponse(
+                    role=response["role"],
+                    policy=name,
+                    text=response["text"],
+                    task_reward=response["task_reward"],
+                    tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
+                    kl=float(measured["kl"][row]),
+                    ended=bool(measured["eos_rate"][row]),
+                )
             )
         chains.append(chain)
     return chains

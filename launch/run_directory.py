@@ -7,6 +7,7 @@ tensorboard/     the metrics again, for TensorBoard
 checkpoints/     the last few and `best`
 log.txt          what libraries and rewards printed
 curves.png       drawn at the end, or by `cory plot`
+evaluation/      what `cory evaluate` found, a folder each time
 """
 
 import fcntl
