@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launch import manifest
+from launch.command import CommandError
 from launch.journal import naming, sync_folder
 
 BEST = "best"
@@ -78,6 +79,35 @@ class Checkpoints:
         """Returns the update and folder of the latest checkpoint, if there is one."""
         updates = self._updates()
         return (updates[-1], self._place(updates[-1])) if updates else None
+
+    def choose(self, wanted: str | None) -> tuple[int, Path]:
+        """Returns the update and folder of a whole checkpoint.
+
+        Args:
+            wanted: `latest`, `best` or the number of an update; None: the best, or the latest where none is.
+
+        Raises:
+            CommandError: there is no such checkpoint, or it is damaged.
+            FormatError: it was written in another format.
+        """
+        updates, best = self._updates(), self.best()
+        if not updates:
+            raise CommandError(f"{self.folder} holds no checkpoint.")
+        if wanted in (BEST, None) and best is not None:
+            place = best
+        elif wanted in ("latest", None):
+            place = self._place(updates[-1])
+        elif wanted is not None and wanted.isdecimal() and int(wanted) in updates:
+            place = self._place(int(wanted))
+        else:
+            raise CommandError(
+                f"{self.folder} has no checkpoint `{wanted}`. There are {', '.join(map(str, updates))}, latest"
+                f"{' and best' if best else ''}."
+            )
+        fault = manifest.fault(place)
+        if fault is not None:
+            raise CommandError(f"{place} {fault}. Choose another: {', '.join(map(str, updates))}.")
+        return int(place.name.removeprefix("update_")), place
 
     def set_damaged_aside(self) -> list[str]:
         """Renames the latest checkpoints until one is whole. Only the run that holds the lock may call this.

@@ -12,10 +12,12 @@ from launch.records import plain
 
 
 class Journal:
-    """A JSON Lines file of records that each hold the `update` they belong to."""
+    """A JSON Lines file of records that are numbered, in a run by the `update` they belong to."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, number: str = "update") -> None:
+        """Names the file, which may not exist yet, and the key under which every record holds its number."""
         self.path = path
+        self.number = number
 
     def append(self, record: Mapping[str, object]) -> None:
         """Writes one record to the disk before it returns."""
@@ -44,9 +46,9 @@ class Journal:
                 ) from error
         return records
 
-    def cut_after(self, update: int) -> None:
-        """Drops all records of later updates, in one step."""
-        kept = [record for record in self.read() if record["update"] <= update]
+    def cut_after(self, last: int) -> None:
+        """Drops all records with a higher number, and what a kill left of a line, in one step."""
+        kept = [record for record in self.read() if record[self.number] <= last]
         replace_text(self.path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 COMMANDS = {
     "train": "Train a chain of language models; continue a run.",
+    "evaluate": "Measure a run's policies, or a model, beside the untouched base.",
     "plot": "Draw the curves of a run.",
     "validate": "Check a task's data, prompts and reward, without a model.",
     "assets": "Rebuild the bundled language model, classifier and queries.",
@@ -26,6 +27,7 @@ Try it:
   cory train imdb-tiny-ppo           the same with one agent: plain PPO
   cory train lr=3e-5 updates=100     any setting, as key=value
   cory train --resume runs/NAME      go on where a run stopped
+  cory evaluate runs/NAME            its policies beside the untouched base
 
 `cory COMMAND --help` says more; `cory --version` prints the version.
 """

@@ -30,6 +30,31 @@ class SampleLine(Sample):
     held_out: bool
 
 
+class MeasuredResponse(Response):
+    """A response of an evaluation."""
+
+    tokens: list[int]
+    kl: float
+    """To the base, in nats, summed over the response."""
+    ended: bool
+    """It ends with an end-of-sequence token, which is the last of `tokens`; else its length was cut."""
+
+
+class MeasuredChain(TypedDict):
+    """The responses of one lineup to one query of an evaluation, in order."""
+
+    query: int
+    sample: int
+    responses: list[MeasuredResponse]
+
+
+class Batch(TypedDict):
+    """A line of an evaluation's `responses.jsonl`."""
+
+    batch: int
+    chains: list[MeasuredChain]
+
+
 class Warning(TypedDict):
     """A sign of ill health that has held for `updates` updates in a row (see `policies.health`)."""
 

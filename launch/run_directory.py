@@ -7,6 +7,7 @@ tensorboard/     the metrics again, for TensorBoard
 checkpoints/     the last few and `best`
 log.txt          what libraries and rewards printed
 curves.png       drawn at the end, or by `cory plot`
+evaluation/      what `cory evaluate` found, a folder each time
 """
 
 import fcntl
@@ -93,20 +94,7 @@ class RunDirectory:
         Raises:
             CommandError: another process has it.
         """
-        lock = (self.path / LOCK).open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip()
-            lock.close()
-            raise CommandError(
-                f"{self.path} is in use by another run (process {owner}). Stop it, or name another folder with --out."
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        self._lock = lock
+        self._lock = lock_folder(self.path)
 
     def unlock(self) -> None:
         """Lets other processes write here again."""
@@ -171,6 +159,28 @@ class RunDirectory:
     def resume_command(self) -> str:
         """Returns the command that continues this run."""
         return f"cory train --resume {shlex.quote(str(self.path))}"
+
+
+def lock_folder(path: Path) -> IO[str]:
+    """Takes a folder for this process, until the file that is returned is closed.
+
+    Raises:
+        CommandError: another process has it.
+    """
+    lock = (path / LOCK).open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip()
+        lock.close()
+        raise CommandError(
+            f"{path} is in use by another run (process {owner}). Stop it, or name another folder with --out."
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
 
 
 def new_path(preset: str) -> Path:

@@ -30,8 +30,11 @@ def load_task(settings: Settings) -> "tuple[Task, PreTrainedTokenizerBase]":
         raise CommandError(" ".join(str(error).split())) from error
 
 
-def check(settings: Settings) -> None:
+def check(settings: Settings) -> Task:
     """Proves that task, tokenizer, model and lengths go together, for every query, and that backend and reward load.
+
+    Returns:
+        The task.
 
     Raises:
         CommandError: they do not.
@@ -57,3 +60,4 @@ def check(settings: Settings) -> None:
             worker.start()
     except (RewardError, ValueError) as error:
         raise CommandError(str(error)) from error
+    return task

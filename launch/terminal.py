@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a row per update, now and then sample texts, and a bar with the time left.
+"""What a command shows while it works: lines, and a bar with the time left; of a run, a row per update.
 
 Where the output is not a terminal there is no bar, no colour and no control code: the same rows, with the time left.
 """
@@ -20,22 +20,20 @@ from policies.settings import Settings
 PLAIN_WIDTH = 120
 HEADING_EVERY = 20
 FADING = 0.8
-"""Weight of the past in the running mean of an update's seconds."""
+"""Weight of the past in the running mean of a step's seconds."""
 
 
-class Terminal:
-    """The run's voice. A context: the bar lives inside it."""
+class Voice:
+    """Says lines, and how far the work is. A context: the bar lives inside it."""
 
-    def __init__(
-        self, settings: Settings, output: TextIO, *, done: int = 0, quiet: bool = False, bar: bool = True
-    ) -> None:
+    def __init__(self, output: TextIO, total: int, *, done: int = 0, quiet: bool = False, bar: bool = True) -> None:
         """Notes what will be shown.
 
         Args:
-            settings: of the run.
             output: where to.
-            done: updates that an earlier process did.
-            quiet: say only what matters after the run.
+            total: steps of the work.
+            done: steps that an earlier process did.
+            quiet: say only what matters after the work.
             bar: show the bar, if this is a terminal.
         """
         self.console = Console(file=output, highlight=False, soft_wrap=True)
@@ -43,10 +41,10 @@ class Terminal:
         if not real:
             self.console.width = PLAIN_WIDTH
         self.arrow = "→" if self.console.encoding.lower().startswith("utf") else ">"
+        self._real = real
         self._quiet = quiet
-        self._rows = Rows(settings, self.arrow, self.console.width if real else None)
-        self._updates = settings.updates
-        self._shown = 0
+        self._total = total
+        self._done = done
         self._seconds: float | None = None
         self._last = time.monotonic()
         self._bar = Progress(
@@ -63,7 +61,7 @@ class Terminal:
             expand=True,
             disable=quiet or not bar or not real,
         )
-        self._task = self._bar.add_task("", total=settings.updates, completed=done, left="")
+        self._task = self._bar.add_task("", total=total, completed=done, left="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -77,26 +75,56 @@ class Terminal:
         if always or not self._quiet:
             self.console.print(text, markup=False)
 
+    @property
+    def has_bar(self) -> bool:
+        """Whether the bar is shown; else lines tell how far the work is."""
+        return not self._bar.disable
+
     def stage(self, text: str) -> None:
-        """Says what is being done before the first update."""
-        if self._bar.disable:
-            self.say(text)
-        else:
+        """Says what is being done."""
+        if self.has_bar:
             self._bar.update(self._task, description=text)
+        else:
+            self.say(text)
+
+    def begin(self) -> None:
+        """Starts the clock of the first step."""
+        self._last = time.monotonic()
+
+    def advance(self) -> str:
+        """Counts one more step as done, and returns the time left."""
+        now = time.monotonic()
+        seconds, self._last = now - self._last, now
+        self._seconds = seconds if self._seconds is None else FADING * self._seconds + (1 - FADING) * seconds
+        self._done += 1
+        left = f"{_clock(self._seconds * (self._total - self._done))} left"
+        self._bar.update(self._task, completed=self._done, left=left)
+        return left
+
+
+class Terminal(Voice):
+    """A run's voice: a step is an update."""
+
+    def __init__(
+        self, settings: Settings, output: TextIO, *, done: int = 0, quiet: bool = False, bar: bool = True
+    ) -> None:
+        """Notes what will be shown; see `Voice`."""
+        super().__init__(output, settings.updates, done=done, quiet=quiet, bar=bar)
+        self._rows = Rows(settings, self.arrow, self.console.width if self._real else None)
+        self._shown = 0
 
     def begin(self) -> None:
         """Starts the clock of the first update."""
-        self._last = time.monotonic()
+        super().begin()
         self._bar.update(self._task, description="Training")
 
     def update(self, line: Update) -> None:
         """Shows the row of one update, and of the evaluation in it."""
         self._heading()
         self._shown += 1
-        left = self._time_left(line["update"])
-        self._bar.update(self._task, completed=line["update"], left=left)
+        left = self.advance()
         row = self._rows.update(line)
-        if self._bar.disable:
+        if not self.has_bar:
             row.append(f"  {left}")
         self.say(row)
         if "evaluation" in line:
@@ -119,12 +147,6 @@ class Terminal:
         if self._shown % HEADING_EVERY == 0:
             for text in self._rows.heading():
                 self.say(text)
-
-    def _time_left(self, update: int) -> str:
-        now = time.monotonic()
-        seconds, self._last = now - self._last, now
-        self._seconds = seconds if self._seconds is None else FADING * self._seconds + (1 - FADING) * seconds
-        return f"{_clock(self._seconds * (self._updates - update))} left"
 
 
 def _clock(seconds: float) -> str:

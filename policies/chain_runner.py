@@ -35,6 +35,8 @@ class Rollout(NamedTuple):
 
     episodes: list[MultiAgentEpisode]
     """One per query whose reward could be computed, in the order dealt."""
+    deals: list[Deal]
+    """What was dealt, per episode."""
     samples: list[dict[str, Any]]
     """The same chains as text: query, and per role the policy, response and task reward."""
     version: int
@@ -73,10 +75,10 @@ class ChainRunner(EnvRunner, Checkpointable):
         self.make_module()
 
     def make_env(self) -> None:
-        """Loads the task and tokenizer: the chain of all agents, and a chain of one for held-out evaluation."""
+        """Loads the task and tokenizer: the chain of all agents, and for evaluation chains of one and of two."""
         s = self.settings
         task, tokenizer = s.make_task(), s.make_tokenizer()
-        self.chains = {n: s.make_chain(task, tokenizer, num_agents=n) for n in {1, s.num_agents}}
+        self.chains = {n: s.make_chain(task, tokenizer, num_agents=n) for n in {1, min(2, s.num_agents), s.num_agents}}
         self.env = self.chains[s.num_agents]
         self.rewards = RewardWorker(task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
 
@@ -157,6 +159,7 @@ class ChainRunner(EnvRunner, Checkpointable):
         rewarded = time.perf_counter()
         out = Rollout(
             episodes=[],
+            deals=[],
             samples=[],
             version=version,
             tokens=sum(len(response.tokens) for turn in responses for response in turn),
@@ -165,10 +168,13 @@ class ChainRunner(EnvRunner, Checkpointable):
             rollout_seconds=generated - started,
             reward_seconds=rewarded - generated,
         )
-        for episode, turns, task_rewards in zip(episodes, zip(*responses, strict=True), scores, strict=True):
+        for deal, episode, turns, task_rewards in zip(
+            deals, episodes, zip(*responses, strict=True), scores, strict=True
+        ):
             known = [reward for reward in task_rewards if reward is not None]
             if len(known) == len(task_rewards):
                 out.episodes.append(as_rllib_episode(episode, turns, known, mapping))
+                out.deals.append(deal)
                 out.samples.append(as_text(episode, known, mapping))
         self._env_steps += len(out.episodes) * len(chain.roles)
         return out

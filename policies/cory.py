@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ray.exceptions import RayActorError, RayTaskError
 from ray.rllib.algorithms.ppo import PPO
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, COMPONENT_RL_MODULE
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.metrics import (
@@ -263,16 +264,31 @@ class Cory(PPO):
         out: dict[str, dict[str, float]] = {}
         for module_id in self.settings.modules:
             alone = RoleMapping(("pioneer",), (module_id,))
-            rollouts = self._play(deals, EVALUATION_STREAM, alone, "test")
-            episodes = [episode for rollout in rollouts for episode in rollout.episodes]
-            if not episodes:
+            _, figures = self.measure(deals, alone, "test")
+            if module_id not in figures:
                 logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, module_id)
                 out[module_id] = dict.fromkeys(_MEASURED, float("nan"))
                 continue
-            measured = self._on_learner(partial(TokenPPOLearner.measure_episodes, episodes=episodes))[module_id]
-            out[module_id] = {name: measured[name] for name in _MEASURED}
+            out[module_id] = {name: float(figures[module_id][name].mean()) for name in _MEASURED}
         out["mean"] = {name: float(np.mean([out[m][name] for m in self.settings.modules])) for name in _MEASURED}
         return out
+
+    def measure(
+        self, deals: Sequence[Deal], mapping: RoleMapping, split: Split
+    ) -> tuple[list[Rollout], dict[str, dict[str, np.ndarray]]]:
+        """Plays queries with the present weights and measures every response; nothing is learned from them.
+
+        Args:
+            deals: the queries. Sampling seeds follow from them and the settings' seed alone.
+            mapping: all roles, or the first one or two of a shorter chain, and who plays them.
+            split: `train` or `test`.
+
+        Returns:
+            The rollouts, and what `TokenPPOLearner.measure_episodes` gives for their episodes.
+        """
+        rollouts = self._play(deals, EVALUATION_STREAM, mapping, split)
+        episodes = [episode for rollout in rollouts for episode in rollout.episodes]
+        return rollouts, self._on_learner(partial(TokenPPOLearner.measure_episodes, episodes=episodes))
 
     def held_out_samples(self, count: int) -> list[dict[str, Any]]:
         """The chain on the first `count` held-out queries, as text, with evaluation's seeds and the present roles."""
@@ -350,6 +366,17 @@ class Cory(PPO):
             self.exchanges = kept["exchanges"]
             self.health.state = kept["health"]
             self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
+
+    def load_policies(self, checkpoint: Path, update: int) -> None:
+        """Takes the LLMs of a checkpoint, without optimizers and all other state: enough to play with them.
+
+        Args:
+            checkpoint: its folder.
+            update: the updates that it holds, which become the version of the weights.
+        """
+        self.updates = update
+        modules = f"{COMPONENT_LEARNER_GROUP}/{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
+        self.restore_from_path(str(checkpoint.resolve() / modules), component=modules)
 
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once."""

@@ -251,17 +251,18 @@ class TokenPPOLearner(PPOTorchLearner):
             self._log(module_id, {name: float(whole[i, 0] / whole[i, 1]) for i, name in enumerate(_TRAINED)})
         self._rows = {}
 
-    def measure_episodes(self, episodes: Sequence[Any]) -> dict[str, dict[str, float]]:
-        """Task reward, KL to the reference and combined reward of episodes that are not trained on (held-out ones).
+    def measure_episodes(self, episodes: Sequence[Any]) -> dict[str, dict[str, np.ndarray]]:
+        """What `measure_responses` gives for episodes that are not trained on (held-out ones).
 
         Returns:
-            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, …}}`.
+            Per LLM, its figures by name, fp32 `[B]`: a value per response, in the order of the episodes.
         """
         out = {}
         for module_id, rows in TokenBatch()(rl_module=self.module, batch={}, episodes=episodes).items():
             columns = self._to_device(rows)
             columns.update(self._score(module_id, columns))
-            out[module_id] = measure(columns, self.settings.report_kl_coef)
+            figures = measure_responses(columns, self.settings.report_kl_coef)
+            out[module_id] = {name: column.cpu().numpy() for name, column in figures.items()}
         return out
 
     def score_under(self, module_id: str, weights: Weights, rows: Rows) -> Tensor:
@@ -304,29 +305,41 @@ class TokenPPOLearner(PPOTorchLearner):
             self.score_moments[module_id] = token_ppo.ScoreMoments(**moments)
 
 
-def measure(rows: dict[str, Tensor], eval_kl_coef: float) -> dict[str, float]:
-    """What is reported of one LLM's scored rows.
+def measure_responses(rows: dict[str, Tensor], eval_kl_coef: float) -> dict[str, Tensor]:
+    """What is reported of each response of one LLM.
 
     Args:
         rows: columns of `Rows` and of `CausalLMModule.score`.
         eval_kl_coef: weight of the KL in the combined reward (paper §5: own task reward - eta * summed KL).
 
     Returns:
-        Means over responses of `task_reward`, `kl` (nats, summed over the response), `combined_reward`,
-        `response_length` (tokens), `eos_rate`, `repetition`; means over tokens of `entropy` and `sampler_gap_mean`
-        (|sampler - learner| log-probability), and `sampler_gap_max`, its largest; the deviation `task_reward_std`.
+        fp32 `[B]` each: `task_reward`, `kl` (nats, summed over the response), `combined_reward`, `response_length`
+        (tokens), `eos_rate` (1 where it ends by itself), `repetition`.
     """
-    mask, task_rewards = rows["mask"], rows["task_rewards"]
-    tokens, kl = mask.sum(), rows["full_kl"].sum(1).mean()
+    kl = rows["full_kl"].sum(1)
+    return {
+        "task_reward": rows["task_rewards"],
+        "kl": kl,
+        "combined_reward": rows["task_rewards"] - eval_kl_coef * kl,
+        "response_length": rows["mask"].sum(1),
+        "eos_rate": rows["ended"],
+        "repetition": token_ppo.repetition(rows["responses"], rows["mask"]),
+    }
+
+
+def measure(rows: dict[str, Tensor], eval_kl_coef: float) -> dict[str, float]:
+    """What is reported of one LLM's scored rows; for the arguments see `measure_responses`.
+
+    Returns:
+        The means over responses of what `measure_responses` gives; means over tokens of `entropy` and
+        `sampler_gap_mean` (|sampler - learner| log-probability), and `sampler_gap_max`, its largest; the deviation
+        `task_reward_std`.
+    """
+    mask, tokens = rows["mask"], rows["mask"].sum()
     gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
     figures = {
-        "task_reward": task_rewards.mean(),
-        "task_reward_std": task_rewards.std(unbiased=False),
-        "kl": kl,
-        "combined_reward": task_rewards.mean() - eval_kl_coef * kl,
-        "response_length": tokens / len(mask),
-        "eos_rate": rows["ended"].mean(),
-        "repetition": token_ppo.repetition(rows["responses"], mask).mean(),
+        **{name: column.mean() for name, column in measure_responses(rows, eval_kl_coef).items()},
+        "task_reward_std": rows["task_rewards"].std(unbiased=False),
         "entropy": rows["entropy"].sum() / tokens,
         "sampler_gap_mean": gap.sum() / tokens,
         "sampler_gap_max": gap.max(),

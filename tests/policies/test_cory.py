@@ -11,8 +11,10 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cory_env.tokenizer import load_tokenizer
+from policies.chain_runner import Deal
 from policies.cory import Cory, WeightSyncError
 from policies.generator import Loaded, checksum
+from policies.role_exchange import RoleMapping
 from policies.self_test import perturb
 from tests.policies.conftest import MakeCory
 
@@ -98,6 +100,37 @@ def test_restoring_an_older_checkpoint_into_a_running_algorithm_leaves_no_runner
     algorithm.restore_from_path(str(tmp_path / "old"))
     assert algorithm.updates == 1
     assert algorithm.held_out_samples(2) == expected
+
+
+def test_the_policies_of_a_checkpoint_come_without_optimizers_and_play_as_they_did(
+    make_cory: MakeCory, tmp_path: Path
+) -> None:
+    trained = make_cory()
+    for _ in range(2):
+        trained.train()
+    trained.save_to_path(tmp_path / "checkpoint")
+    fresh = make_cory(num_runners=1)
+    base = fresh.evaluate_policies()
+    fresh.load_policies(tmp_path / "checkpoint", 2)
+    for name in ("llm_1", "llm_2"):
+        assert checksum(fresh.weights(name)) == checksum(trained.weights(name))
+    assert fresh.evaluate_policies() == trained.evaluate_policies() != base
+    assert not any("exp_avg" in name for name in flat(learner_state(fresh)["optimizer"]))
+    assert fresh.mapping.as_dict() == {"pioneer": "llm_1", "observer": "llm_2"}  # of a start, not of the checkpoint
+
+
+def test_a_pioneer_is_measured_as_it_is_alone_and_samples_of_a_query_differ(make_cory: MakeCory) -> None:
+    algorithm = make_cory(num_agents=3, queries=4, minibatch=4)
+    algorithm.train()
+    deals = [Deal(query, sample) for query in (3, 0) for sample in (0, 1)]
+    alone, figures = algorithm.measure(deals, RoleMapping(("pioneer",), ("llm_2",)), "test")
+    pair, both = algorithm.measure(deals, RoleMapping(("pioneer", "observer"), ("llm_2", "llm_1")), "test")
+    assert [rollout.deals for rollout in (*alone, *pair)] == [deals, deals]
+    texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (*alone, *pair)]
+    assert texts[0] == texts[1] and len(set(texts[0])) == 4
+    assert both.keys() == {"llm_1", "llm_2"} and figures.keys() == {"llm_2"}
+    for name, column in figures["llm_2"].items():
+        np.testing.assert_allclose(both["llm_2"][name], column, rtol=1e-5, atol=1e-6)
 
 
 def test_runner_weights_equal_learner_weights_after_sync(make_cory: MakeCory) -> None:

@@ -31,6 +31,7 @@ class Outcome(NamedTuple):
 
     responses: list[list[str]]
     measured: dict[str, dict[str, float]]
+    held_out: dict[str, dict[str, float]]
     ranks: Ranks
 
 
@@ -73,7 +74,8 @@ def one_update(shapes: Sequence[tuple[int, int]], settings: dict[str, Any]) -> l
         algorithm = build(num_runners=runners, num_learners=learners, **settings)
         report = algorithm.train()["cory"]
         texts = [[response["text"] for response in sample["responses"]] for sample in report["samples"]]
-        outcomes.append(Outcome(texts, report["policy"], weights_of(algorithm)))
+        held_out = algorithm.evaluate_policies()
+        outcomes.append(Outcome(texts, report["policy"], held_out, weights_of(algorithm)))
         algorithm.stop()
     return outcomes
 
@@ -89,6 +91,7 @@ def assert_same(outcomes: Sequence[Outcome], shapes: Sequence[tuple[int, int]]) 
         assert outcome.responses == first.responses
         for module_id, measured in first.measured.items():
             assert outcome.measured[module_id] == pytest.approx(measured, rel=1e-3, abs=1e-5)
+            assert outcome.held_out[module_id] == pytest.approx(first.held_out[module_id], rel=1e-3, abs=1e-5)
         assert len(outcome.ranks) == max(learners, 1)
         assert largest_difference(outcome.ranks[0], first.ranks[0]) < 1e-5
         for rank in outcome.ranks[1:]:
@@ -108,7 +111,7 @@ def test_vllm_runners_of_any_number_play_the_same_and_learn_the_same() -> None:
 
 
 def three_agents(learners: Sequence[int], folder: Path, weights: str) -> list[list[Ranks]]:
-    """For each number of learners the weights after one update, after two, and back at one.
+    """For each number of learners the weights after one update, after two, back at one, and with its policies alone.
 
     One query in eight is skipped, so the rows do not divide by learners and mini-batches.
     """
@@ -135,6 +138,9 @@ def three_agents(learners: Sequence[int], folder: Path, weights: str) -> list[li
         states.append(weights_of(algorithm))
         algorithm.restore_from_path(folder / f"{number} learners")
         states.append(weights_of(algorithm))
+        algorithm.train()
+        algorithm.load_policies(folder / f"{number} learners", 1)
+        states.append(weights_of(algorithm))
         found.append(states)
         algorithm.stop()
     return found
@@ -148,6 +154,7 @@ def test_learners_stay_equal_over_small_mini_batches_three_agents_odd_rows_and_a
     for states in (alone, shared):
         assert largest_difference(states[0][0], states[1][0]) > 1e-5
         assert largest_difference(states[0][0], states[2][0]) == 0.0
+        assert largest_difference(states[0][0], states[3][0]) == 0.0
     for ranks in shared:
         assert len(ranks) == 2 and largest_difference(ranks[0], ranks[1]) == 0.0
     assert largest_difference(alone[0][0], shared[0][0]) < 2e-5  # Adam's first steps follow the sign of tiny gradients

@@ -1,0 +1,122 @@
+"""What `cory evaluate` makes of its arguments, before any model is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.command import CommandError
+from launch.evaluate import _parser, _run_in, _settings, main
+from launch.evaluation import Lineup, Plan
+from launch.run_directory import RunDirectory
+from policies.settings import Settings
+from tests.launch.conftest import record
+from tests.launch.test_checkpoints import write
+
+SETTINGS = Settings(num_agents=3, model="./mine", seed=5, min_response=2, max_response=9, queries=8, minibatch=8)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run of three agents on imdb, with a checkpoint."""
+    made = record(tmp_path / "run", SETTINGS, updates=range(7))
+    made.checkpoints.save(6, write)
+    return made
+
+
+def settings(*words: str, run: RunDirectory | None = None) -> Settings:
+    return _settings(_parser().parse_intermixed_args([str(run.path) if run else "./model", *words]), run)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Checks that the command was refused with one sentence, and returns it."""
+    assert main(list(words)) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("Error: ") and message.count("\n") == 1
+    return message
+
+
+def test_a_run_brings_its_settings_and_its_responses_may_be_as_long_as_any_in_training(run: RunDirectory) -> None:
+    assert settings(run=run) == SETTINGS.model_copy(update={"min_response": None})
+    assert settings("temperature=0.5", "max_response=20", run=run).max_response == 20
+
+
+def test_a_model_is_evaluated_alone_with_the_default_presets_settings() -> None:
+    assert (settings().model, settings().num_agents, settings().max_response) == ("./model", 1, 12)
+
+
+@pytest.mark.parametrize("word", ["model=./other", "num_agents=2", "weights=full"])
+def test_what_the_policies_are_cannot_be_changed(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, word: str
+) -> None:
+    assert f"`{word.partition('=')[0]}` cannot be set here" in refused(capsys, str(run.path), word)
+
+
+def test_a_file_of_settings_changes_all_but_what_the_policies_are(run: RunDirectory, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: ./other\nnum_agents: 2\ntemperature: 0.5\nmax_response: 4\n")
+    found = settings("-c", str(file), "max_response=5", run=run)
+    assert (found.model, found.num_agents, found.temperature, found.max_response) == ("./mine", 3, 0.5, 5)
+
+
+def test_one_file_of_data_is_evaluated_whole_whatever_the_run_held_out(tmp_path: Path) -> None:
+    own = Settings(task="custom", data="train.csv", eval_data="test.csv", reward="mine:score", prompt="Q: {query}")
+    run = record(tmp_path / "run", own)
+    assert (settings(run=run).data, settings(run=run).eval_data) == ("train.csv", "test.csv")
+    found = settings("data=other.csv", run=run)
+    assert (found.data, found.eval_data, found.prompt) == ("other.csv", "other.csv", "Q: {query}")
+    assert settings("eval_data=other.csv", run=run).data == "other.csv"
+
+
+def test_another_task_leaves_the_runs_data_and_prompts_behind(tmp_path: Path) -> None:
+    own = Settings(task="custom", data="train.csv", reward="mine:score", temperature=0.5)
+    found = settings("--task", "imdb", run=record(tmp_path / "run", own))
+    assert (found.task, found.data, found.reward, found.temperature) == ("imdb", None, None, 0.5)
+
+
+def test_a_target_is_a_run_a_model_or_refused(run: RunDirectory, tmp_path: Path) -> None:
+    found = _run_in(str(run.path))
+    assert found is not None and found.settings() == SETTINGS
+    (tmp_path / "config.json").touch()
+    assert [_run_in(target) for target in (str(tmp_path), "imdb-gpt2-tiny", "openai-community/gpt2")] == [None] * 3
+    for target in (str(run.path / "checkpoints"), str(tmp_path / "nothing"), "./nothing"):
+        with pytest.raises(CommandError, match="neither a run nor a model"):
+            _run_in(target)
+
+
+def test_a_checkpoint_that_is_missing_or_damaged_is_refused(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory
+) -> None:
+    assert "no checkpoint `7`. There are 6, latest." in refused(capsys, str(run.path), "--checkpoint", "7")
+    (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
+    assert "update_000006 has a damaged file deep/weights" in refused(capsys, str(run.path))
+
+
+def test_numbers_of_samples_must_be_above_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["imdb-gpt2-tiny", "--k", "1,0"])
+    assert "`0` is not a whole number above 0" in capsys.readouterr().err
+
+
+def plan(chosen: Settings, trained: bool = True) -> Plan:
+    checkpoint = (6, Path("update_000006")) if trained else None
+    return Plan(chosen, chosen.make_task(), "test", queries=5, samples=3, checkpoint=checkpoint)
+
+
+def test_every_policy_is_pioneer_once_and_observer_of_its_neighbour_once() -> None:
+    bundled = SETTINGS.model_copy(update={"model": Settings().model})
+    assert plan(bundled).lineups == [
+        Lineup(False, ("llm_1", "llm_2")),
+        Lineup(True, ("llm_1", "llm_2")),
+        Lineup(True, ("llm_2", "llm_3")),
+        Lineup(True, ("llm_3", "llm_1")),
+    ]
+    silent = bundled.model_copy(update={"knowledge_transfer": False, "num_agents": 2})
+    assert [lineup.modules for lineup in plan(silent).lineups] == [("llm_1",), ("llm_1",), ("llm_2",)]
+    alone = bundled.model_copy(update={"num_agents": 1})
+    assert plan(alone, trained=False).lineups == [Lineup(False, ("llm_1",))]
+
+
+def test_batches_hold_every_sample_of_every_query_once_and_no_more_than_an_update() -> None:
+    work = plan(SETTINGS.model_copy(update={"num_agents": 1, "model": Settings().model}), trained=False).batches()
+    assert [len(deals) for _, deals in work] == [8, 7]
+    assert [deal for _, deals in work for deal in deals] == [(q, s) for q in range(5) for s in range(3)]
