@@ -84,6 +84,6 @@ def add(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float, rows_of: Group
 def use() -> None:
     """Makes engines that this process starts on a CPU compute adapters in this way; does nothing on other platforms."""
     if current_platform.is_cpu():
-        type(current_platform).get_punica_wrapper = classmethod(  # type: ignore[method-assign]
+        type(current_platform).get_punica_wrapper = classmethod(
             lambda cls: f"{GroupedAdapters.__module__}.{GroupedAdapters.__qualname__}"
         )
