@@ -11,6 +11,8 @@ from importlib.metadata import version
 COMMANDS = {
     "train": "Train a chain of language models; continue a run.",
     "plot": "Draw the curves of a run.",
+    "generate": "Let the trained chain answer queries.",
+    "export": "Write a trained policy as a Hugging Face folder.",
     "validate": "Check a task's data, prompts and reward, without a model.",
     "assets": "Rebuild the bundled language model, classifier and queries.",
 }
@@ -26,6 +28,7 @@ Try it:
   cory train imdb-tiny-ppo           the same with one agent: plain PPO
   cory train lr=3e-5 updates=100     any setting, as key=value
   cory train --resume runs/NAME      go on where a run stopped
+  cory generate runs/NAME            ask what it trained
 
 `cory COMMAND --help` says more; `cory --version` prints the version.
 """

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from policies.generator import Loaded, Response, Sampling, Weights, checksum
 from policies.language_model import compute_dtype, left_padded, load_language_model
@@ -59,8 +60,14 @@ class TransformersGenerator:
         }
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
-        """See `Generator.generate`."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        module_id: str,
+        sampling: Sampling,
+        streamer: BaseStreamer | None = None,
+    ) -> list[Response]:
+        """See `Generator.generate`; a `streamer` gets the prompts, then the tokens as they are sampled."""
         tokens, mask = (x.to(self.device) for x in left_padded(prompts))
         sampler = SeededSampling(sampling)
         config = GenerationConfig(
@@ -75,6 +82,7 @@ class TransformersGenerator:
                 attention_mask=mask,
                 generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]),
+                streamer=streamer,
             )
         sampled = out[:, tokens.shape[1] :].cpu().numpy()
         logprobs = torch.stack(sampler.logprobs, dim=1).cpu().numpy()
