@@ -88,7 +88,7 @@ def generate(options: argparse.Namespace) -> int:
     )
     asking = options.query is None and sys.stdin.isatty() and sys.stdout.isatty()
     voice = Voice(sys.stdout, repeat=not asking)
-    for number, text in enumerate(_queries(asking) if options.query is None else [options.query]):
+    for number, text in enumerate(_queries(options.query, asking)):
         try:
             answered = chain.answer(number, text, None if options.json else voice)
         except QueryTooLong as error:
@@ -104,8 +104,21 @@ def generate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _queries(asking: bool) -> Iterator[str]:
-    """Yields what the user types at a terminal until Ctrl-D, or the lines of the standard input; not empty ones."""
+def _queries(query: str | None, asking: bool) -> Iterator[str]:
+    """Yields the query, or else what the user types at a terminal until Ctrl-D, or the lines of the standard input.
+
+    Raises:
+        CommandError: one is not text.
+    """
+    try:
+        for text in _lines(asking) if query is None else [query]:
+            text.encode()  # Python lets bytes that are not UTF-8 pass, as halves of characters
+            yield text
+    except UnicodeError as error:
+        raise CommandError(f"A query is not UTF-8 text: {error}.") from error
+
+
+def _lines(asking: bool) -> Iterator[str]:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` arrow keys and a history
     try:

@@ -98,7 +98,7 @@ def _header(settings: Settings) -> str:
 
 
 def _base_card(settings: Settings) -> dict[str, object]:
-    """Returns the header of the base model's own card, empty where it has none."""
+    """Returns the header of the base model's own card, empty where it has none that can be read."""
     from huggingface_hub.repocard import metadata_load
     from transformers.utils import cached_file
 
@@ -108,7 +108,10 @@ def _base_card(settings: Settings) -> dict[str, object]:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return {} if file is None else metadata_load(file) or {}
+    try:
+        return {} if file is None else metadata_load(file) or {}
+    except (ValueError, yaml.YAMLError):
+        return {}
 
 
 def _base_name(settings: Settings) -> str:

@@ -87,6 +87,7 @@ def test_roles_checkpoint_and_seed_are_those_of_the_run_unless_others_are_named(
     [
         (["word " * 90], "needs a prompt of"),
         ([" "], "The query is empty."),
+        (["caf\udce9"], "A query is not UTF-8 text"),
         (["This movie", "--roles", "llm_1,llm_7"], "no policy `llm_7`. Its policies are: llm_1, llm_2."),
         (["This movie", "--checkpoint", "1"], "no checkpoint `1`. It has: best (5), latest (6), 5, 6."),
     ],
