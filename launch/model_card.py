@@ -12,7 +12,7 @@ from launch.report import COLUMNS
 from launch.rows import show
 from launch.run_directory import CONFIG
 from launch.trained import Trained
-from policies.settings import BUNDLED_LM, Settings
+from policies.settings import Settings
 
 PAPER = "https://arxiv.org/abs/2410.06101"
 TRAINING = (
@@ -90,8 +90,8 @@ def model_card(trained: Trained, policy: str, warnings: list[str]) -> str:
 
 def _header(settings: Settings) -> str:
     entries: dict[str, object] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if settings.model != BUNDLED_LM and not Path(settings.model).is_dir():
-        entries["base_model"] = settings.model  # a hub id
+    if settings.model == settings.model_path and not Path(settings.model).is_dir():  # no name of ours, so a hub id
+        entries["base_model"] = settings.model
     entries |= {name: value for name, value in _base_card(settings).items() if name in ("license", "language")}
     entries["tags"] = ["cory", "multi-agent", "ppo", "reinforcement-learning"]
     return f"---\n{yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)}---"
