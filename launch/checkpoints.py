@@ -4,7 +4,6 @@ A checkpoint is written into a hidden folder beside its place, sealed, forced to
 has a checkpoint's name was whole, a kill at any moment leaves the previous one, and the seal shows later damage.
 """
 
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -12,11 +11,11 @@ from pathlib import Path
 
 from launch import manifest
 from launch.command import CommandError
-from launch.journal import naming, sync_folder
+from launch.journal import sync_folder
+from launch.whole_folder import UNFINISHED, whole_folder
 
 BEST = "best"
 _NAME = re.compile(r"update_(\d{6,})")
-_UNFINISHED = ".unfinished-"
 _DAMAGED = "damaged_"
 
 
@@ -38,26 +37,16 @@ class Checkpoints:
             OSError: it could not be written, as on a full disk; what was written of it is gone again.
         """
         self.folder.mkdir(exist_ok=True)
-        place = self._place(update)
+        place = self.place(update)
         if not place.exists():
-            unfinished = self.folder / f"{_UNFINISHED}{place.name}"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            try:
-                with naming(place):
-                    unfinished.mkdir()
-                    write(unfinished)
-                    manifest.seal(unfinished)
-                    _sync_tree(unfinished)
-                    unfinished.rename(place)
-                    sync_folder(self.folder)
-            except BaseException:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                raise
+            with whole_folder(place) as unfinished:
+                write(unfinished)
+                manifest.seal(unfinished)
         return place
 
     def name_best(self, update: int) -> None:
         """Points `best` to the checkpoint of an update, if that is saved."""
-        place, link = self._place(update), self.folder / f"{_UNFINISHED}{BEST}"
+        place, link = self.place(update), self.folder / f"{UNFINISHED}{BEST}"
         if place.exists() and self.best() != place.resolve():
             link.unlink(missing_ok=True)
             link.symlink_to(place.name)
@@ -67,18 +56,18 @@ class Checkpoints:
     def prune(self, keep: int) -> None:
         """Drops all checkpoints but the latest `keep` and the best."""
         best = self.best()
-        for update in self._updates()[:-keep]:
-            place = self._place(update)
+        for update in self.updates()[:-keep]:
+            place = self.place(update)
             if place.resolve() != best:
                 # Renamed first: a kill while files are being removed must not leave part of one under its name.
-                leaving = self.folder / f"{_UNFINISHED}{place.name}"
+                leaving = self.folder / f"{UNFINISHED}{place.name}"
                 place.rename(leaving)
                 shutil.rmtree(leaving)
 
     def latest(self) -> tuple[int, Path] | None:
         """Returns the update and folder of the latest checkpoint, if there is one."""
-        updates = self._updates()
-        return (updates[-1], self._place(updates[-1])) if updates else None
+        updates = self.updates()
+        return (updates[-1], self.place(updates[-1])) if updates else None
 
     def choose(self, wanted: str | None) -> tuple[int, Path]:
         """Returns the update and folder of a whole checkpoint.
@@ -119,7 +108,7 @@ class Checkpoints:
             FormatError: the latest checkpoint that is not damaged was written in another format, or all of them by a
                 version that did not seal them.
         """
-        places = [self._place(update) for update in self._updates()]
+        places = [self.place(update) for update in self.updates()]
         if places and not any((place / manifest.NAME).exists() for place in places):
             raise manifest.FormatError(
                 f"{self.folder} was written by a version before checkpoints had a {manifest.NAME}. Go on with that "
@@ -144,26 +133,19 @@ class Checkpoints:
 
     def clean(self) -> None:
         """Removes what a killed run left unfinished. Only the run that holds the lock may call this."""
-        for entry in self.folder.glob(f"{_UNFINISHED}*"):
+        for entry in self.folder.glob(f"{UNFINISHED}*"):
             if entry.is_symlink():
                 entry.unlink()
             else:
                 shutil.rmtree(entry)
 
-    def _place(self, update: int) -> Path:
+    def place(self, update: int) -> Path:
+        """Returns the folder of an update's checkpoint, saved or not."""
         return self.folder / f"update_{update:06d}"
 
-    def _updates(self) -> list[int]:
+    def updates(self) -> list[int]:
+        """Returns the updates that are saved, in order."""
         if not self.folder.is_dir():
             return []
         matches = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
         return sorted(int(match[1]) for match in matches if match)
-
-
-def _sync_tree(top: Path) -> None:
-    """Forces every file and folder under `top` to the disk."""
-    for folder, _, names in os.walk(top):
-        for name in names:
-            with (Path(folder) / name).open("rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(Path(folder))

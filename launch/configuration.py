@@ -96,7 +96,7 @@ def as_yaml(settings: Settings) -> str:
     for name, field in Settings.model_fields.items():
         line = yaml.safe_dump({name: getattr(settings, name)}, width=1000, allow_unicode=True).strip()
         meaning = " ".join((field.description or "").replace("`", "").split())
-        lines.append(f"{line:<34}# {meaning}" if meaning else line)
+        lines.append(f"{line:<33} # {meaning}" if meaning else line)
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,8 @@ COMMANDS = {
     "train": "Train a chain of language models; continue a run.",
     "evaluate": "Measure a run's policies, or a model, beside the untouched base.",
     "plot": "Draw the curves of a run.",
+    "generate": "Let the trained chain answer queries.",
+    "export": "Write a trained policy as a Hugging Face folder.",
     "validate": "Check a task's data, prompts and reward, without a model.",
     "assets": "Rebuild the bundled language model, classifier and queries.",
 }
@@ -28,6 +30,7 @@ Try it:
   cory train lr=3e-5 updates=100     any setting, as key=value
   cory train --resume runs/NAME      go on where a run stopped
   cory evaluate runs/NAME            its policies beside the untouched base
+  cory generate runs/NAME            ask what it trained
 
 `cory COMMAND --help` says more; `cory --version` prints the version.
 """

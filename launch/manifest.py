@@ -32,8 +32,12 @@ def seal(folder: Path) -> None:
     (folder / NAME).write_text(json.dumps(entries, indent=1), encoding="utf-8")
 
 
-def fault(folder: Path) -> str | None:
+def fault(folder: Path, part: str = "") -> str | None:
     """Returns what is wrong with a sealed folder, to follow its name in a sentence, or None.
+
+    Args:
+        folder: with the seal in it.
+        part: look only at files whose path begins like this.
 
     Raises:
         FormatError: it may be whole, but another version wrote it in another format.
@@ -50,12 +54,12 @@ def fault(folder: Path) -> str | None:
             f"{folder} is in checkpoint format {written}, written by cory-rllib {writer}; this is {own_version()}, "
             f"which goes on from format {FORMAT} only. Use that version, or start a new run."
         )
-    found = _checksums(folder)
     for name, checksum in sealed.items():
-        if name not in found:
-            return f"lacks its file {name}"
-        if found[name] != checksum:
-            return f"has a damaged file {name}"
+        if name.startswith(part):
+            if not (folder / name).is_file():
+                return f"lacks its file {name}"
+            if _checksum(folder / name) != checksum:
+                return f"has a damaged file {name}"
     return None
 
 

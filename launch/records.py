@@ -7,12 +7,24 @@ Figures = dict[str, float | None]
 """Named numbers; None where one is not finite or could not be computed."""
 
 
-class Response(TypedDict):
-    """One response of a chain."""
+class Answer(TypedDict):
+    """One response of a chain, before it is rewarded."""
 
     role: str
     policy: str
     text: str
+
+
+class Answered(TypedDict):
+    """One query and the chain's answers to it, in order."""
+
+    query: str
+    responses: list[Answer]
+
+
+class Response(Answer):
+    """One response of a chain."""
+
     task_reward: float | None
 
 

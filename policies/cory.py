@@ -36,7 +36,7 @@ from cory_env.rewards import RewardError
 from cory_env.tasks import Split
 from policies.chain_runner import Deal, Rollout
 from policies.cory_config import CoryConfig
-from policies.generator import Response, Weights
+from policies.generator import EVALUATION_STREAM, Response, Weights
 from policies.health import COLLAPSE, Health
 from policies.role_exchange import RoleMapping
 from policies.runners import Runners, WeightSyncError
@@ -49,7 +49,6 @@ __all__ = ["Cory", "CoryConfig", "WeightSyncError"]
 
 logger = logging.getLogger(__name__)
 
-EVALUATION_STREAM = 2**32 - 1  # sampling stream of held-out evaluation: the same seeds at every update
 SAMPLES_SHOWN = 4
 _MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
 _LEARNED = (

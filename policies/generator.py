@@ -8,6 +8,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+EVALUATION_STREAM = 2**32 - 1
+"""Sampling stream of what is no training update: the same seeds at every evaluation."""
+
 Weights = Mapping[str, np.ndarray]
 """fp32 arrays by Hugging Face parameter name; tied weights appear once."""
 

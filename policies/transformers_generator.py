@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from policies.adapters import adapted
 from policies.generator import Loaded, Response, Sampling, Weights, checksum
@@ -88,8 +89,14 @@ class TransformersGenerator:
             self._own[module_id] = {name: parameter.requires_grad_(False) for name, parameter in own}
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
-        """See `Generator.generate`."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        module_id: str,
+        sampling: Sampling,
+        streamer: BaseStreamer | None = None,
+    ) -> list[Response]:
+        """See `Generator.generate`; a `streamer` gets the prompts, then the tokens as they are sampled."""
         tokens, mask = (x.to(self.device) for x in left_padded(prompts))
         sampler = SeededSampling(sampling)
         config = GenerationConfig(
@@ -104,6 +111,7 @@ class TransformersGenerator:
                 attention_mask=mask,
                 generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]),
+                streamer=streamer,
             )
         sampled = out[:, tokens.shape[1] :].cpu().numpy()
         logprobs = torch.stack(sampler.logprobs, dim=1).cpu().numpy()

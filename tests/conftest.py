@@ -12,6 +12,7 @@ LONGEST = (
     "test_cory_vllm",
     "test_long_run",
     "test_learning",
+    "test_serving",
     "test_model_families",
     "test_cory",
 )

@@ -1,4 +1,4 @@
-"""The `cory` command as a user runs it, and a run's folder that was recorded without training."""
+"""The `cory` command as a user runs it, a run's folder recorded without training, and one with policies in it."""
 
 import math
 import os
@@ -21,9 +21,11 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"
 def cory(tmp_path: Path) -> Cory:
     """Runs `cory ...` in a process of its own, in an empty folder."""
 
-    def run(*words: str, module: str = "launch.main") -> "subprocess.CompletedProcess[str]":
+    def run(*words: str, module: str = "launch.main", said: str = "") -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", module, *words]
-        return subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+        return subprocess.run(
+            command, cwd=tmp_path, env=ENVIRONMENT, input=said, capture_output=True, text=True, timeout=240
+        )
 
     return run
 
@@ -58,8 +60,39 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
             figures[module] |= {"response_length": 15.0, "eos_rate": 0.1}
         line: dict[str, object] = {"update": update}
         if update:
-            line |= {"policy": figures, "exchanged": update % 5 == 0, "roles": {"pioneer": "llm_1"}}
+            rotation = (update - 1) // 5 % settings.num_agents
+            players = settings.modules[rotation:] + settings.modules[:rotation]
+            line |= {"policy": figures, "roles": dict(zip(settings.roles, players, strict=True))}
+            line |= {"exchanged": update % 5 == 0}
         if update % 6 == 0:
             line["evaluation"] = {**figures, "mean": figures["llm_1"]}
         run.metrics.append(line)
     return run
+
+
+POLICIES = Settings(backend="transformers", num_runners=0, dtype="fp32", temperature=0.7, max_response=8, updates=6)
+"""Of the run that `policies_run` is."""
+
+
+@pytest.fixture(scope="session")
+def policies_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run whose checkpoints of updates 5 and 6 hold policies that differ from the base and from each other."""
+    run = record(tmp_path_factory.mktemp("runs") / "run", POLICIES, updates=range(7))
+    for update in (5, 6):
+        run.checkpoints.save(update, lambda folder, seed=update: write_policies(folder, POLICIES, seed))  # type: ignore[misc]
+    run.checkpoints.name_best(5)
+    run.unlock()
+    return run
+
+
+def write_policies(folder: Path, settings: Settings, seed: int) -> None:
+    """Writes the policies' part of a checkpoint, as RLlib does."""
+    from policies.cory_config import CoryConfig
+    from policies.self_test import perturb
+
+    config = CoryConfig().cory(**settings.model_dump())
+    config.validate()
+    for number, (policy, spec) in enumerate(sorted(config.rl_module_spec.rl_module_specs.items())):
+        module = spec.module_class(model_config=spec.model_config)
+        module.set_state(perturb(module.get_state(), seed=10 * seed + number))
+        module.save_to_path(str(folder / "learner_group" / "learner" / "rl_module" / policy))

@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 
 from cory_env.rewards.spec import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.command import CommandError
-from launch.configuration import Value, presets, read_preset, read_words, resolve, scalar
+from launch.configuration import Value, as_yaml, presets, read_file, read_preset, read_words, resolve, scalar
+from policies.settings import Settings
 
 
 @pytest.mark.parametrize("name", presets())
@@ -65,3 +68,8 @@ def test_a_word_without_an_equals_sign_is_refused() -> None:
 def test_a_preset_builds_on_its_base() -> None:
     assert read_preset("imdb-tiny-ppo")["lr"] == read_preset("imdb-tiny")["lr"]
     assert "base" not in read_preset("imdb-tiny-ppo")
+
+
+def test_a_long_value_is_kept_apart_from_its_meaning(tmp_path: Path) -> None:
+    (tmp_path / "saved.yaml").write_text(as_yaml(Settings(model="/a/folder/with/quite/a/long/name/model")))
+    assert read_file(tmp_path / "saved.yaml")["model"] == "/a/folder/with/quite/a/long/name/model"

@@ -1,4 +1,4 @@
-"""`cory train` end to end: stopped by Ctrl-C, continued, and everything in its place."""
+"""`cory train` end to end: stopped by Ctrl-C, continued, everything in its place, and its policies at work."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Pa
     run = tmp_path / "run"
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", "train", *SMALL, "--out", "run"],
+        [sys.executable, "-m", "launch.main", "train", *SMALL, "dtype=fp32", "--out", "run"],
         cwd=tmp_path,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
@@ -76,6 +76,21 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Pa
 
     again = cory("train", "--resume", "run")
     assert again.returncode == 2 and "updates=6" in again.stderr
+
+    # What was trained answers held-out queries as the run's last evaluation has it.
+    last = [sample for sample in samples if sample["held_out"] and sample["update"] == 3]
+    for response in (response for sample in last for response in sample["responses"]):
+        del response["task_reward"]
+    said = "\n".join(sample["query"] for sample in last)
+    answered = cory("generate", "run", "--checkpoint", "latest", "--json", said=said)
+    assert answered.stderr == "llm_2 then llm_1, after update 3 of run\n"
+    assert [json.loads(line) for line in answered.stdout.splitlines()] == [
+        {"query": sample["query"], "responses": sample["responses"]} for sample in last
+    ]
+    exported = cory("export", "run", "--policy", "llm_2", "--out", "llm_2")
+    assert exported.returncode == 0 and exported.stderr == ""
+    assert exported.stdout.startswith("llm_2: llm_2 after update ")
+    assert load_file(tmp_path / "llm_2" / "model.safetensors")["transformer.wte.weight"].shape == (4096, 256)
 
 
 def test_a_collapse_ends_a_run_that_asked_for_it_saved_and_with_an_exit_code_of_its_own(

@@ -1,0 +1,148 @@
+"""The trained policies of a run, read from one of its checkpoints: without Ray, and without the rest of the checkpoint.
+
+Resuming unpickles a whole checkpoint, which can run any code in it. Here only a policy's weights are read, and of the
+pickle that RLlib puts them in only arrays are accepted.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from launch import manifest
+from launch.command import CommandError
+from launch.records import Update
+from launch.run_directory import RunDirectory
+from policies.generator import Weights
+from policies.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+POLICIES = "learner_group/learner/rl_module"
+"""Where RLlib puts the policies in a checkpoint, each in a folder of its name."""
+STATE = "module_state.pkl"
+_PARTS_OF_ARRAYS = {("numpy._core.numeric", "_frombuffer"), ("numpy", "dtype")}
+
+
+class Trained(NamedTuple):
+    """What a run had learned at one of its checkpoints."""
+
+    run: RunDirectory
+    settings: Settings
+    update: int
+    """The updates that had been done."""
+    folder: Path
+    """The checkpoint."""
+    lines: list[Update]
+    """The metrics up to that update; the last line is its own."""
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        """The policies in the order in which the chain's next query would have been answered."""
+        line = self.lines[-1]
+        if "roles" not in line:  # before the first update
+            return self.settings.modules
+        players = tuple(line["roles"][role] for role in self.settings.roles)
+        return players[1:] + players[:1] if line["exchanged"] else players
+
+    def check_policies(self, names: Sequence[str]) -> None:
+        """Refuses names that no policy of the run has.
+
+        Raises:
+            CommandError: names those that there are.
+        """
+        for name in names:
+            if name not in self.settings.modules:
+                raise CommandError(
+                    f"{self.run.path} has no policy `{name}`. Its policies are: {', '.join(self.settings.modules)}."
+                )
+
+    def weights(self, policy: str) -> Weights:
+        """Reads the weights of a policy, without its value head, by Hugging Face names.
+
+        Raises:
+            CommandError: the checkpoint is damaged, or holds anything but arrays there.
+            FormatError: another version wrote it in another format.
+        """
+        part = f"{POLICIES}/{policy}/"
+        fault = manifest.fault(self.folder, part)
+        if fault is not None:
+            raise CommandError(f"{self.folder} {fault}. Name another one with --checkpoint: {_offer(self.run)}.")
+        file = self.folder / part / STATE
+        try:
+            with file.open("rb") as stream:
+                state = _Arrays(stream).load()
+        except FileNotFoundError as error:  # by the run itself, which keeps the last few and the best
+            raise CommandError(f"{self.folder} was removed meanwhile. Try again.") from error
+        except pickle.UnpicklingError as error:
+            raise CommandError(f"{file} is no policy's weights: {error}. It was not read.") from error
+        return {name.removeprefix("lm."): array for name, array in state.items() if name.startswith("lm.")}
+
+    def check_model(self, weights: Weights, model: PreTrainedModel) -> None:
+        """Refuses a base model that is not the one whose weights were trained.
+
+        Raises:
+            CommandError: its parameters have other names or shapes.
+        """
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        if shapes != {name: array.shape for name, array in weights.items()}:
+            raise CommandError(
+                f"The model {self.settings.model} is not the one that {self.run.path} started from: the trained "
+                "weights have other names or shapes. Put that model back."
+            )
+
+
+def open_trained(path: Path, wanted: str | None = None) -> Trained:
+    """Opens a checkpoint of a run, which may go on training meanwhile.
+
+    Args:
+        path: the run's folder.
+        wanted: `best`, `latest` or an update's number; None: the best, or the latest where none was evaluated.
+
+    Raises:
+        CommandError: no such run or checkpoint, or one that the run's metrics do not know.
+    """
+    run = RunDirectory.open(path)
+    settings = run.settings()
+    choices = _choices(run)
+    if not choices:
+        raise CommandError(f"{path} has no checkpoint yet. Try again when its first update is saved.")
+    wanted = wanted or next(iter(choices))
+    if wanted not in choices:
+        raise CommandError(f"{path} has no checkpoint `{wanted}`. It has: {_offer(run)}.")
+    update = choices[wanted]
+    lines = [line for line in run.updates() if line["update"] <= update]
+    if not lines or lines[-1]["update"] != update:
+        raise CommandError(f"{run.metrics.path} has no line of update {update}, whose checkpoint was asked for.")
+    return Trained(run, settings, update, run.checkpoints.place(update), lines)
+
+
+def _choices(run: RunDirectory) -> dict[str, int]:
+    """Returns the updates that are saved, by what a user may call them; `best` comes first, then `latest`."""
+    saved = run.checkpoints.updates()
+    if not saved:
+        return {}
+    best = run.checkpoints.best()
+    named = [("best", update) for update in saved if run.checkpoints.place(update).resolve() == best]
+    return dict([*named, ("latest", saved[-1]), *((str(update), update) for update in saved)])
+
+
+def _offer(run: RunDirectory) -> str:
+    return ", ".join(name if name == str(update) else f"{name} ({update})" for name, update in _choices(run).items())
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads built-in types and NumPy arrays, and nothing else: no name in the file leads to any other code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns what arrays are made by.
+
+        Raises:
+            UnpicklingError: something else is asked for.
+        """
+        if (module, name) not in _PARTS_OF_ARRAYS:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no part of an array")
+        return super().find_class(module, name)

@@ -1,0 +1,47 @@
+"""A folder that is whole or absent, whenever the process is killed and whenever the disk is full."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from launch.journal import naming, sync_folder
+
+UNFINISHED = ".unfinished-"
+"""How the name of a folder starts that is still being filled, or was when the process was killed."""
+
+
+@contextlib.contextmanager
+def whole_folder(place: Path) -> Iterator[Path]:
+    """Yields an empty folder to fill, which takes the name `place` when all that is in it is on the disk.
+
+    What a kill leaves lies beside `place` under another name, and goes at the next attempt.
+
+    Args:
+        place: does not exist yet, or is an empty folder.
+
+    Raises:
+        OSError: it could not be written, as on a full disk; what was written of it is gone again.
+    """
+    unfinished = place.with_name(f"{UNFINISHED}{place.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        with naming(place):
+            unfinished.mkdir()
+            yield unfinished
+            _sync_tree(unfinished)
+            unfinished.rename(place)
+            sync_folder(place.parent)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _sync_tree(top: Path) -> None:
+    """Forces every file and folder under `top` to the disk."""
+    for folder, _, names in os.walk(top):
+        for name in names:
+            with (Path(folder) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(folder))

@@ -1,0 +1,156 @@
+"""`cory generate`: the chain of a run's policies, told while it is written, and the same as when it is not."""
+
+import io
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cory_env.tasks import Query, Task
+from launch.command import CommandError
+from launch.generate import main
+from launch.run_directory import RunDirectory
+from launch.trained import open_trained
+from launch.trained_chain import TrainedChain, _check_prompts
+from launch.voice import Voice
+from policies.generator import EVALUATION_STREAM, Sampling, sampling_seed
+from tests.launch.conftest import ENVIRONMENT, POLICIES
+
+QUERIES = ["This movie", "I did not expect", "The acting"]
+
+
+def chain(run: RunDirectory, *players: str, temperature: float = 1.0, seed: int = 0) -> TrainedChain:
+    return TrainedChain(open_trained(run.path, "6"), players, temperature, seed)
+
+
+def test_what_is_told_is_what_is_answered_and_what_a_batch_without_a_stream_samples(policies_run: RunDirectory) -> None:
+    made, output = chain(policies_run, "llm_2", "llm_1"), io.StringIO()
+    answers = [made.answer(number, text, Voice(output, repeat=True)) for number, text in enumerate(QUERIES)]
+    told = ""
+    for answer in answers:
+        first, second = (response["text"].lstrip() for response in answer["responses"])
+        told += f"{answer['query']}\npioneer (llm_2): {first}\nobserver (llm_1): {second}\n"
+    assert output.getvalue() == told
+
+    episodes = [made.chain.start(Query(number, text)) for number, text in enumerate(QUERIES)]
+    for position, policy in enumerate(("llm_2", "llm_1")):
+        seeds = [sampling_seed(0, EVALUATION_STREAM, number, position) for number in range(len(QUERIES))]
+        prompts = [episode.prompt_ids() for episode in episodes]
+        for episode, response in zip(
+            episodes, made.generator.generate(prompts, policy, Sampling(1.0, 8, seeds)), strict=True
+        ):
+            episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
+    assert [[response["text"] for response in answer["responses"]] for answer in answers] == [
+        episode.completions for episode in episodes
+    ]
+
+
+def test_one_policy_alone_answers_the_bare_query_and_at_temperature_0_whatever_the_seed(
+    policies_run: RunDirectory,
+) -> None:
+    answers = [chain(policies_run, "llm_2", temperature=0, seed=seed).answer(0, "This movie") for seed in (1, 2)]
+    assert answers[0] == answers[1]
+    assert [(response["role"], response["policy"]) for response in answers[0]["responses"]] == [("pioneer", "llm_2")]
+    made = chain(policies_run, "llm_2")
+    tokens = made.chain.start(Query(0, "This movie")).prompt_ids()
+    greedy = made.generator.models["llm_2"].generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)
+    assert made.chain.decode(greedy[0, len(tokens) :].tolist()) == answers[0]["responses"][0]["text"]
+
+
+def test_roles_checkpoint_and_seed_are_those_of_the_run_unless_others_are_named(
+    policies_run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join([QUERIES[0], "  ", QUERIES[1]]) + "\n"))
+    assert main([str(policies_run.path), "--json"]) == 0
+    output, errors = capsys.readouterr()
+    assert errors.startswith(f"llm_2 then llm_1, after update 5 of {policies_run.path}\n")
+    answers = [json.loads(line) for line in output.splitlines()]
+    assert [answer["query"] for answer in answers] == QUERIES[:2]
+
+    trained = open_trained(policies_run.path, "best")
+    own = TrainedChain(trained, ["llm_2", "llm_1"], POLICIES.temperature, POLICIES.seed)
+    assert answers == [own.answer(number, text) for number, text in enumerate(QUERIES[:2])]
+    other = TrainedChain(trained, ["llm_1", "llm_1", "llm_2"], 0.5, 3).answer(0, QUERIES[0])
+    named = ["--roles", "llm_1, llm_1,llm_2", "--temperature", "0.5", "--seed", "3", "--checkpoint", "5", "--json"]
+    assert main([str(policies_run.path), QUERIES[0], *named]) == 0
+    assert json.loads(capsys.readouterr().out) == other
+    assert [response["role"] for response in other["responses"]] == ["pioneer", "observer_1", "observer_2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["word " * 90], "needs a prompt of"),
+        ([" "], "The query is empty."),
+        (["caf\udce9"], "A query is not UTF-8 text"),
+        (["This movie", "--roles", "llm_1,llm_7"], "no policy `llm_7`. Its policies are: llm_1, llm_2."),
+        (["This movie", "--checkpoint", "1"], "no checkpoint `1`. It has: best (5), latest (6), 5, 6."),
+    ],
+)
+def test_what_cannot_be_answered_is_one_sentence(
+    policies_run: RunDirectory, capsys: pytest.CaptureFixture[str], words: list[str], what: str
+) -> None:
+    assert main([str(policies_run.path), *words]) == 2
+    output, errors = capsys.readouterr()
+    assert output == "" and errors.splitlines()[-1].startswith("Error: ") and what in errors
+
+
+@pytest.mark.parametrize("words", [["--temperature", "-1"], ["--temperature", "nan"], ["--seed", "-1"]])
+def test_numbers_out_of_range_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *words])
+    assert ended.value.code == 2 and "must be 0 or more" in capsys.readouterr().err
+
+
+def test_prompts_that_hold_columns_of_the_data_cannot_be_filled_by_a_query_alone() -> None:
+    task = Task(name="custom", train=[], test=[], reward="r:r", observer_template="{hint} {query} {reference}")
+    _check_prompts(task, later=False)
+    with pytest.raises(CommandError, match=r"The prompts of this run hold \{hint\} from its data beside the query"):
+        _check_prompts(task, later=True)
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    output = io.StringIO()
+    Voice(output, repeat=False).say("red: \x1b[31m, bell: \x07, \x9b31m, kept: é🙂\u00a0\n")
+    assert output.getvalue() == "red: �[31m, bell: �, �31m, kept: é🙂\u00a0\n"
+
+
+def test_at_a_terminal_it_asks_goes_on_after_a_query_that_is_too_long_and_ends_with_ctrl_c(
+    policies_run: RunDirectory,
+) -> None:
+    terminal, inside = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch.main", "generate", str(policies_run.path)],
+        env={**ENVIRONMENT, "TERM": "xterm"},
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+    )
+    os.close(inside)
+
+    def until(text: str) -> str:
+        seen = ""
+        while text not in seen:
+            assert select.select([terminal], [], [], 60)[0], seen
+            seen += os.read(terminal, 1024).decode()
+        return seen
+
+    try:
+        until("query: ")
+        os.write(terminal, b"word " * 90 + b"\n")
+        assert "needs a prompt of" in until("query: ")
+        os.write(terminal, b"This movie\n")
+        shown = until("query: ")
+        assert "pioneer (llm_2): " in shown and "observer (llm_1): " in shown and "\x1b[2m" in shown
+        process.send_signal(signal.SIGINT)
+        assert "Aborted." in until("Aborted.").splitlines()
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+        os.close(terminal)
