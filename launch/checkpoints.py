@@ -69,34 +69,31 @@ class Checkpoints:
         updates = self.updates()
         return (updates[-1], self.place(updates[-1])) if updates else None
 
-    def choose(self, wanted: str | None) -> tuple[int, Path]:
+    def choose(self, wanted: str | None, part: str = "") -> tuple[int, Path]:
         """Returns the update and folder of a whole checkpoint.
 
         Args:
-            wanted: `latest`, `best` or the number of an update; None: the best, or the latest where none is.
+            wanted: `best`, `latest` or an update's number; None: the best, or the latest where none was evaluated.
+            part: look only at files whose path begins like this.
 
         Raises:
             CommandError: there is no such checkpoint, or it is damaged.
             FormatError: it was written in another format.
         """
-        updates, best = self._updates(), self.best()
-        if not updates:
-            raise CommandError(f"{self.folder} holds no checkpoint.")
-        if wanted in (BEST, None) and best is not None:
-            place = best
-        elif wanted in ("latest", None):
-            place = self._place(updates[-1])
-        elif wanted is not None and wanted.isdecimal() and int(wanted) in updates:
-            place = self._place(int(wanted))
-        else:
-            raise CommandError(
-                f"{self.folder} has no checkpoint `{wanted}`. There are {', '.join(map(str, updates))}, latest"
-                f"{' and best' if best else ''}."
-            )
-        fault = manifest.fault(place)
+        saved, best = self.updates(), self.best()
+        if not saved:
+            raise CommandError(f"{self.folder} has no checkpoint yet. Try again when the first update is saved.")
+        named = [(BEST, update) for update in saved if self.place(update).resolve() == best]
+        choices = dict([*named, ("latest", saved[-1]), *((str(update), update) for update in saved)])
+        wanted = wanted or next(iter(choices))
+        offer = ", ".join(name if name == str(update) else f"{name} ({update})" for name, update in choices.items())
+        if wanted not in choices:
+            raise CommandError(f"{self.folder} has no checkpoint `{wanted}`. It has: {offer}.")
+        place = self.place(choices[wanted])
+        fault = manifest.fault(place, part)
         if fault is not None:
-            raise CommandError(f"{place} {fault}. Choose another: {', '.join(map(str, updates))}.")
-        return int(place.name.removeprefix("update_")), place
+            raise CommandError(f"{place} {fault}. Name another one with --checkpoint: {offer}.")
+        return choices[wanted], place
 
     def set_damaged_aside(self) -> list[str]:
         """Renames the latest checkpoints until one is whole. Only the run that holds the lock may call this.

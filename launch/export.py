@@ -1,4 +1,4 @@
-"""`cory export RUN --policy P --out DIR`: a trained policy as an ordinary Hugging Face folder."""
+"""`cory export RUN --policy P --out DIR`: a trained policy as an ordinary Hugging Face folder, or PEFT adapter."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING
 from launch.command import CommandError, Parser, run
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-
     from launch.trained import Trained
-    from policies.settings import Settings
 
 EPILOG = """DIR gets the weights (safetensors), config, tokenizer, chat template, a generation config that samples as in
-training, and a model card. `transformers` and `vllm serve DIR` load it as they load any model.
+training, and a model card. `transformers` and `vllm serve DIR` load it as they load any model. What was trained with
+weights=lora becomes a PEFT adapter, which is loaded onto its base; --merge makes a whole model of both.
 
 Resuming a run can execute what is in its checkpoint; this cannot: it reads the policy's weights and nothing else. The
 base model is loaded as in training, its own code included if the run has trust_remote_code.
 
 examples:
   cory export runs/demo --policy llm_1 --out my-model
+  cory export runs/adapters --policy llm_1 --merge --out my-model
   cory export runs/demo --policy llm_2 --checkpoint latest --dtype bf16 --out my-model
 """
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -40,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = Parser(
         prog="cory export",
-        description="Write a trained policy as a Hugging Face folder.",
+        description="Write a trained policy as a Hugging Face folder, or as a PEFT adapter.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -50,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--checkpoint", metavar="C", help="best, latest or an update's number (default: best, or else latest)"
     )
+    parser.add_argument("--merge", action="store_true", help="put the adapter into its base (runs with weights=lora)")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of the weights (default: fp32)")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
     options = parser.parse_args(argv)
@@ -75,7 +75,11 @@ def export(options: argparse.Namespace) -> int:
     for text in warnings_of(trained, policy):
         print(f"Warning: at update {trained.update}, {text}", file=sys.stderr)
 
-    write(trained, policy, place, options.dtype)
+    if options.merge and trained.settings.lora is None:
+        raise CommandError(
+            f"--merge puts an adapter into its base, but {options.run} trained all weights: leave it out."
+        )
+    write(trained, policy, place, options.dtype, options.merge)
     megabytes = sum(file.stat().st_size for file in place.iterdir()) / 1e6
     print(f"{options.out}: {policy} after update {trained.update}, {options.dtype}, {megabytes:,.0f} MB.")
     return 0
@@ -86,7 +90,7 @@ def warnings_of(trained: Trained, policy: str) -> list[str]:
     return [warning["text"] for warning in trained.lines[-1].get("health", []) if warning["of"] == policy]
 
 
-def write(trained: Trained, policy: str, place: Path, dtype: str) -> None:
+def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool) -> None:
     """Writes a policy, all of it or nothing.
 
     Args:
@@ -94,6 +98,7 @@ def write(trained: Trained, policy: str, place: Path, dtype: str) -> None:
         policy: one of the run's.
         place: a folder that does not exist or is empty.
         dtype: `fp32` or `bf16`.
+        merge: an adapter into its base; else it is written as it is.
 
     Raises:
         CommandError: the checkpoint is damaged, the base model or its tokenizer is not what it was, or there can be no
@@ -103,6 +108,7 @@ def write(trained: Trained, policy: str, place: Path, dtype: str) -> None:
     """
     import torch
 
+    from launch.exported import generation_config, save_adapter, whole_model
     from launch.model_card import model_card
     from launch.whole_folder import whole_folder
 
@@ -115,60 +121,21 @@ def write(trained: Trained, policy: str, place: Path, dtype: str) -> None:
         tokenizer = settings.make_tokenizer()
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
-    model = trained_model(trained, policy).to(torch.bfloat16 if dtype == "bf16" else torch.float32)
-    model.generation_config = generation_config(settings, tokenizer, model)
-    card = model_card(trained, policy, warnings_of(trained, policy))
+    sampling = generation_config(settings, tokenizer)
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    model = whole_model(trained, policy).to(types[dtype]) if merge or settings.lora is None else None
+    card = model_card(trained, policy, warnings_of(trained, policy), adapter=model is None)
     with whole_folder(place) as folder, rust_errors_told(place):
-        model.save_pretrained(folder)
+        if model is None:
+            save_adapter(trained, policy, folder, types[dtype])
+        else:
+            model.generation_config = sampling  # else the base's is checked, and may not pass
+            model.save_pretrained(folder)
+        sampling.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
         for file in folder.iterdir():
             file.chmod(0o644)  # safetensors makes files that only their owner can read
-
-
-def trained_model(trained: Trained, policy: str) -> PreTrainedModel:
-    """Returns the base model with a policy's weights in it, and with the base's own configuration.
-
-    Raises:
-        CommandError: the checkpoint is damaged, or the weights are not of this model.
-        ModelError: it cannot be loaded.
-    """
-    import numpy as np
-    import torch
-    from transformers import AutoConfig
-
-    from policies.language_model import load_language_model
-
-    settings, weights = trained.settings, trained.weights(policy)
-    model = load_language_model(settings.model_path, settings.trust_remote_code)
-    trained.check_model(weights, model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(np.array(weights[name])))
-    # Training switches dropout off in the configuration; who trains on may want it back.
-    model.config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=settings.trust_remote_code)
-    return model
-
-
-def generation_config(
-    settings: Settings, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
-) -> GenerationConfig:
-    """Returns what makes `transformers` and vLLM sample and stop as in training: by temperature alone."""
-    from transformers import GenerationConfig
-
-    from policies.language_model import stop_token_ids
-
-    named = (tokenizer.eos_token_id, *stop_token_ids(settings.model_path, settings.trust_remote_code))
-    ends = [token for token in dict.fromkeys(named) if token is not None]
-    return GenerationConfig(
-        do_sample=True,
-        temperature=settings.temperature,
-        top_k=0,  # without it, transformers samples from the likeliest 50
-        top_p=1.0,
-        bos_token_id=model.generation_config.bos_token_id,
-        eos_token_id=ends,
-        pad_token_id=ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
-    )
 
 
 @contextlib.contextmanager

@@ -29,15 +29,14 @@ CARD = """{header}
 {warnings}
 ## Use
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("FOLDER")
+from transformers import AutoTokenizer
+{load}
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 {example}
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens={max_response})[0]))
 ```
 
-`vllm serve FOLDER` serves it. `generation_config.json` has both sample as in training, by temperature {temperature:g}
+{serve} `generation_config.json` has both sample as in training, by temperature {temperature:g}
 alone. It was trained on responses of at most {max_response} tokens.
 
 ## Prompts
@@ -56,17 +55,26 @@ Combined: task reward − {kl_coef:g} · KL.
 """
 
 
-def model_card(trained: Trained, policy: str, warnings: list[str]) -> str:
+_LOAD = """from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER")"""
+_LOAD_ADAPTER = """from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained("FOLDER")  # an adapter; its base is loaded with it"""
+
+
+def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool = False) -> str:
     """Returns the card as Markdown, with the header that model hubs read.
 
     Args:
         trained: the checkpoint that the policy is from.
         policy: one of its policies.
         warnings: the health warnings that stood for it.
+        adapter: it is an adapter alone, without its base.
     """
     settings = trained.settings
     return CARD.format(
-        header=_header(settings),
+        header=_header(settings, adapter),
         name=f"{policy} of {trained.run.path.resolve().name}",
         base=_base_name(settings),
         task=settings.task,
@@ -74,6 +82,8 @@ def model_card(trained: Trained, policy: str, warnings: list[str]) -> str:
         how=_how(settings),
         version=own_version(),
         warnings="".join(f"\n> **Warning.** {text}\n" for text in warnings),
+        load=_LOAD_ADAPTER if adapter else _LOAD,
+        serve=_serve(settings) if adapter else "`vllm serve FOLDER` serves it.",
         example=_example(settings),
         max_response=settings.max_response,
         temperature=settings.temperature,
@@ -88,8 +98,11 @@ def model_card(trained: Trained, policy: str, warnings: list[str]) -> str:
     )
 
 
-def _header(settings: Settings) -> str:
-    entries: dict[str, object] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+def _header(settings: Settings, adapter: bool) -> str:
+    entries: dict[str, object] = {
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": "text-generation",
+    }
     if settings.model == settings.model_path and not Path(settings.model).is_dir():  # no name of ours, so a hub id
         entries["base_model"] = settings.model
     entries |= {name: value for name, value in _base_card(settings).items() if name in ("license", "language")}
@@ -125,6 +138,14 @@ def _how(settings: Settings) -> str:
     return (
         f"CORY ([paper]({PAPER})), a chain of {settings.num_agents} copies ({', '.join(settings.roles)}) that answer "
         f"each query in turn and exchange roles {exchange}"
+    )
+
+
+def _serve(settings: Settings) -> str:
+    assert settings.lora is not None
+    return (
+        f"`vllm serve {settings.model_path} --enable-lora --max-lora-rank {settings.lora.rank} --lora-modules "
+        "NAME=FOLDER` serves it."
     )
 
 

@@ -7,11 +7,10 @@ pickle that RLlib puts them in only arrays are accepted.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launch import manifest
 from launch.command import CommandError
 from launch.records import Update
 from launch.run_directory import RunDirectory
@@ -19,7 +18,7 @@ from policies.generator import Weights
 from policies.settings import Settings
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from torch import Tensor
 
 POLICIES = "learner_group/learner/rl_module"
 """Where RLlib puts the policies in a checkpoint, each in a folder of its name."""
@@ -64,14 +63,9 @@ class Trained(NamedTuple):
         """Reads the weights of a policy, without its value head, by Hugging Face names.
 
         Raises:
-            CommandError: the checkpoint is damaged, or holds anything but arrays there.
-            FormatError: another version wrote it in another format.
+            CommandError: the checkpoint is gone, or holds anything but arrays there.
         """
-        part = f"{POLICIES}/{policy}/"
-        fault = manifest.fault(self.folder, part)
-        if fault is not None:
-            raise CommandError(f"{self.folder} {fault}. Name another one with --checkpoint: {_offer(self.run)}.")
-        file = self.folder / part / STATE
+        file = self.folder / POLICIES / policy / STATE
         try:
             with file.open("rb") as stream:
                 state = _Arrays(stream).load()
@@ -81,13 +75,17 @@ class Trained(NamedTuple):
             raise CommandError(f"{file} is no policy's weights: {error}. It was not read.") from error
         return {name.removeprefix("lm."): array for name, array in state.items() if name.startswith("lm.")}
 
-    def check_model(self, weights: Weights, model: PreTrainedModel) -> None:
-        """Refuses a base model that is not the one whose weights were trained.
+    def check_base(self, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
+        """Refuses a base model that is not the one that training started from.
+
+        Args:
+            weights: a policy's.
+            parameters: those that they are for, of the base, or of a new adapter on it.
 
         Raises:
-            CommandError: its parameters have other names or shapes.
+            CommandError: they have other names or shapes.
         """
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         if shapes != {name: array.shape for name, array in weights.items()}:
             raise CommandError(
                 f"The model {self.settings.model} is not the one that {self.run.path} started from: the trained "
@@ -103,35 +101,15 @@ def open_trained(path: Path, wanted: str | None = None) -> Trained:
         wanted: `best`, `latest` or an update's number; None: the best, or the latest where none was evaluated.
 
     Raises:
-        CommandError: no such run or checkpoint, or one that the run's metrics do not know.
+        CommandError: no such run or checkpoint, one that is damaged, or one that the run's metrics do not know.
+        FormatError: another version wrote it in another format.
     """
     run = RunDirectory.open(path)
-    settings = run.settings()
-    choices = _choices(run)
-    if not choices:
-        raise CommandError(f"{path} has no checkpoint yet. Try again when its first update is saved.")
-    wanted = wanted or next(iter(choices))
-    if wanted not in choices:
-        raise CommandError(f"{path} has no checkpoint `{wanted}`. It has: {_offer(run)}.")
-    update = choices[wanted]
+    update, folder = run.checkpoints.choose(wanted, POLICIES)
     lines = [line for line in run.updates() if line["update"] <= update]
     if not lines or lines[-1]["update"] != update:
         raise CommandError(f"{run.metrics.path} has no line of update {update}, whose checkpoint was asked for.")
-    return Trained(run, settings, update, run.checkpoints.place(update), lines)
-
-
-def _choices(run: RunDirectory) -> dict[str, int]:
-    """Returns the updates that are saved, by what a user may call them; `best` comes first, then `latest`."""
-    saved = run.checkpoints.updates()
-    if not saved:
-        return {}
-    best = run.checkpoints.best()
-    named = [("best", update) for update in saved if run.checkpoints.place(update).resolve() == best]
-    return dict([*named, ("latest", saved[-1]), *((str(update), update) for update in saved)])
-
-
-def _offer(run: RunDirectory) -> str:
-    return ", ".join(name if name == str(update) else f"{name} ({update})" for name, update in _choices(run).items())
+    return Trained(run, run.settings(), update, folder, lines)
 
 
 class _Arrays(pickle.Unpickler):

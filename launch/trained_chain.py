@@ -52,10 +52,12 @@ class TrainedChain:
             dtype=settings.dtype,
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
             trust_remote_code=settings.trust_remote_code,
+            lora=settings.lora,
+            quantization=settings.quantization,
         )
         for policy in policies:
             weights = trained.weights(policy)
-            trained.check_model(weights, self.generator.models[policy])
+            trained.check_base(weights, self.generator.own[policy])
             self.generator.load(policy, weights, trained.update)
 
     def answer(self, number: int, text: str, voice: Voice | None = None) -> Answered:

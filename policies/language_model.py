@@ -122,6 +122,18 @@ def load_language_model(
     return cast(PreTrainedModel, model.eval())
 
 
+def empty_language_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Returns a causal LM without the memory for its weights: names and shapes alone.
+
+    Raises:
+        ModelError: nothing loadable there.
+    """
+    config = _load_config(path, trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    return cast(PreTrainedModel, model.requires_grad_(False))
+
+
 def shared_base(
     path: str,
     device: torch.device,

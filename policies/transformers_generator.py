@@ -77,7 +77,8 @@ class TransformersGenerator:
         self.stop_token_ids = list(stop_token_ids)
         self.dtype = compute_dtype(dtype, device)
         self.models: dict[str, PreTrainedModel] = {}
-        self._own: dict[str, dict[str, Tensor]] = {}
+        self.own: dict[str, dict[str, Tensor]] = {}
+        """Per LLM what `load` replaces: all parameters, or the adapter's."""
         for module_id in modules:
             if lora is None:
                 model = load_language_model(path, trust_remote_code).to(device)
@@ -86,7 +87,7 @@ class TransformersGenerator:
                 model = adapted(base, lora)
             self.models[module_id] = model
             own = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-            self._own[module_id] = {name: parameter.requires_grad_(False) for name, parameter in own}
+            self.own[module_id] = {name: parameter.requires_grad_(False) for name, parameter in own}
 
     @torch.no_grad()
     def generate(
@@ -126,7 +127,7 @@ class TransformersGenerator:
         """See `Generator.load`."""
         held: dict[str, np.ndarray] = {}
         with torch.no_grad():
-            for name, parameter in self._own[module_id].items():
+            for name, parameter in self.own[module_id].items():
                 parameter.copy_(torch.from_numpy(np.array(weights[name])))
                 held[name] = parameter.cpu().numpy()
         return Loaded(version, checksum(held))
@@ -134,4 +135,4 @@ class TransformersGenerator:
     def close(self) -> None:
         """Frees the models."""
         self.models.clear()
-        self._own.clear()
+        self.own.clear()

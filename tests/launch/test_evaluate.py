@@ -86,7 +86,7 @@ def test_a_target_is_a_run_a_model_or_refused(run: RunDirectory, tmp_path: Path)
 def test_a_checkpoint_that_is_missing_or_damaged_is_refused(
     capsys: pytest.CaptureFixture[str], run: RunDirectory
 ) -> None:
-    assert "no checkpoint `7`. There are 6, latest." in refused(capsys, str(run.path), "--checkpoint", "7")
+    assert "no checkpoint `7`. It has: latest (6), 6." in refused(capsys, str(run.path), "--checkpoint", "7")
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
     assert "update_000006 has a damaged file deep/weights" in refused(capsys, str(run.path))
 

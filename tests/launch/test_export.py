@@ -1,11 +1,13 @@
 """`cory export`: a folder that plain `transformers` loads, all of it or nothing, and a card that says what it is."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
@@ -114,9 +116,61 @@ def test_a_policy_that_was_collapsing_is_exported_with_a_warning_there_and_in_th
         assert ("**Warning.** llm_1 repeats itself: 61%." in (out / "README.md").read_text()) == warned
 
 
+@pytest.fixture(scope="module")
+def adapters_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run with `weights=lora`."""
+    settings = Settings(
+        backend="transformers", num_runners=0, dtype="fp32", weights="lora", lora_rank=4, lora_alpha=6.0
+    )
+    run = record(tmp_path_factory.mktemp("runs") / "adapters", settings, updates=range(2))
+    run.checkpoints.save(1, lambda folder: write_policies(folder, settings, seed=1))
+    return run
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
+    adapters_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str], merge: bool
+) -> None:
+    out = tmp_path / "out"
+    assert main([str(adapters_run.path), "--policy", "llm_2", "--out", str(out), *["--merge"] * merge]) == 0
+    assert (out / "adapter_model.safetensors").is_file() != merge
+    assert (out / "model.safetensors").is_file() == merge
+    kind = AutoModelForCausalLM if merge else AutoPeftModelForCausalLM
+    model, tokenizer = kind.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    trained = open_trained(adapters_run.path)
+    module = CausalLMModule.from_checkpoint(str(trained.folder / POLICIES / "llm_2"))
+    tokens = torch.tensor([tokenizer(TEXT)["input_ids"]])
+    with torch.no_grad():
+        found, base = model(tokens).logits, module.reference()(tokens).logits
+        torch.testing.assert_close(found, module.lm(tokens).logits, atol=1e-4, rtol=0)
+    assert (found - base).abs().max() > 0.1
+    card = (out / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["library_name"] == ("transformers" if merge else "peft")
+    assert ("--enable-lora --max-lora-rank 4" in card) != merge
+    example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
+    capsys.readouterr()
+    exec(example.replace("FOLDER", str(out)).replace("PROMPT", "This movie"), {})
+    assert capsys.readouterr().out.startswith("This movie")
+
+
+def test_an_adapter_of_a_quantised_base_is_not_merged(
+    adapters_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(adapters_run.path, run.path)
+    config = (run.path / "config.yaml").read_text()
+    config = config.replace("quantization: none", "quantization: nf4")
+    config = re.sub(r"gpus_per_(runner|learner): 0(\.0)?", r"gpus_per_\1: 0.5", config)
+    (run.path / "config.yaml").write_text(config)
+    assert main([str(run.path), "--policy", "llm_1", "--out", str(tmp_path / "out"), "--merge"]) == 2
+    assert "The adapter was trained on a base in nf4." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
+        (["--out", "new", "--policy", "llm_1", "--merge"], "there is no adapter to merge. Leave out --merge."),
         (["--out", "new"], "Which policy? Name it with --policy: llm_1, llm_2."),
         (["--out", "new", "--policy", "llm_9"], "no policy `llm_9`. Its policies are: llm_1, llm_2."),
         (["--out", "new", "--policy", "llm_1", "--checkpoint", "7"], "no checkpoint `7`. It has: best (5), latest (6)"),
