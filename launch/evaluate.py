@@ -100,11 +100,12 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.evaluation import EvaluationFolder, Plan, evaluate
     from launch.results import Scoring
     from launch.terminal import Voice
+    from launch.trained import POLICIES
 
     run_directory = _run_in(options.target)
     if options.checkpoint and run_directory is None:
         raise CommandError(f"--checkpoint chooses among those of a run, but {options.target} is a model.")
-    checkpoint = run_directory.checkpoints.choose(options.checkpoint) if run_directory else None
+    checkpoint = run_directory.checkpoints.choose(options.checkpoint, POLICIES) if run_directory else None
     settings = _settings(options, run_directory)
     session.quiet_libraries(options.debug)
     asked = task.check(settings)

@@ -76,9 +76,7 @@ def export(options: argparse.Namespace) -> int:
         print(f"Warning: at update {trained.update}, {text}", file=sys.stderr)
 
     if options.merge and trained.settings.lora is None:
-        raise CommandError(
-            f"--merge puts an adapter into its base, but {options.run} trained all weights: leave it out."
-        )
+        raise CommandError(f"{options.run} trained all weights, so there is no adapter to merge. Leave out --merge.")
     write(trained, policy, place, options.dtype, options.merge)
     megabytes = sum(file.stat().st_size for file in place.iterdir()) / 1e6
     print(f"{options.out}: {policy} after update {trained.update}, {options.dtype}, {megabytes:,.0f} MB.")

@@ -70,16 +70,16 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
     return run
 
 
-POLICIES = Settings(backend="transformers", num_runners=0, dtype="fp32", temperature=0.7, max_response=8, updates=6)
+RUN_SETTINGS = Settings(backend="transformers", num_runners=0, dtype="fp32", temperature=0.7, max_response=8, updates=6)
 """Of the run that `policies_run` is."""
 
 
 @pytest.fixture(scope="session")
 def policies_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """A run whose checkpoints of updates 5 and 6 hold policies that differ from the base and from each other."""
-    run = record(tmp_path_factory.mktemp("runs") / "run", POLICIES, updates=range(7))
+    run = record(tmp_path_factory.mktemp("runs") / "run", RUN_SETTINGS, updates=range(7))
     for update in (5, 6):
-        run.checkpoints.save(update, lambda folder, seed=update: write_policies(folder, POLICIES, seed))  # type: ignore[misc]
+        run.checkpoints.save(update, lambda folder, seed=update: write_policies(folder, RUN_SETTINGS, seed))  # type: ignore[misc]
     run.checkpoints.name_best(5)
     run.unlock()
     return run

@@ -19,7 +19,7 @@ from launch.trained import open_trained
 from launch.trained_chain import TrainedChain, _check_prompts
 from launch.voice import Voice
 from policies.generator import EVALUATION_STREAM, Sampling, sampling_seed
-from tests.launch.conftest import ENVIRONMENT, POLICIES
+from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS
 
 QUERIES = ["This movie", "I did not expect", "The acting"]
 
@@ -73,7 +73,7 @@ def test_roles_checkpoint_and_seed_are_those_of_the_run_unless_others_are_named(
     assert [answer["query"] for answer in answers] == QUERIES[:2]
 
     trained = open_trained(policies_run.path, "best")
-    own = TrainedChain(trained, ["llm_2", "llm_1"], POLICIES.temperature, POLICIES.seed)
+    own = TrainedChain(trained, ["llm_2", "llm_1"], RUN_SETTINGS.temperature, RUN_SETTINGS.seed)
     assert answers == [own.answer(number, text) for number, text in enumerate(QUERIES[:2])]
     other = TrainedChain(trained, ["llm_1", "llm_1", "llm_2"], 0.5, 3).answer(0, QUERIES[0])
     named = ["--roles", "llm_1, llm_1,llm_2", "--temperature", "0.5", "--seed", "3", "--checkpoint", "5", "--json"]
