@@ -1,8 +1,8 @@
 """Which checkpoint is opened, who plays which role in it, and what is read from it."""
 
+import json
 import os
 import pickle
-import json
 import shutil
 from pathlib import Path
 
