@@ -13,7 +13,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrain
 from launch.command import CommandError
 from launch.trained import Trained
 from policies.adapters import adapted, peft_config, peft_names
-from policies.language_model import empty_language_model, load_language_model, stop_token_ids
+from policies.language_model import empty_language_model, load_language_model
 from policies.settings import Settings
 
 
@@ -70,7 +70,7 @@ def save_adapter(trained: Trained, policy: str, folder: Path, dtype: torch.dtype
 
 def generation_config(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
     """Returns what makes `transformers` and vLLM sample and stop as in training: by temperature alone."""
-    named = (tokenizer.eos_token_id, *stop_token_ids(settings.model_path, settings.trust_remote_code))
+    named = (tokenizer.eos_token_id, *settings.stop_token_ids(tokenizer))
     ends = [token for token in dict.fromkeys(named) if token is not None]
     return GenerationConfig(
         do_sample=True,

@@ -53,7 +53,6 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
 
     from cory_env.validate import validate as examine
     from launch.task import load_task
-    from policies.language_model import stop_token_ids
 
     task, tokenizer = load_task(settings)
     try:
@@ -64,7 +63,7 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
             knowledge_transfer=settings.knowledge_transfer,
             max_prompt=settings.max_prompt if "max_prompt" in given else None,
             max_response=settings.max_response,
-            stop_token_ids=stop_token_ids(settings.model_path, settings.trust_remote_code),
+            stop_token_ids=settings.stop_token_ids(tokenizer),
             chat=settings.chat,
             system=settings.system,
             reward_timeout=settings.reward_timeout,

@@ -76,6 +76,8 @@ class Settings(BaseModel):
     """Give prompts to the model as a user's message in its chat template, as instruction-tuned models expect them."""
     system: str | None = None
     """With `chat`: a system message before it."""
+    stop: str | None = None
+    """A response also ends with the first token that holds this text, such as a line break after a few-shot answer."""
 
     # The chain.
     num_agents: int = Field(2, ge=1)
@@ -257,7 +259,7 @@ class Settings(BaseModel):
         Raises:
             ModelError: model, tokenizer and lengths do not go together.
         """
-        from policies.language_model import check_model, stop_token_ids  # brings torch along
+        from policies.language_model import check_model  # brings torch along
 
         return Chain(
             task,
@@ -270,7 +272,7 @@ class Settings(BaseModel):
             vocab_size=check_model(
                 self.model_path, len(tokenizer), self.max_prompt + self.max_response, self.trust_remote_code
             ),
-            stop_token_ids=stop_token_ids(self.model_path, self.trust_remote_code),
+            stop_token_ids=self.stop_token_ids(tokenizer),
             chat=self.chat,
             system=self.system,
         )
@@ -280,12 +282,28 @@ class Settings(BaseModel):
         same = "task num_agents knowledge_transfer partner_reward max_prompt max_response data eval_data reward prompt"
         also = "observer_prompt min_query max_query digits operations chat system reward_timeout"
         names = [*same.split(), *also.split()]
-        from policies.language_model import stop_token_ids
-
         return {name: getattr(self, name) for name in names} | {
             "tokenizer": self.model_path,
-            "stop_token_ids": stop_token_ids(self.model_path, self.trust_remote_code),
+            "stop_token_ids": self.stop_token_ids(self.make_tokenizer()),
         }
+
+    def stop_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The tokens that end a response beside the tokenizer's own: those that the model names, and those of `stop`.
+
+        Raises:
+            ModelError: there is no model.
+            SettingsError: no token holds the text of `stop`.
+        """
+        from policies.language_model import stop_token_ids
+
+        ends = stop_token_ids(self.model_path, self.trust_remote_code)
+        if self.stop is None:
+            return ends
+        texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+        found = [token for token, text in enumerate(texts) if self.stop in text]
+        if not found:
+            raise SettingsError(f"stop={self.stop!r}: no single token of `{self.model}` holds it. Set a shorter text.")
+        return [*ends, *found]
 
     def response_limit(self, update: int) -> int:
         """The longest response of one training update, the same on all runners and at all positions of the chain."""
@@ -323,6 +341,8 @@ class Settings(BaseModel):
         ):
             if low is not None and (high is None or low > high):
                 raise ValueError(f"min_{what}={low}, but max_{what}={high}. Set max_{what} to {low} or more.")
+        if self.stop == "":
+            raise ValueError("stop is empty, so every token would end a response. Name a text, or leave it null.")
         if self.system is not None and not self.chat:
             raise ValueError("system is set, but chat is off, so no model would see it. Set chat=true.")
         learners = max(self.num_learners, 1)

@@ -85,7 +85,7 @@ def follow(generator: Generator, path: str, way: str) -> dict[str, float]:
     """
     learner = make_module(path, **WAYS[way])
     old = learner.get_state()
-    learner.set_state(perturb(old, seed=1))
+    learner.set_state(perturb(old, seed=1, noise=0.5))
     new = learner.get_state(inference_only=True)
     weights = {name.removeprefix("lm."): array for name, array in new.items()}
     loaded = generator.load("llm_1", weights, 3)

@@ -29,6 +29,7 @@ def test_defaults_are_the_papers() -> None:
         ({"min_response": 9, "max_response": 8}, "min_response=9, but max_response=8. Set max_response to 9 or more."),
         ({"min_query": 2}, "min_query=2, but max_query=None. Set max_query to 2 or more."),
         ({"system": "Be kind."}, "system is set, but chat is off"),
+        ({"stop": ""}, "stop is empty, so every token would end a response."),
         ({"quantization": "nf4"}, "quantization=nf4 stores weights that cannot be trained. Set weights=lora"),
         ({"quantization": "nf4", "weights": "lora"}, "needs a CUDA GPU for learners and runners. Set gpus_per_learner"),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
@@ -80,3 +81,17 @@ def test_the_layers_of_adapters_are_a_list_with_commas() -> None:
 def test_the_environment_gets_the_settings_of_its_task() -> None:
     s = make_settings({"task": "arithmetic", "digits": 1, "operations": "sums"})
     assert cory_v0.env(**s.env_settings()).queries == s.make_task().train
+
+
+def test_a_response_ends_with_any_token_that_holds_the_text_of_stop() -> None:
+    plain, stopping = make_settings({}), make_settings({"stop": "."})
+    tokenizer = plain.make_tokenizer()
+    added = set(stopping.stop_token_ids(tokenizer)) - set(plain.stop_token_ids(tokenizer))
+    assert set(tokenizer("A. B...", add_special_tokens=False)["input_ids"]) & added
+    assert all("." in tokenizer.decode([token]) for token in added)
+    chain = stopping.make_chain(stopping.make_task(), tokenizer)
+    assert (
+        added < set(chain.stop_token_ids) == set(cory_v0.env(**stopping.env_settings()).unwrapped.chain.stop_token_ids)
+    )
+    with pytest.raises(SettingsError, match="no single token of `imdb-gpt2-tiny` holds it"):
+        make_settings({"stop": "no token is as long as this"}).stop_token_ids(tokenizer)
