@@ -30,7 +30,7 @@ USAGE = "cory evaluate RUN|MODEL [key=value ...] [options]"
 EPILOG = """what is measured:
   RUN (a run's folder): every policy of a checkpoint, on the bare query and as observer of another one's response.
   MODEL (a folder, hub id or bundled name): the model, on the bare query.
-  Both beside the untouched base: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2
+  Beside the untouched base: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2
   (over all responses to a query), and pass@k where the task says what is correct; with 95 % bootstrap intervals.
 
 settings:
@@ -71,7 +71,7 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", metavar="RUN|MODEL", help="a run's folder; or a model's folder, hub id, bundled name")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="settings, as for `cory train`")
+    parser.add_argument("words", nargs="*", metavar="[key=value]", help="settings, as for `cory train`")
     parser.add_argument("--task", metavar="T", help="the task (default: the run's)")
     parser.add_argument(
         "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"

@@ -21,7 +21,7 @@ from launch.command import CommandError
 from launch.interrupt import Interrupts
 from launch.journal import Journal, replace_text
 from launch.records import Batch, MeasuredChain, MeasuredResponse
-from launch.run_directory import LOCK, lock_folder
+from launch.run_directory import lock_folder
 from launch.terminal import Voice
 from policies.settings import Settings
 
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
         queries = [(query.raw, query.columns) for query in self.task.queries(self.split)[: self.queries]]
         return {
             "settings": self.settings.model_dump(),
-            "model": _stamp(Path(self.settings.model_path)),
+            "model_files": _stamp(Path(self.settings.model_path)),
             "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),
             "split": self.split,
             "data": {"queries": self.queries, "checksum": zlib.crc32(repr(queries).encode())},
@@ -116,7 +116,7 @@ class EvaluationFolder:
 
     def _take(self, file: Path, identity: dict[str, Any]) -> None:
         if not file.exists():
-            if any(entry.name != LOCK for entry in self.path.iterdir()):
+            if any(not entry.name.startswith(".") for entry in self.path.iterdir()):
                 raise CommandError(f"{self.path} is not empty: empty it, or name another folder with --out.")
             replace_text(file, json.dumps(identity, indent=1) + "\n")
             return
@@ -166,6 +166,7 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
 
 
 def _play(plan: Plan, folder: EvaluationFolder, voice: Voice, done: int) -> None:
+    """Plays the batches after the first `done`: those of the base, then, with a checkpoint's weights, all others."""
     from policies.cory import CoryConfig
 
     voice.stage("Loading the models")
@@ -222,10 +223,10 @@ def _how_to_go_on(folder: EvaluationFolder, total: int) -> str:
     return f"{len(folder.batches())} of {total} batches are kept in {folder.path}; the same command goes on from there."
 
 
-def _stamp(folder: Path) -> dict[str, list[int]]:
-    """Tells a model's files apart from other ones of the same name; empty for one of the hub."""
+def _stamp(folder: Path) -> int:
+    """Tells a model's files apart from others that lay there before, by their sizes and times; nothing of the hub's."""
     files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
-    return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+    return zlib.crc32(repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]).encode())
 
 
 def _seal(update: int, checkpoint: Path) -> dict[str, int]:

@@ -22,8 +22,8 @@ FIGURES = {
     "distinct_2": ("distinct-2", "{:.2f}"),
 }
 """Every figure but pass@k, with its heading and format."""
-GAP = 2
-"""Spaces between columns."""
+GAP = 3
+"""Between two columns: the padding of both, and their border, which is a space."""
 
 
 class Scoring(NamedTuple):
