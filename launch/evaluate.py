@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 POLICY = ("model", "weights", "num_agents", "lora_rank", "lora_alpha", "lora_targets", "quantization")
 """Settings that say what the policies are."""
-OF_TASK = ("data", "eval_data", "max_query", "min_query", "prompt", "observer_prompt", "reward")
+OF_TASK = (
+    *("data", "eval_data", "max_query", "min_query", "digits", "operations"),
+    *("prompt", "observer_prompt", "stop", "reward"),
+)
 """Settings that belong to a task, and are not taken along to another one."""
 WIDTH = 100
 """The widest table."""
