@@ -20,8 +20,8 @@ from tests.policies.conftest import MakeCory
 
 
 @pytest.fixture(params=["full", "lora"])
-def make_cory(make_cory: MakeCory, request: pytest.FixtureRequest) -> MakeCory:
-    """Every test here holds for weights of either kind."""
+def make_either(make_cory: MakeCory, request: pytest.FixtureRequest) -> MakeCory:
+    """Builds algorithms with weights of either kind."""
     return partial(make_cory, weights=request.param)
 
 
@@ -46,8 +46,8 @@ def assert_same_learner(a: dict[str, Any], b: dict[str, Any]) -> None:
             np.testing.assert_array_equal(left[name], right[name], err_msg=f"{part}{name}")
 
 
-def test_a_role_exchange_moves_no_weight_and_keeps_adams_moments(make_cory: MakeCory) -> None:
-    algorithm = make_cory(exchange_period=None)
+def test_a_role_exchange_moves_no_weight_and_keeps_adams_moments(make_either: MakeCory) -> None:
+    algorithm = make_either(exchange_period=None)
     algorithm.train()
     before = learner_state(algorithm)
     assert any(np.abs(x).max() > 0 for name, x in flat(before["optimizer"]).items() if "exp_avg" in name)
@@ -68,10 +68,10 @@ def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their
             assert report["role"][role]["task_reward"] == report["policy"][module_id]["task_reward"]
 
 
-def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates(make_either: MakeCory, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"exchange_period": 3, "kl_control": "adaptive", "score_scaling": "scale"}
-    straight = make_cory(**settings)
-    halfway = make_cory(**settings)
+    straight = make_either(**settings)
+    halfway = make_either(**settings)
     for _ in range(2):
         straight.train()
         halfway.train()
@@ -88,9 +88,9 @@ def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates(make_cory: MakeCo
 
 
 def test_restoring_an_older_checkpoint_into_a_running_algorithm_leaves_no_runner_behind(
-    make_cory: MakeCory, tmp_path: Path
+    make_either: MakeCory, tmp_path: Path
 ) -> None:
-    algorithm = make_cory(num_runners=1, queries=4, minibatch=4)
+    algorithm = make_either(num_runners=1, queries=4, minibatch=4)
     algorithm.train()
     algorithm.save_to_path(tmp_path / "old")
     expected = algorithm.held_out_samples(2)
@@ -103,13 +103,13 @@ def test_restoring_an_older_checkpoint_into_a_running_algorithm_leaves_no_runner
 
 
 def test_the_policies_of_a_checkpoint_come_without_optimizers_and_play_as_they_did(
-    make_cory: MakeCory, tmp_path: Path
+    make_either: MakeCory, tmp_path: Path
 ) -> None:
-    trained = make_cory()
+    trained = make_either()
     for _ in range(2):
         trained.train()
     trained.save_to_path(tmp_path / "checkpoint")
-    fresh = make_cory(num_runners=1)
+    fresh = make_either(num_runners=1)
     base = fresh.evaluate_policies()
     fresh.load_policies(tmp_path / "checkpoint", 2)
     for name in ("llm_1", "llm_2"):
@@ -133,8 +133,8 @@ def test_a_pioneer_is_measured_as_it_is_alone_and_samples_of_a_query_differ(make
         np.testing.assert_allclose(both["llm_2"][name], column, rtol=1e-5, atol=1e-6)
 
 
-def test_runner_weights_equal_learner_weights_after_sync(make_cory: MakeCory) -> None:
-    algorithm = make_cory()
+def test_runner_weights_equal_learner_weights_after_sync(make_either: MakeCory) -> None:
+    algorithm = make_either()
     algorithm.train()
     algorithm.train()
     state = learner_state(algorithm)["rl_module"]
@@ -179,8 +179,8 @@ def test_every_query_is_dealt_once_per_pass_over_the_data(make_cory: MakeCory, t
     assert dealt[:12] != dealt[12:]
 
 
-def test_policies_start_from_the_same_model_and_without_kl(make_cory: MakeCory) -> None:
-    algorithm = make_cory()
+def test_policies_start_from_the_same_model_and_without_kl(make_either: MakeCory) -> None:
+    algorithm = make_either()
     held_out = algorithm.evaluate_policies()
     assert held_out["llm_1"] == held_out["llm_2"]
     assert held_out["mean"]["kl"] == 0.0

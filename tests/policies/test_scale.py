@@ -110,7 +110,7 @@ def test_vllm_runners_of_any_number_play_the_same_and_learn_the_same() -> None:
     assert_same(in_own_session(one_update, shapes, {"backend": "vllm", "lr": 2e-5}), shapes)
 
 
-def three_agents(learners: Sequence[int], folder: Path, weights: str) -> list[list[Ranks]]:
+def three_agents(learners: Sequence[int], folder: Path) -> list[list[Ranks]]:
     """For each number of learners the weights after one update, after two, back at one, and with its policies alone.
 
     One query in eight is skipped, so the rows do not divide by learners and mini-batches.
@@ -121,7 +121,7 @@ def three_agents(learners: Sequence[int], folder: Path, weights: str) -> list[li
     found = []
     for number in learners:
         algorithm = build(
-            weights=weights,
+            weights="lora",
             num_agents=3,
             num_learners=number,
             data=str(data),
@@ -146,11 +146,10 @@ def three_agents(learners: Sequence[int], folder: Path, weights: str) -> list[li
     return found
 
 
-@pytest.mark.parametrize("weights", ["full", "lora"])
-def test_learners_stay_equal_over_small_mini_batches_three_agents_odd_rows_and_a_restore(
-    tmp_path: Path, weights: str
+def test_learners_of_adapters_stay_equal_over_small_mini_batches_three_agents_odd_rows_and_a_restore(
+    tmp_path: Path,
 ) -> None:
-    alone, shared = in_own_session(three_agents, (0, 2), tmp_path, weights)
+    alone, shared = in_own_session(three_agents, (0, 2), tmp_path)
     for states in (alone, shared):
         assert largest_difference(states[0][0], states[1][0]) > 1e-5
         assert largest_difference(states[0][0], states[2][0]) == 0.0
