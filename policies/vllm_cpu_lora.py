@@ -75,10 +75,14 @@ def groups(slots: Tensor) -> Groups:
 
 
 def add(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float, rows_of: Groups) -> None:
-    """y[rows] += scale * x[rows] A^T B^T for every slot; shapes as in `add_lora_linear`."""
+    """y[rows] += scale * x[rows] A^T B^T for every slot; shapes as in `add_lora_linear`.
+
+    vLLM pads vocabularies, so that the logits may be wider than B, or narrower.
+    """
+    width = min(y.shape[1], b.shape[2])
     for slot, rows in rows_of:
         narrow = torch.nn.functional.linear(x[rows].to(a.dtype), a[slot, 0])
-        y[rows] += scale * torch.nn.functional.linear(narrow, b[slot, 0])[:, : y.shape[1]].to(y.dtype)
+        y[rows, :width] += scale * torch.nn.functional.linear(narrow, b[slot, 0, :width]).to(y.dtype)
 
 
 def use() -> None:

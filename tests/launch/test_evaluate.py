@@ -8,6 +8,7 @@ from launch.command import CommandError
 from launch.evaluate import _parser, _run_in, _settings, main
 from launch.evaluation import Lineup, Plan
 from launch.run_directory import RunDirectory
+from launch.trained import POLICIES
 from policies.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.test_checkpoints import write
@@ -87,8 +88,16 @@ def test_a_checkpoint_that_is_missing_or_damaged_is_refused(
     capsys: pytest.CaptureFixture[str], run: RunDirectory
 ) -> None:
     assert "no checkpoint `7`. It has: latest (6), 6." in refused(capsys, str(run.path), "--checkpoint", "7")
-    (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    assert "update_000006 has a damaged file deep/weights" in refused(capsys, str(run.path))
+    weights = f"{POLICIES}/llm_1/weights"
+    run.checkpoints.save(7, lambda folder: write_weights(folder / weights))
+    assert run.checkpoints.choose("7", POLICIES)[0] == 7
+    (run.path / "checkpoints" / "update_000007" / weights).write_text("torn")
+    assert f"update_000007 has a damaged file {weights}" in refused(capsys, str(run.path))
+
+
+def write_weights(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text("whole")
 
 
 def test_numbers_of_samples_must_be_above_zero(capsys: pytest.CaptureFixture[str]) -> None:
