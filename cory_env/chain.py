@@ -120,6 +120,7 @@ class Chain:
         self.max_response = max_response
         self.vocab_size = vocab_size or len(tokenizer)
         self.stop_token_ids = tuple(dict.fromkeys(ends))
+        self._ends = frozenset(ends)  # they may be hundreds
         self.chat = ChatFormat(tokenizer, system) if chat else None
         self.pad_token_id: int = tokenizer.pad_token_id or 0
         self._known = max(tokenizer.get_vocab().values()) + 1
@@ -164,7 +165,7 @@ class Chain:
         Some tokenizers drop the first space of whatever they decode, so a known token stands before the response and is
         taken off again.
         """
-        tokens = [token for token in tokens if token not in self.stop_token_ids]  # not all of them need be special
+        tokens = [token for token in tokens if token not in self._ends]  # not all of them need be special
         text = self._decode([*self._anchor, *tokens])
         return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
 
@@ -311,7 +312,7 @@ class ChainEpisode:
             )
         self.prompt_ids()  # an agent answers its prompt, looked at or not
         response = self._checked(role, action)
-        ends = (place for place, token in enumerate(response, start=1) if token in self.chain.stop_token_ids)
+        ends = (place for place, token in enumerate(response, start=1) if token in self.chain._ends)
         response = response[: next(ends, None)]
         self.responses.append(response)
         self.completions.append(self.chain.decode(response))

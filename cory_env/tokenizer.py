@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,13 @@ def load_tokenizer(
     if not loaded("a", add_special_tokens=False)["input_ids"]:  # transformers makes one up where its file is missing
         raise ValueError(f"The tokenizer of {name!r} has no tokens. Put its tokenizer.json beside the model.")
     return loaded
+
+
+@lru_cache(maxsize=2)
+def tokens_holding(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Returns the tokens of a vocabulary in which a text occurs."""
+    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+    return [token for token, held in enumerate(texts) if text in held]
 
 
 def _names_generic_class(folder: Path) -> bool:

@@ -25,6 +25,8 @@ OF_TASK = (
     *("prompt", "observer_prompt", "stop", "reward"),
 )
 """Settings that belong to a task, and are not taken along to another one."""
+DRAWN = ("digits", "operations")
+"""Settings that say which queries a task draws, where no data brings them."""
 WIDTH = 100
 """The widest table."""
 
@@ -149,6 +151,8 @@ def _run_in(target: str) -> "RunDirectory | None":
     if run_directory.exists():
         return run_directory
     local = path.exists() or target.startswith((".", "/", "~")) or (len(path.parts) > 1 and path.parent.is_dir())
+    if (path / "adapter_config.json").is_file():
+        raise CommandError(f"{target} is an adapter. Evaluate the run that it is from, or export it with --merge.")
     if local and not (path / "config.json").is_file():
         raise CommandError(
             f"There is neither a run nor a model in {target}. Runs lie under runs/ unless --out said else."
@@ -179,8 +183,17 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
         given |= read_file(path)
     given |= words
     if given.get("task", own["task"]) != own["task"]:
+        if "max_response" not in given:
+            raise CommandError(
+                f"How long may responses to task {given['task']} be? Add max_response=TOKENS; {options.target} brings "
+                f"{own.get('max_response')}, from another task."
+            )
         own = {key: value for key, value in own.items() if key not in OF_TASK}
+    if "data" in given:
+        own = {key: value for key, value in own.items() if key not in DRAWN}
     values = {key: value for key, value in {**own, **given}.items() if key not in POLICY}
+    if "queries" in given:
+        values |= {"minibatch": values["queries"], "num_learners": 0}  # nothing is trained, so nothing need divide
     return make_settings({**values, **policy, "min_response": None})
 
 

@@ -8,6 +8,7 @@ log.txt           what libraries and rewards printed
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import zlib
 from collections.abc import Sequence
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from policies.cory import Cory
 
 BASE = "base"
+IRRELEVANT = {
+    *("updates", "epochs", "minibatch", "micro_batch", "lr", "kl_control", "kl_target", "kl_horizon", "score_scaling"),
+    *("gamma", "lam", "clip", "value_clip", "value_coef", "grad_clip", "gradient_checkpointing"),
+    *("num_runners", "num_learners", "runner_threads", "generation_timeout", "reward_timeout", "self_test"),
+    *("stop_on_collapse", "health_patience", "max_repetition", "min_eos_share", "max_token_kl", "max_observer_loss"),
+    *("max_role_gap", "max_sampler_gap", "eval_every", "eval_queries", "checkpoint_every", "keep_checkpoints"),
+    *("samples_every", "wandb"),
+}
+"""Settings that change no response and no measure of one, so they may change while an evaluation goes on."""
 LINES = 20
 """Lines of progress, at most, where there is no bar."""
 
@@ -79,7 +89,8 @@ class Plan(NamedTuple):
         """Everything that the responses depend on, as JSON: two plans with the same one give the same responses."""
         queries = [(query.raw, query.columns) for query in self.task.queries(self.split)[: self.queries]]
         return {
-            "settings": self.settings.model_dump(),
+            "settings": self.settings.model_dump(exclude=IRRELEVANT),
+            "reward_code": _code(self.task.reward),
             "model_files": _stamp(Path(self.settings.model_path)),
             "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),
             "split": self.split,
@@ -111,7 +122,8 @@ class EvaluationFolder:
         except OSError as error:
             raise CommandError(f"The folder {path} cannot be made: {error.strerror}.") from error
         self._lock: IO[str] = lock_folder(path)
-        self._take(path / "plan.json", plan.identity())
+        self.identity = plan.identity()  # once: a run that still trains may drop the checkpoint later
+        self._take(path / "plan.json", self.identity)
         self.responses.cut_after(len(plan.batches()))
 
     def _take(self, file: Path, identity: dict[str, Any]) -> None:
@@ -227,6 +239,21 @@ def _stamp(folder: Path) -> int:
     """Tells a model's files apart from others that lay there before, by their sizes and times; nothing of the hub's."""
     files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
     return zlib.crc32(repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]).encode())
+
+
+def _code(reward: str) -> int | None:
+    """Returns a checksum of the file that holds a reward, if there is one: a corrected reward gives other figures."""
+    module = reward.partition(":")[0]
+    file = Path(*module.split(".")).with_suffix(".py")  # in this folder, where rewards are looked for first
+    if not file.is_file():
+        try:
+            spec = importlib.util.find_spec(module)
+        except ImportError:
+            return None
+        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+            return None
+        file = Path(spec.origin)
+    return zlib.crc32(file.read_bytes())
 
 
 def _seal(update: int, checkpoint: Path) -> dict[str, int]:

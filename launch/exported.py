@@ -62,10 +62,16 @@ def save_adapter(trained: Trained, policy: str, folder: Path, dtype: torch.dtype
     base = _check_adapter(trained, policy)
     assert settings.lora is not None
     config = peft_config(base, settings.lora)
-    config.base_model_name_or_path = settings.model_path
+    config.base_model_name_or_path = base_name(settings)
     config.inference_mode = True
     config.save_pretrained(folder)
     save_file(_tensors(trained, policy, dtype), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def base_name(settings: Settings) -> str:
+    """Returns where an adapter's base is: a hub id, or a folder whatever folder one is in."""
+    path = Path(settings.model_path)
+    return str(path.resolve()) if path.is_dir() else settings.model_path
 
 
 def generation_config(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from launch.exported import base_name
 from launch.manifest import own_version
 from launch.records import Figures
 from launch.report import COLUMNS
@@ -13,12 +14,13 @@ from launch.rows import show
 from launch.run_directory import CONFIG
 from launch.trained import Trained
 from policies.settings import Settings
+from policies.vllm_lora import room
 
 PAPER = "https://arxiv.org/abs/2410.06101"
 TRAINING = (
     *("task", "data", "reward", "model", "chat", "system", "num_agents", "exchange_period", "knowledge_transfer"),
     *("partner_reward", "queries", "minibatch", "epochs", "lr", "kl_coef", "kl_estimator", "temperature", "max_prompt"),
-    *("max_response", "seed"),
+    *("max_response", "stop", "weights", "lora_rank", "lora_alpha", "lora_targets", "quantization", "seed"),
 )
 """The settings that a reader of the card wants first; all of them are in the run's configuration."""
 
@@ -55,14 +57,6 @@ Combined: task reward − {kl_coef:g} · KL.
 """
 
 
-_LOAD = """from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained("FOLDER")"""
-_LOAD_ADAPTER = """from peft import AutoPeftModelForCausalLM
-
-model = AutoPeftModelForCausalLM.from_pretrained("FOLDER")  # an adapter; its base is loaded with it"""
-
-
 def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool = False) -> str:
     """Returns the card as Markdown, with the header that model hubs read.
 
@@ -82,8 +76,8 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         how=_how(settings),
         version=own_version(),
         warnings="".join(f"\n> **Warning.** {text}\n" for text in warnings),
-        load=_LOAD_ADAPTER if adapter else _LOAD,
-        serve=_serve(settings) if adapter else "`vllm serve FOLDER` serves it.",
+        load=_load(settings, adapter),
+        serve=_serve(settings, adapter),
         example=_example(settings),
         max_response=settings.max_response,
         temperature=settings.temperature,
@@ -141,12 +135,34 @@ def _how(settings: Settings) -> str:
     )
 
 
-def _serve(settings: Settings) -> str:
-    assert settings.lora is not None
+def _load(settings: Settings, adapter: bool) -> str:
+    """Returns the code that loads the policy."""
+    if not adapter:
+        return 'from transformers import AutoModelForCausalLM\n\nmodel = AutoModelForCausalLM.from_pretrained("FOLDER")'
+    imports, more = "GenerationConfig", ""
+    if settings.quantization != "none":  # as the base was in training
+        bits = f'load_in_4bit=True, bnb_4bit_quant_type="{settings.quantization}"'
+        imports, more = "BitsAndBytesConfig, GenerationConfig", f", quantization_config=BitsAndBytesConfig({bits})"
     return (
-        f"`vllm serve {settings.model_path} --enable-lora --max-lora-rank {settings.lora.rank} --lora-modules "
-        "NAME=FOLDER` serves it."
+        f"from peft import AutoPeftModelForCausalLM\nfrom transformers import {imports}\n\n"
+        f'model = AutoPeftModelForCausalLM.from_pretrained("FOLDER"{more})  # the adapter on its base\n'
+        'model.base_model.model.generation_config = GenerationConfig.from_pretrained("FOLDER")'
     )
+
+
+def _serve(settings: Settings, adapter: bool) -> str:
+    """Returns a sentence on how to serve the policy."""
+    if not adapter:
+        return "`vllm serve FOLDER` serves it."
+    lora = settings.lora
+    assert lora is not None
+    if settings.quantization != "none":
+        return f"It was trained on a base in {settings.quantization}, which vLLM does not serve by itself."
+    command = (
+        f"`vllm serve {base_name(settings)} --enable-lora --max-lora-rank {room(lora)} --lora-modules NAME=FOLDER "
+        "--generation-config FOLDER`"
+    )
+    return f"{command} serves it, where vLLM can adapt its family (GPT-2: export it with --merge)."
 
 
 def _example(settings: Settings) -> str:

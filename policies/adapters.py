@@ -38,21 +38,24 @@ def adapted(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
         lora: what the adapter is like.
 
     Raises:
-        ModelError: the base has no layer of a name in `lora.targets`.
+        ModelError: the base has no linear layer of a name in `lora.targets`.
     """
     from peft import inject_adapter_in_model
 
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
-    skeleton = copy.deepcopy(base, shared)
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(lora.seed)
-            inject_adapter_in_model(peft_config(base, lora), skeleton, _NAME)
-    except ValueError as error:  # PEFT's, about targets
+    layers = linear_layers(base)
+    if unknown := sorted(set(lora.targets) - set(layers)):  # PEFT would adapt the others without a word
         raise ModelError(
-            f"`{base.name_or_path}` cannot be adapted: {str(error).splitlines()[0]} Its linear layers are "
-            f"{', '.join(linear_layers(base))}; set lora_targets to some of them, or leave it out."
-        ) from error
+            f"`{base.name_or_path}` has no linear layer {', '.join(map(repr, unknown))} to adapt. It has "
+            f"{', '.join(layers)}; set lora_targets to some of them, or leave it out."
+        )
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
+    for module in base.modules():  # bitsandbytes keeps scales beside its 4-bit weights
+        if (scales := vars(module).get("quant_state")) is not None:
+            shared[id(scales)] = scales
+    skeleton = copy.deepcopy(base, shared)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(lora.seed)
+        inject_adapter_in_model(peft_config(base, lora), skeleton, _NAME)
     for parameter in skeleton.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # PEFT gives them the type of the base

@@ -91,7 +91,6 @@ class ChainRunner(EnvRunner, Checkpointable):
             "device": get_device(self.config, self.config.num_gpus_per_env_runner),
             "trust_remote_code": s.trust_remote_code,
             "lora": s.lora,
-            "quantization": s.quantization,
         }
         if s.backend == "vllm":
             from policies.vllm_generator import VLLMGenerator
@@ -111,7 +110,7 @@ class ChainRunner(EnvRunner, Checkpointable):
         else:
             from policies.transformers_generator import TransformersGenerator
 
-            self.generator = TransformersGenerator(s.model_path, s.modules, **common)
+            self.generator = TransformersGenerator(s.model_path, s.modules, **common, quantization=s.quantization)
 
     def sample(
         self,

@@ -19,7 +19,7 @@ _SHORT = 128  # tokens of a row
 _chosen: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()  # attention as loaded
 _frozen: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()
 
-Quantization = Literal["none", "nf4", "int8"]
+Quantization = Literal["none", "nf4"]
 
 
 class ModelError(ValueError):
@@ -87,7 +87,7 @@ def load_language_model(
         path: folder or hub id.
         trust_remote_code: run code that comes with the model.
         dtype: of its weights, and of what is computed with quantised ones.
-        quantization: 4 or 8 bits per weight of a linear layer, by bitsandbytes; the model is then on the GPU.
+        quantization: 4 bits per weight of a linear layer, by bitsandbytes; the model is then on the GPU.
 
     Raises:
         ModelError: nothing loadable there, or weights that are not the model's.
@@ -145,6 +145,8 @@ def shared_base(
 
     One object per process, device, type and quantization, however many policies ask for it.
     """
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     key = (path, str(device), dtype, quantization)
     model = _frozen.get(key)
     if model is None:
@@ -181,8 +183,7 @@ def _quantised(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]
         )
     from transformers import BitsAndBytesConfig
 
-    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
-    config = BitsAndBytesConfig(**(four if quantization == "nf4" else {"load_in_8bit": True}))
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
     return {"quantization_config": config, "device_map": {"": 0}}  # Ray shows a process its own GPUs only
 
 

@@ -17,7 +17,7 @@ from policies.generator import Response, Weights
 from policies.token_batch import Rows, make_rows
 
 _NOISE = 0.1  # of each parameter's root mean square; 0.3 takes 30 layers so far that bf16's rounding grows tenfold
-_ZERO = 0.15  # where a parameter is all zeros, as an adapter's second half at start; less drowns in bf16's rounding
+_ZERO = 0.15  # for an adapter's second half, which is all zeros at start; less drowns in bf16's rounding
 _ALLOWED = 0.05  # share of the perturbation's effect that may stay unexplained, beside twice the rounding gap
 
 
@@ -44,15 +44,17 @@ def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.
     Args:
         weights: by name.
         seed: of the noise.
-        noise: its deviation, as a share of the tensor's root mean square; a tensor of zeros gets 0.15.
+        noise: its deviation, as a share of the tensor's root mean square; an adapter's zeros get 0.15.
     """
     random = np.random.default_rng(seed)
 
-    def moved(array: np.ndarray) -> np.ndarray:
-        size = noise * float(np.sqrt(np.mean(np.square(array)))) or _ZERO
+    def moved(name: str, array: np.ndarray) -> np.ndarray:
+        size = noise * float(np.sqrt(np.mean(np.square(array))))
+        if size == 0 and "lora_" in name:
+            size = _ZERO
         return array + np.float32(size) * random.standard_normal(array.shape, dtype=np.float32)
 
-    return {name: moved(array) for name, array in weights.items()}
+    return {name: moved(name, array) for name, array in weights.items()}
 
 
 def self_test(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cory_env.chain import Chain, role_names
 from cory_env.tasks import Operations, Task, make_task
-from cory_env.tokenizer import load_tokenizer
+from cory_env.tokenizer import load_tokenizer, tokens_holding
 from policies.model_names import BUNDLED_LM, model_path
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ class Settings(BaseModel):
     system: str | None = None
     """With `chat`: a system message before it."""
     stop: str | None = None
-    """A response also ends with the first token that holds this text, such as a line break after a few-shot answer."""
+    """A response also ends with the first token that holds this text, such as a line break after a few-shot answer.
+    Rewards and later agents see the response without that token."""
 
     # The chain.
     num_agents: int = Field(2, ge=1)
@@ -99,8 +100,8 @@ class Settings(BaseModel):
     """An adapter's output is scaled by lora_alpha / lora_rank."""
     lora_targets: str | None = None
     """The layers that get an adapter, such as `q_proj,v_proj`; null: every linear layer but the output head."""
-    quantization: Literal["none", "nf4", "int8"] = "none"
-    """Store the frozen base in 4 or 8 bits per weight, by bitsandbytes (`lora` on CUDA GPUs only)."""
+    quantization: Literal["none", "nf4"] = "none"
+    """Store the frozen base in 4 bits per weight, by bitsandbytes (`lora` on CUDA GPUs, backend `transformers`)."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
     backend: Literal["vllm", "transformers"] = "vllm"
@@ -299,8 +300,7 @@ class Settings(BaseModel):
         ends = stop_token_ids(self.model_path, self.trust_remote_code)
         if self.stop is None:
             return ends
-        texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
-        found = [token for token, text in enumerate(texts) if self.stop in text]
+        found = tokens_holding(tokenizer, self.stop)
         if not found:
             raise SettingsError(f"stop={self.stop!r}: no single token of `{self.model}` holds it. Set a shorter text.")
         return [*ends, *found]
@@ -356,6 +356,8 @@ class Settings(BaseModel):
                 f"quantization={self.quantization} stores weights that cannot be trained. Set weights=lora, or "
                 "quantization=none."
             )
+        if self.quantization != "none" and self.backend == "vllm":
+            raise ValueError("quantization=nf4 is not in vLLM 0.32. Use backend=transformers, or quantization=none.")
         if self.quantization != "none" and not (self.gpus_per_learner and self.gpus_per_runner):
             raise ValueError(
                 f"quantization={self.quantization} needs a CUDA GPU for learners and runners. Set gpus_per_learner and "

@@ -77,14 +77,15 @@ class TransformersGenerator:
         self.stop_token_ids = list(stop_token_ids)
         self.dtype = compute_dtype(dtype, device)
         self.models: dict[str, PreTrainedModel] = {}
+        self.base: PreTrainedModel | None = None  # held, so that a learner of this process finds it
         self.own: dict[str, dict[str, Tensor]] = {}
         """Per LLM what `load` replaces: all parameters, or the adapter's."""
         for module_id in modules:
             if lora is None:
                 model = load_language_model(path, trust_remote_code).to(device)
             else:
-                base = shared_base(path, device, trust_remote_code, base_dtype(dtype, device), quantization)
-                model = adapted(base, lora)
+                self.base = shared_base(path, device, trust_remote_code, base_dtype(dtype, device), quantization)
+                model = adapted(self.base, lora)
             self.models[module_id] = model
             own = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
             self.own[module_id] = {name: parameter.requires_grad_(False) for name, parameter in own}
@@ -135,4 +136,5 @@ class TransformersGenerator:
     def close(self) -> None:
         """Frees the models."""
         self.models.clear()
+        self.base = None
         self.own.clear()

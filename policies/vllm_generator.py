@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from policies import vllm_lora
 from policies.generator import GenerationError, Loaded, Response, Sampling, Weights
-from policies.language_model import Quantization, compute_dtype
+from policies.language_model import compute_dtype
 from policies.settings import Lora
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ class VLLMGenerator:
         seed: int = 0,
         trust_remote_code: bool = False,
         lora: Lora | None = None,
-        quantization: Quantization = "none",
         gpu_share: float = 1.0,
         in_process: bool = True,
         timeout: float = 600.0,
@@ -93,8 +92,6 @@ class VLLMGenerator:
             seed: vLLM's own seed; responses depend on `Sampling.seeds` alone.
             trust_remote_code: run code that comes with the model.
             lora: what the adapters are like; None: every LLM has all weights of its own.
-            quantization: of the base under the adapters. vLLM quantises to nf4 as it loads, but not to 8 bits: then the
-                engine's base keeps its 16.
             gpu_share: on CUDA, the part of a GPU that is this runner's; the engines share 90 % of it evenly.
             in_process: run the engines in this process.
             timeout: longest wait for one `generate`, in seconds (own processes only; in-process, the caller watches).
@@ -124,8 +121,6 @@ class VLLMGenerator:
         }
         if lora is not None:
             self._arguments |= vllm_lora.engine_arguments(lora, len(modules))
-        if quantization == "nf4":
-            self._arguments["quantization"] = "bitsandbytes"
         engines = [_SHARED] if lora is not None else self.modules
         if device.type == "cuda":
             self._arguments["gpu_memory_utilization"] = 0.9 * min(gpu_share, 1.0) / len(engines)

@@ -30,8 +30,13 @@ def engine_arguments(lora: Lora, adapters: int) -> dict[str, Any]:
     return {
         "enable_lora": True,
         "max_loras": adapters,
-        "max_lora_rank": min(rank for rank in _RANKS if rank >= lora.rank),
+        "max_lora_rank": room(lora),
     }
+
+
+def room(lora: Lora) -> int:
+    """The least of vLLM's maximal ranks that holds the adapters."""
+    return min(rank for rank in _RANKS if rank >= lora.rank)
 
 
 def request(name: str, number: int) -> LoRARequest:

@@ -1,8 +1,16 @@
-"""The order of the test files: the longest first, so that no process is left with one of them at the end."""
+"""The order of the test files: the longest first, so that no process is left with one of them at the end.
+
+One thread per process, as several run at once: two threads each on two cores take twice the time.
+"""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 LONGEST = (
     "test_scale",
@@ -12,6 +20,7 @@ LONGEST = (
     "test_cory_vllm",
     "test_long_run",
     "test_learning",
+    "test_evaluation",
     "test_serving",
     "test_model_families",
     "test_cory",

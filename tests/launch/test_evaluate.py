@@ -70,8 +70,40 @@ def test_one_file_of_data_is_evaluated_whole_whatever_the_run_held_out(tmp_path:
 
 def test_another_task_leaves_the_runs_data_and_prompts_behind(tmp_path: Path) -> None:
     own = Settings(task="custom", data="train.csv", reward="mine:score", temperature=0.5)
-    found = settings("--task", "imdb", run=record(tmp_path / "run", own))
+    run = record(tmp_path / "run", own)
+    found = settings("--task", "imdb", "max_response=7", run=run)
     assert (found.task, found.data, found.reward, found.temperature) == ("imdb", None, None, 0.5)
+    with pytest.raises(CommandError, match=r"How long may responses to task imdb be\? Add max_response=TOKENS"):
+        settings("--task", "imdb", run=run)
+
+
+def test_data_takes_the_place_of_queries_that_a_task_draws(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", Settings(task="arithmetic", digits=1, operations="sums"))
+    found = settings("data=other.jsonl", run=run)
+    assert (found.data, found.digits, found.operations) == ("other.jsonl", None, None)
+
+
+def test_any_number_of_queries_may_be_played_at_once(run: RunDirectory) -> None:
+    assert (settings("queries=5", run=run).queries, settings("queries=5", run=run).minibatch) == (5, 5)
+
+
+def test_an_adapter_is_evaluated_by_its_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").touch()
+    assert "is an adapter. Evaluate the run" in refused(capsys, str(tmp_path))
+
+
+def test_an_evaluation_is_another_one_when_its_reward_was_corrected_but_not_when_it_is_learned_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reward = tmp_path / "mine.py"
+    reward.write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
+    chosen = Settings(reward="mine:score", num_agents=1)
+    first = plan(chosen, trained=False).fingerprint
+    assert plan(chosen.model_copy(update={"micro_batch": 1, "updates": 7}), trained=False).fingerprint == first
+    assert plan(chosen.model_copy(update={"temperature": 0.5}), trained=False).fingerprint != first
+    reward.write_text("def score(completions):\n    return [1.0 for _ in completions]\n")
+    assert plan(chosen, trained=False).fingerprint != first
 
 
 def test_a_target_is_a_run_a_model_or_refused(run: RunDirectory, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
     assert (found - base).abs().max() > 0.1
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["library_name"] == ("transformers" if merge else "peft")
-    assert ("--enable-lora --max-lora-rank 4" in card) != merge
+    assert ("--enable-lora --max-lora-rank 8" in card) != merge
     example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
     capsys.readouterr()
     exec(example.replace("FOLDER", str(out)).replace("PROMPT", "This movie"), {})

@@ -31,7 +31,11 @@ def test_defaults_are_the_papers() -> None:
         ({"system": "Be kind."}, "system is set, but chat is off"),
         ({"stop": ""}, "stop is empty, so every token would end a response."),
         ({"quantization": "nf4"}, "quantization=nf4 stores weights that cannot be trained. Set weights=lora"),
-        ({"quantization": "nf4", "weights": "lora"}, "needs a CUDA GPU for learners and runners. Set gpus_per_learner"),
+        ({"quantization": "nf4", "weights": "lora"}, "nf4 is not in vLLM 0.32. Use backend=transformers"),
+        (
+            {"quantization": "nf4", "weights": "lora", "backend": "transformers"},
+            "needs a CUDA GPU for learners and runners. Set gpus_per_learner",
+        ),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
     ],
 )
