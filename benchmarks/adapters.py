@@ -43,14 +43,14 @@ def run(folder: Path, quick: bool) -> Record:
         "minibatch": 8,
         "micro_batch": 4,
         "epochs": 1,
-        "max_prompt": 48,
+        "max_prompt": 96,
         "max_response": 48,
         "reward": "benchmarks.no_reward:zero",
     }
     record = Record("adapters", CLAIM, settings)
     record.figures += memory(settings, (1, 2) if quick else (1, 2, 4))
     record.figures += sync(settings, 3 if quick else 9)
-    record.figures += rollouts(settings["model"], SHAPES[size].vocabulary, 8 if quick else 48, 1 if quick else 3)
+    record.figures += rollouts(settings["model"], SHAPES[size].vocabulary, 8 if quick else 24, 1)
     return record
 
 
@@ -83,9 +83,9 @@ def sync(settings: dict[str, Any], rounds: int) -> list[Figure]:
 
 def rollouts(path: str, vocabulary: int, count: int, rounds: int) -> list[Figure]:
     """Response tokens per second of both backends: prompts of 4 to 64 tokens, responses that stop on one token in 32,
-    at 128 at the latest.
+    at 64 at the latest.
     """
-    random, longest = np.random.default_rng(0), 128
+    random, longest = np.random.default_rng(0), 64
     prompts = [random.integers(1, 2000, int(random.integers(4, 65))).tolist() for _ in range(count)]
     sampling = Sampling(1.0, longest, range(count))
     common: dict[str, Any] = {
