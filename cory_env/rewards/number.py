@@ -4,8 +4,8 @@ r"""Reads numbers in text exactly, as fractions, in the notations that answers t
 
 A percent sign, a currency and a unit change nothing. A hyphen is a minus sign where it touches the number and nothing
 before it: `-3`, `= -3`, but not `5-3`, `2-3 days` or `- 3`. Digits inside a word (`m2`) and exponents (`cm^2`) are not
-numbers of their own. Nothing is calculated: in `2 * 3` and `48 / 2` the last numbers are 3 and 2, but `48/2` is a
-fraction. Words (`half`) and characters such as ½ are not read.
+numbers of their own; an exponent with a sign, as in `10^-3`, is taken for one. Nothing is calculated: in `2 * 3` and
+`48 / 2` the last numbers are 3 and 2, but `48/2` is a fraction. Words (`half`) and characters such as ½ are not read.
 
 Texts come from models that may write anything, so reading takes linear time, and a number that is too long, has too
 large an exponent or divides by zero is unreadable instead of slow.
