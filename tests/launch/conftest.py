@@ -85,6 +85,22 @@ def policies_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return run
 
 
+@pytest.fixture(scope="session")
+def adapters_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run with `weights=lora`, saved after update 1."""
+    return record_adapters(tmp_path_factory.mktemp("runs") / "adapters", temperature=1.0)
+
+
+def record_adapters(folder: Path, **changes: object) -> RunDirectory:
+    """Writes a run with `weights=lora` whose adapters differ from nothing at all and from each other."""
+    lora = {"weights": "lora", "lora_rank": 4, "lora_alpha": 30.0}
+    settings = RUN_SETTINGS.model_copy(update={**lora, **changes})
+    run = record(folder, settings, updates=range(2))
+    run.checkpoints.save(1, lambda place: write_policies(place, settings, seed=1))
+    run.unlock()
+    return run
+
+
 def write_policies(folder: Path, settings: Settings, seed: int) -> None:
     """Writes the policies' part of a checkpoint, as RLlib does."""
     from policies.cory_config import CoryConfig

@@ -48,6 +48,9 @@ def scenario() -> None:
     assert evaluate.main([*ASKED, "--quiet"]) == 0
     assert evaluate.main(["run", "--checkpoint", "0", "--queries", "3", "--samples", "1", "--quiet"]) == 0
     assert evaluate.main([*ASKED, "seed=1"]) == 2  # another evaluation is there
+    lora = ("weights=lora", "updates=1", "eval_every=1", "lr=1e-2")
+    assert train.main([*SMALL, *lora, "--quiet", "--out", "adapters"]) == 0
+    assert evaluate.main(["adapters", "--queries", "4", "--samples", "1", "--quiet", "--out", "adapted"]) == 0
     assert evaluate.main(["imdb-gpt2-tiny", *ALONE, "--queries", "2", "--samples", "3", "--out", "model"]) == 0
 
 
@@ -108,13 +111,17 @@ def test_every_policy_is_there_alone_and_as_observer_beside_the_base(scene: Scen
     assert found["checkpoint"]["update"] == 2 and found["dropped"] == 0
 
 
-def test_the_first_samples_are_those_of_the_held_out_evaluation_in_training(scene: Scene) -> None:
+@pytest.mark.parametrize(("run", "evaluation"), [("run", "found"), ("adapters", "adapted")])
+def test_the_first_samples_are_those_of_the_held_out_evaluation_in_training(
+    scene: Scene, run: str, evaluation: str
+) -> None:
     """Same queries, seeds, lengths and weights: the figures of two ways to compute them meet."""
     folder = scene[0]
-    trained = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()][-1]
+    trained = [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()][-1]
+    assert trained["evaluation"]["llm_1"]["kl"] > 0
     for module in ("llm_1", "llm_2"):
         values: dict[str, list[float]] = {"task_reward": [], "kl": [], "response_length": [], "eos_rate": []}
-        for line in responses(folder / "found"):
+        for line in responses(folder / evaluation):
             for chain in line["chains"]:
                 pioneer = chain["responses"][0]
                 if pioneer["policy"] == module and chain["sample"] == 0 and chain["query"] < 4:

@@ -17,7 +17,7 @@ from launch.trained import POLICIES, open_trained
 from policies.causal_lm_module import CausalLMModule
 from policies.settings import Settings
 from policies.token_batch import make_rows
-from tests.launch.conftest import RUN_SETTINGS, mount, record, write_policies
+from tests.launch.conftest import mount, record, write_policies
 
 TEXT = "This movie is a wonderful film, and I liked it."
 
@@ -114,16 +114,6 @@ def test_a_policy_that_was_collapsing_is_exported_with_a_warning_there_and_in_th
         assert main([str(run.path), "--policy", policy, "--checkpoint", checkpoint, "--out", str(out)]) == 0
         assert ("Warning: at update 6, llm_1 repeats itself: 61%." in capsys.readouterr().err) == warned
         assert ("**Warning.** llm_1 repeats itself: 61%." in (out / "README.md").read_text()) == warned
-
-
-@pytest.fixture(scope="module")
-def adapters_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """A run with `weights=lora`."""
-    lora = {"weights": "lora", "lora_rank": 4, "lora_alpha": 6.0}
-    settings = RUN_SETTINGS.model_copy(update={**lora, "temperature": 1.0})
-    run = record(tmp_path_factory.mktemp("runs") / "adapters", settings, updates=range(2))
-    run.checkpoints.save(1, lambda folder: write_policies(folder, settings, seed=1))
-    return run
 
 
 @pytest.mark.parametrize("merge", [False, True])

@@ -15,9 +15,10 @@ from cory_env.tasks import Query, Task
 from launch.command import CommandError
 from launch.generate import main
 from launch.run_directory import RunDirectory
-from launch.trained import open_trained
+from launch.trained import POLICIES, open_trained
 from launch.trained_chain import TrainedChain, _check_prompts
 from launch.voice import Voice
+from policies.causal_lm_module import CausalLMModule
 from policies.generator import EVALUATION_STREAM, Sampling, sampling_seed
 from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS
 
@@ -60,6 +61,22 @@ def test_one_policy_alone_answers_the_bare_query_and_at_temperature_0_whatever_t
     tokens = made.chain.start(Query(0, "This movie")).prompt_ids()
     greedy = made.generator.models["llm_2"].generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)
     assert made.chain.decode(greedy[0, len(tokens) :].tolist()) == answers[0]["responses"][0]["text"]
+
+
+def test_adapters_answer_as_the_policies_that_were_trained(adapters_run: RunDirectory) -> None:
+    trained = open_trained(adapters_run.path)
+    answer = TrainedChain(trained, ["llm_2", "llm_1"], 0, 0).answer(0, "This movie")
+    prompts = TrainedChain(trained, ["llm_2", "llm_1"], 0, 0).chain
+    episode = prompts.start(Query(0, "This movie"))
+    for policy, response in zip(("llm_2", "llm_1"), answer["responses"], strict=True):
+        module = CausalLMModule.from_checkpoint(str(trained.folder / POLICIES / policy))
+        tokens = episode.prompt_ids()
+        both = [
+            lm.generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)[0, len(tokens) :].tolist()
+            for lm in (module.lm, module.reference())
+        ]
+        assert response["text"] == prompts.decode(both[0]) != prompts.decode(both[1])
+        episode.respond({"tokens": both[0], "length": len(both[0])})
 
 
 def test_roles_checkpoint_and_seed_are_those_of_the_run_unless_others_are_named(

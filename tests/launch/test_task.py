@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.command import CommandError
@@ -16,6 +17,8 @@ from launch.task import check
 from launch.validate import main as validate
 from policies import vllm_generator
 from policies.settings import make_settings
+from tests.cory_env.test_preference import save_chat_judge
+from tests.launch.conftest import Cory
 
 
 @pytest.fixture
@@ -125,6 +128,43 @@ def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.Ca
     needed = printed.split("Train with max_prompt=")[1].split(".")[0]
     assert validate([*words, f"max_prompt={needed}"]) == 0
     assert "Warnings" not in capsys.readouterr().out
+
+
+def test_the_preset_summarize_is_proven_and_trained_on_a_file(
+    cory: Cory, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    texts = ["The film is long. I liked it, and so did my aunt.", "It rained all day, and the match was called off."]
+    rows = [{"query": text, "summary": text.split(".")[0]} for text in texts * 4]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chatty = AutoTokenizer.from_pretrained(model)
+    chatty.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    chatty.save_pretrained(model)
+    data = f"data={tmp_path / 'texts.jsonl'}"
+    assert validate(["summarize", data, f"model={model}", "max_prompt=96", "max_response=12"]) == 0
+    assert "Another summary:" in capsys.readouterr().out
+
+    small = ("backend=transformers", "num_runners=0", "self_test=false", "weights=full", "max_prompt=96", "epochs=1")
+    sizes = ("max_response=12", "updates=1", "queries=4", "minibatch=4", "eval_queries=2", "eval_every=1")
+    result = cory("train", "summarize", data, f"model={model}", *small, *sizes, "--out", "run")
+    assert result.returncode == 0, result.stderr
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert all(0 <= line["policy"][policy]["task_reward"] <= 1 for policy in ("llm_1", "llm_2"))
+
+
+def test_the_preset_dialogue_is_proven_with_a_judge_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    rows: list[dict[str, object]] = [
+        {"query": "Name a fruit."},
+        {"query": [*talk, {"role": "user", "content": "Why is the sky blue?"}]},
+    ]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
+    judge = save_chat_judge(tmp_path / "judge")
+    reward = f"reward=cory_env.rewards.preference:score?model={judge}"
+    words = [f"data={tmp_path / 'talks.jsonl'}", f"model={judge}", reward, "max_prompt=96", "max_response=12"]
+    assert validate(["dialogue", *words]) == 0
+    assert "Another assistant answered:" in capsys.readouterr().out
 
 
 def test_settings_of_another_task_are_refused() -> None:

@@ -1,0 +1,69 @@
+"""Scores texts by a Hugging Face sequence classifier, for rewards that are models."""
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+BATCH_SIZE = 64
+
+
+@lru_cache(maxsize=1)
+def load(model: str, device: str = "") -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
+    """Loads a classifier once per process, in evaluation mode.
+
+    Args:
+        model: A folder or hub id.
+        device: Where it runs, such as `cpu` or `cuda:0`; empty for a GPU if this process sees one, else the CPU.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    # One thread unless the user says otherwise: the cores belong to the sampler and the learner.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    classifier = AutoModelForSequenceClassification.from_pretrained(model).to(device).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    positions = classifier.config.to_dict().get("max_position_embeddings", tokenizer.model_max_length)
+    tokenizer.model_max_length = min(tokenizer.model_max_length, positions)  # many tokenizers do not know their limit
+    return tokenizer, classifier
+
+
+def logits(
+    tokenizer: "PreTrainedTokenizerBase",
+    classifier: "PreTrainedModel",
+    texts: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    *,
+    special_tokens: bool = True,
+) -> "Tensor":
+    """Returns the logits of each text, or pair of texts, `[B, labels]`, fp32 on the CPU.
+
+    Args:
+        tokenizer: The classifier's; texts beyond its limit are cut.
+        classifier: As loaded.
+        texts: What is judged.
+        pairs: The second part of each, for classifiers that judge an answer to a question.
+        special_tokens: Add the tokenizer's own; off for texts that hold them already.
+    """
+    import torch
+
+    by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]) + len(pairs[i] if pairs else ""))  # less padding
+    out = torch.empty(len(texts), classifier.config.num_labels)
+    with torch.inference_mode():
+        for start in range(0, len(texts), BATCH_SIZE):
+            chosen = by_length[start : start + BATCH_SIZE]
+            inputs = tokenizer(
+                [texts[i] for i in chosen],
+                [pairs[i] for i in chosen] if pairs else None,
+                padding=True,
+                truncation=True,
+                add_special_tokens=special_tokens,
+                return_tensors="pt",
+            ).to(classifier.device)
+            out[chosen] = classifier(**inputs).logits.float().cpu()
+    return out

@@ -1,0 +1,47 @@
+"""ROUGE: how much of a reference summary's wording a completion shares."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
+
+
+def overlap(completions: Sequence[str], summary: Sequence[str | Sequence[str]], measure: str = "rougeL") -> list[float]:
+    """Returns the F-measure of ROUGE between each completion and its reference, from 0 to 1, words stemmed.
+
+    Computed by `rouge-score` (extra `summarize`), which gives the figures of the original ROUGE script.
+
+    Args:
+        completions: The decoded responses.
+        summary: The column of references: a text, or several of which the best match counts.
+        measure: `rouge1`, `rouge2`, `rougeL` or `rougeLsum`, in a configuration
+            `cory_env.rewards.rouge:overlap?measure=rouge2`.
+
+    Raises:
+        ValueError: There is no such measure, or a row has no reference.
+        ModuleNotFoundError: `rouge-score` is not installed.
+    """
+    scorer = _scorer(measure)
+    values = []
+    for completion, references in zip(completions, summary, strict=True):
+        texts = [references] if isinstance(references, str) else list(references or ())
+        if not any(text.strip() for text in texts):
+            raise ValueError(f"The column summary holds {references!r}, but ROUGE compares with a text.")
+        values.append(float(scorer.score_multi(texts, completion)[measure].fmeasure))
+    return values
+
+
+@lru_cache(maxsize=1)
+def _scorer(measure: str) -> "RougeScorer":
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"ROUGE needs the package {error.name}: pip install 'cory-rllib[summarize]'"
+        ) from None
+
+    if measure not in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
+        raise ValueError(f"ROUGE has no measure {measure!r}. Write rouge1, rouge2, rougeL or rougeLsum.")
+    return RougeScorer([measure], use_stemmer=True)

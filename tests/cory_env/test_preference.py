@@ -1,0 +1,74 @@
+"""The reward of a preference model, on small untrained ones of both kinds: with a chat template, and for pairs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+)
+
+from cory_env.rewards.preference import score
+from cory_env.tasks import Message
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+PROMPTS = ["Name a fruit.", "Why is the sky blue? I have always wondered.", "Hi"]
+ANSWERS = ["An apple.", "Because air scatters the blue of sunlight most.", ""]
+
+
+def save_chat_judge(folder: Path, outputs: int = 1) -> str:
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer(str(DEFAULT_TOKENIZER))
+    tokenizer.chat_template = TEMPLATE
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, num_labels=outputs)
+    GPT2ForSequenceClassification(config).save_pretrained(folder)  # names no padding token, as many do
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_model_with_a_chat_template_reads_the_conversation_in_it(tmp_path: Path) -> None:
+    folder = save_chat_judge(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    values = score(PROMPTS, ANSWERS, model=folder, device="cpu")
+    assert len(set(values)) == 3
+    for prompt, answer, value in zip(PROMPTS, ANSWERS, values, strict=True):
+        inputs = tokenizer(f"<user> {prompt}\n<assistant> {answer}\n", add_special_tokens=False, return_tensors="pt")
+        with torch.no_grad():  # alone, so there is no padding
+            assert value == pytest.approx(model(**inputs).logits[0, 0].item(), abs=1e-5)
+
+
+def test_a_conversation_is_judged_whole(tmp_path: Path) -> None:
+    folder = save_chat_judge(tmp_path)
+    asked = [Message(role="user", content="Name a fruit.")]
+    longer = [Message(role="system", content="Be brief."), *asked]
+    answer = [Message(role="assistant", content="An apple.")]
+    text, same, other = score(["Name a fruit.", asked, longer], ["An apple.", answer, answer], model=folder)
+    assert text == pytest.approx(same, abs=1e-5)
+    assert abs(other - same) > 1e-4
+
+
+def test_a_model_without_one_reads_question_and_answer_as_a_pair(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer(str(DEFAULT_TOKENIZER))
+    assert tokenizer.chat_template is None
+    config = DistilBertConfig(vocab_size=len(tokenizer), dim=16, hidden_dim=16, n_layers=1, n_heads=2, num_labels=1)
+    model = DistilBertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    values = score(PROMPTS, ANSWERS, model=str(tmp_path))
+    for prompt, answer, value in zip(PROMPTS, ANSWERS, values, strict=True):
+        with torch.no_grad():
+            alone = model(**tokenizer(prompt, answer, return_tensors="pt")).logits[0, 0].item()
+        assert value == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has 2 outputs, but a preference model has one"):
+        score(PROMPTS, ANSWERS, model=save_chat_judge(tmp_path, outputs=2))
