@@ -231,8 +231,8 @@ def _cluster() -> list[Node]:
     """
     import ray
 
-    from policies.placement import OWN
-
+    if ray.is_initialized():
+        return _nodes(ray.nodes())
     try:
         ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -241,25 +241,23 @@ def _cluster() -> list[Node]:
             "it, or unset it to plan for this machine."
         ) from error
     try:
-        nodes = []
-        for node in ray.nodes():
-            has = node["Resources"]
-            if node["Alive"]:
-                given = {
-                    name: amount for name, amount in has.items() if name not in OWN and not name.startswith("node:")
-                }
-                nodes.append(
-                    Node(
-                        f"node {node['NodeManagerAddress']}",
-                        has.get("CPU", 0.0),
-                        [1.0] * int(has.get("GPU", 0)),
-                        given,
-                        has.get("memory", 0.0) + has.get("object_store_memory", 0.0),
-                    )
-                )
-        return nodes
+        return _nodes(ray.nodes())
     finally:
         ray.shutdown()
+
+
+def _nodes(found: Sequence[dict[str, Any]]) -> list[Node]:
+    from policies.placement import OWN
+
+    nodes = []
+    for node in found:
+        has = node["Resources"]
+        if node["Alive"]:
+            given = {name: amount for name, amount in has.items() if name not in OWN and not name.startswith("node:")}
+            memory = has.get("memory", 0.0) + has.get("object_store_memory", 0.0)
+            gpus = [1.0] * int(has.get("GPU", 0))
+            nodes.append(Node(f"node {node['NodeManagerAddress']}", has.get("CPU", 0.0), gpus, given, memory))
+    return nodes
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from policies.settings import Settings
@@ -12,7 +13,8 @@ OWN = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that other settings, or Ray, give out."""
 
 
-class Process(NamedTuple):
+@dataclass(frozen=True)
+class Process:
     """A kind of process, and what Ray must find on one node for each."""
 
     name: str

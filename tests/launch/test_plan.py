@@ -18,14 +18,13 @@ from tests.launch.conftest import ENVIRONMENT
 SMALL = Memory("cpu", {"libraries": 1e9}, 0.0)
 ON_CLUSTER = """
 import os
-from ray.cluster_utils import Cluster
+import ray
 from launch.plan import plan
 
-cluster = Cluster(initialize_head=True, head_node_args={
-    "num_cpus": 1, "resources": {"sampling": 1}, "include_dashboard": False})
-os.environ["RAY_ADDRESS"] = cluster.address
+context = ray.init(address="local", num_cpus=1, resources={"sampling": 1}, include_dashboard=False, log_to_driver=False)
+os.environ["RAY_ADDRESS"] = context.address_info["gcs_address"]
 code = plan(["imdb-tiny", "runner_resources=sampling=1"])
-cluster.shutdown()
+ray.shutdown()
 print("code", code)
 """
 

@@ -34,15 +34,16 @@ print(text)
 
 def test_rays_own_endpoint_shows_the_last_update_of_a_run(tmp_path: Path) -> None:
     run = record(tmp_path / "here", Settings(updates=12), updates=range(7))
-    line = {**run.updates()[6], "weight_version_lag": 0}
+    line = run.updates()[6]
     line["role"] = {"pioneer": line["policy"]["llm_2"], "observer": line["policy"]["llm_1"]}
+    shown_too = {**line, "weight_version_lag": 0}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shown = subprocess.run(
         [sys.executable, "-c", EXPORT, str(run.path), str(port)],
         env={**ENVIRONMENT, "RAY_metrics_report_interval_ms": "500"},
-        input=json.dumps(line) + "\n",
+        input=json.dumps(shown_too) + "\n",
         capture_output=True,
         text=True,
         timeout=150,
