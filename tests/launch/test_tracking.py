@@ -13,6 +13,7 @@ from tests.launch.conftest import ENVIRONMENT, record
 EXPORT = """
 import json, pathlib, sys, time, urllib.request
 import ray
+from launch.tracking import figures_of, open_trackers
 from policies.settings import Settings
 
 run, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
