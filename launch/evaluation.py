@@ -33,7 +33,8 @@ BASE = "base"
 IRRELEVANT = {
     *("updates", "epochs", "minibatch", "micro_batch", "lr", "kl_control", "kl_target", "kl_horizon", "score_scaling"),
     *("gamma", "lam", "clip", "value_clip", "value_coef", "grad_clip", "gradient_checkpointing"),
-    *("num_runners", "num_learners", "runner_threads", "generation_timeout", "reward_timeout", "self_test"),
+    *("num_runners", "num_learners", "runner_threads", "runner_resources", "learner_resources"),
+    *("generation_timeout", "reward_timeout", "self_test"),
     *("stop_on_collapse", "health_patience", "max_repetition", "min_eos_share", "max_token_kl", "max_observer_loss"),
     *("max_role_gap", "max_sampler_gap", "eval_every", "eval_queries", "checkpoint_every", "keep_checkpoints"),
     *("samples_every", "wandb"),

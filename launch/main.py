@@ -11,6 +11,8 @@ from importlib.metadata import version
 COMMANDS = {
     "train": "Train a chain of language models; continue a run.",
     "evaluate": "Measure a run's policies, or a model, beside the untouched base.",
+    "plan": "Show where a run's processes would go, and whether they fit.",
+    "watch": "Follow a run from another terminal.",
     "plot": "Draw the curves of a run.",
     "generate": "Let the trained chain answer queries.",
     "export": "Write a trained policy as a Hugging Face folder.",

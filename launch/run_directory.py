@@ -10,6 +10,7 @@ curves.png       drawn at the end, or by `cory plot`
 evaluation/      what `cory evaluate` found, a folder each time
 """
 
+import contextlib
 import fcntl
 import os
 import shlex
@@ -30,6 +31,8 @@ LOCK = ".lock"
 ORIGIN = "# cory "
 """How `config.yaml` begins."""
 TENSORBOARD = "tensorboard"
+LOOK = 0.1
+"""Seconds in which a look at the lock is over."""
 
 
 class RunDirectory:
@@ -168,19 +171,40 @@ def lock_folder(path: Path) -> IO[str]:
         CommandError: another process has it.
     """
     lock = (path / LOCK).open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _taken(lock):
         lock.seek(0)
         owner = lock.read().strip()
         lock.close()
         raise CommandError(
             f"{path} is in use by another run (process {owner}). Stop it, or name another folder with --out."
-        ) from None
+        )
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
     return lock
+
+
+def _taken(lock: IO[str]) -> bool:
+    """Takes the lock if it is free, waiting out a `lock_holder` that is just looking."""
+    for patience in (LOOK, 0.0):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(patience)
+    return False
+
+
+def lock_holder(path: Path) -> str | None:
+    """Returns the number of the process that has a folder, or None where none on this machine has it."""
+    try:
+        with (path / LOCK).open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return lock.read().strip() or "unknown"
+    except OSError:  # there is none, or its file system has no locks
+        pass
+    return None
 
 
 def new_path(preset: str) -> Path:

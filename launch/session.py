@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launch.command import OWN_PACKAGES, CommandError, is_defect
+from policies.placement import processes
 from policies.settings import Settings
 
 QUIET = {
@@ -174,11 +175,19 @@ def check_resources(settings: Settings, found: Mapping[str, float]) -> None:
             f"The driver, runners and learners ask for {cpus} CPUs in all, but the Ray cluster has "
             f"{found.get('CPU', 0):g}. Lower num_runners, runner_threads or num_learners."
         )
+    kinds = processes(settings)
+    for name in sorted({name for kind in kinds for name in kind.custom}):
+        total = sum(kind.count * kind.custom.get(name, 0) for kind in kinds)
+        if total > found.get(name, 0):
+            raise CommandError(
+                f"runner_resources and learner_resources ask for {total:g} of `{name}` in all, but the Ray cluster has "
+                f"{found.get(name, 0):g}. Start nodes that have it (`ray start --resources`), or lower them."
+            )
 
 
 def logical_cpus(settings: Settings) -> int:
     """Returns the CPUs that Ray must have to place everything: the driver, and each runner's and learner's own."""
-    return 1 + settings.num_runners * settings.runner_threads + settings.num_learners
+    return int(sum(process.count * process.cpus for process in processes(settings)))
 
 
 def _cluster_given() -> bool:

@@ -91,10 +91,12 @@ class Voice:
         """Starts the clock of the first step."""
         self._last = time.monotonic()
 
-    def advance(self) -> str:
-        """Counts one more step as done, and returns the time left."""
+    def advance(self, seconds: float | None = None) -> str:
+        """Counts one more step as done, which took so many seconds (else those since the last one), and returns the
+        time left.
+        """
         now = time.monotonic()
-        seconds, self._last = now - self._last, now
+        seconds, self._last = now - self._last if seconds is None else seconds, now
         self._seconds = seconds if self._seconds is None else FADING * self._seconds + (1 - FADING) * seconds
         self._done += 1
         left = f"{_clock(self._seconds * (self._total - self._done))} left"
@@ -110,19 +112,31 @@ class Terminal(Voice):
     ) -> None:
         """Notes what will be shown; see `Voice`."""
         super().__init__(output, settings.updates, done=done, quiet=quiet, bar=bar)
-        self._rows = Rows(settings, self.arrow, self.console.width if self._real else None)
+        self._settings = settings
+        self._rows = self._make_rows()
         self._shown = 0
+
+    def set_settings(self, settings: Settings, done: int) -> None:
+        """Goes on for the same run with other settings, after `done` updates."""
+        self._total, self._done = settings.updates, done
+        self._bar.update(self._task, total=settings.updates, completed=done)
+        if settings != self._settings:
+            self._settings = settings
+            self._rows = self._make_rows()
+
+    def _make_rows(self) -> Rows:
+        return Rows(self._settings, self.arrow, self.console.width if self._real else None)
 
     def begin(self) -> None:
         """Starts the clock of the first update."""
         super().begin()
         self._bar.update(self._task, description="Training")
 
-    def update(self, line: Update) -> None:
-        """Shows the row of one update, and of the evaluation in it."""
+    def update(self, line: Update, seconds: float | None = None) -> None:
+        """Shows the row of one update, and of the evaluation in it; see `advance` for the seconds."""
         self._heading()
         self._shown += 1
-        left = self.advance()
+        left = self.advance(seconds)
         row = self._rows.update(line)
         if not self.has_bar:
             row.append(f"  {left}")

@@ -1,4 +1,4 @@
-"""Sends a run's numbers to TensorBoard files and, if asked, to Weights & Biases."""
+"""Sends a run's numbers to TensorBoard files, to Ray's metrics endpoint and, if asked, to Weights & Biases."""
 
 import contextlib
 import importlib.util
@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from launch.command import CommandError
-from launch.records import plain
+from launch.records import Update, plain
 from launch.run_directory import TENSORBOARD
 from policies.settings import Settings
+
+PLACE = "place/"
 
 
 class Tracker(Protocol):
@@ -42,6 +44,63 @@ class TensorBoard:
         """Closes the files. A disk that is full by now was reported where the run itself wrote to it."""
         with contextlib.suppress(OSError):
             self._writer.close()
+
+
+MEASURED = {
+    "task_reward": "Mean task reward of an update's responses",
+    "kl": "Mean KL to the reference policy, in nats per response",
+    "combined_reward": "Task reward less eval_kl_coef times KL",
+}
+GROUPS = {
+    "policy": ("policy", "by LLM"),
+    "role": ("role", "by role"),
+    "evaluation": ("held_out", "of each LLM alone, on held-out queries"),
+}
+"""How a group of figures is called in a metric's name, and described."""
+RUN_WIDE = {
+    "tokens_per_second": "Response tokens per second of the rollout",
+    "weight_version_lag": "Updates by which the weights that sampled are behind those that learned",
+    "exchanges": "Role exchanges so far",
+}
+
+
+class Prometheus:
+    """Gauges that Ray exports, with its own, at the metrics port of the node that the driver runs on.
+
+    Each is tagged with the run, and with the policy or role it is of. Setting one costs microseconds; where the cluster
+    exports nothing, nothing comes of it.
+    """
+
+    def __init__(self, run: str, settings: Settings) -> None:
+        """Declares the gauges; Ray puts `ray_` before their names."""
+        from ray.util.metrics import Gauge
+
+        self._run = run
+        self._roles = settings.roles
+        self._update = Gauge("cory_update", "Updates done", ("run",))
+        self._plays = Gauge("cory_plays", "1 for the role that an LLM plays, else 0", ("run", "policy", "role"))
+        self._gauges = {name: (Gauge(f"cory_{name}", text, ("run",)), "") for name, text in RUN_WIDE.items()}
+        for group, (called, of) in GROUPS.items():
+            tag = "role" if group == "role" else "policy"
+            for name, text in MEASURED.items():
+                gauge = Gauge(f"cory_{called}_{name}", f"{text}, {of}", ("run", tag))
+                members = settings.roles if tag == "role" else settings.modules
+                self._gauges |= {f"{group}/{member}/{name}": (gauge, tag) for member in members}
+
+    def log(self, update: int, figures: Mapping[str, float]) -> None:
+        """Sets the gauges."""
+        run = {"run": self._run}
+        self._update.set(update, run)
+        for key, value in figures.items():
+            if key in self._gauges:
+                gauge, tag = self._gauges[key]
+                gauge.set(value, {**run, tag: key.split("/")[1]} if tag else run)
+            elif key.startswith(PLACE):
+                for place, role in enumerate(self._roles):
+                    self._plays.set(place == value, {**run, "policy": key.removeprefix(PLACE), "role": role})
+
+    def close(self) -> None:
+        """Does nothing: the gauges end with the process."""
 
 
 class WeightsAndBiases:
@@ -95,10 +154,16 @@ def check(settings: Settings) -> None:
 
 def open_trackers(folder: Path, settings: Settings, after: int | None) -> list[Tracker]:
     """Opens the trackers of the run in `folder`, which goes on after update `after`, or starts anew."""
-    trackers: list[Tracker] = [TensorBoard(folder / TENSORBOARD, after)]
+    trackers: list[Tracker] = [TensorBoard(folder / TENSORBOARD, after), Prometheus(folder.name, settings)]
     if settings.wandb:
         trackers.append(WeightsAndBiases(folder, settings))
     return trackers
+
+
+def figures_of(line: Update) -> dict[str, float]:
+    """Returns the finite numbers of an update, and each policy's place in the chain (0: pioneer) as `place/llm_1`."""
+    figures = {name: value for name, value in flatten(line) if name != "update"}
+    return figures | {f"{PLACE}{policy}": float(k) for k, policy in enumerate(line.get("roles", {}).values())}
 
 
 def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -10,7 +10,7 @@ from launch.interrupt import Interrupts
 from launch.records import Sample, Update, plain
 from launch.run_directory import RunDirectory
 from launch.terminal import Terminal
-from launch.tracking import Tracker, flatten, open_trackers
+from launch.tracking import Tracker, figures_of, open_trackers
 from policies.settings import Settings
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class _Run:
 
     def _record(self, line: Update) -> None:
         self.run.metrics.append(line)
-        figures = {name: value for name, value in flatten(line) if name != "update"}
+        figures = figures_of(line)
         for tracker in self.trackers:
             tracker.log(line["update"], figures)
 

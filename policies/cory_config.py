@@ -12,6 +12,7 @@ from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
 from cory_env import cory_v0
 from policies.causal_lm_module import CausalLMModule, module_config
 from policies.chain_runner import ChainRunner
+from policies.placement import named_resources
 from policies.role_exchange import RoleExchange, RoleMapping
 from policies.settings import Settings, SettingsError, make_settings, nearest_key
 from policies.token_batch import TokenBatch
@@ -90,6 +91,7 @@ class CoryConfig(PPOConfig):
             create_local_env_runner=s.num_runners == 0,
             num_cpus_per_env_runner=s.runner_threads,
             num_gpus_per_env_runner=s.gpus_per_runner,
+            custom_resources_per_env_runner=named_resources("runner_resources", s.runner_resources),
             batch_mode="complete_episodes",
             sample_timeout_s=None,
             add_default_connectors_to_env_to_module_pipeline=False,
@@ -102,6 +104,7 @@ class CoryConfig(PPOConfig):
             learner_class=TokenPPOLearner,
             num_learners=s.num_learners,
             num_gpus_per_learner=s.gpus_per_learner,
+            custom_resources_per_learner=named_resources("learner_resources", s.learner_resources),
             learner_connector=lambda *spaces: TokenBatch(),
             add_default_connectors_to_learner_pipeline=False,
         )

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cory_env.chain import Chain, role_names
 from cory_env.tasks import Operations, Task, make_task
 from cory_env.tokenizer import load_tokenizer, tokens_holding
+from policies.contradictions import refuse_contradictions
 from policies.model_names import BUNDLED_LM, model_path
 
 if TYPE_CHECKING:
@@ -120,6 +121,11 @@ class Settings(BaseModel):
     """GPUs of each learner."""
     runner_threads: int = Field(1, ge=1)
     """CPU threads (and Ray CPUs) of each runner."""
+    runner_resources: str | None = None
+    """What else a node must have to hold a runner, and how much of it one takes: custom resources of a Ray cluster,
+    such as `sampling=1,fast=0.5`."""
+    learner_resources: str | None = None
+    """The same of learner processes."""
     generation_timeout: float = Field(600.0, gt=0)
     """Seconds that one update's rollout may take, beside its rewards, before its runner is given up and restarted."""
     self_test: bool = True
@@ -329,45 +335,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.queries % self.minibatch:
-            fitting = ", ".join(str(d) for d in range(1, self.queries + 1) if self.queries % d == 0)
-            raise ValueError(
-                f"minibatch={self.minibatch} does not divide queries={self.queries}: every policy answers each query "
-                f"once. Mini-batches that would work: {fitting}."
-            )
-        for what, low, high in (
-            ("query", self.min_query, self.max_query),
-            ("response", self.min_response, self.max_response),
-        ):
-            if low is not None and (high is None or low > high):
-                raise ValueError(f"min_{what}={low}, but max_{what}={high}. Set max_{what} to {low} or more.")
-        if self.stop == "":
-            raise ValueError("stop is empty, so every token would end a response. Name a text, or leave it null.")
-        if self.system is not None and not self.chat:
-            raise ValueError("system is set, but chat is off, so no model would see it. Set chat=true.")
-        learners = max(self.num_learners, 1)
-        if self.minibatch % learners:
-            raise ValueError(
-                f"minibatch={self.minibatch} is not divisible by num_learners={learners}. The next one that would "
-                f"work is {(self.minibatch // learners + 1) * learners} (it must divide queries={self.queries} too)."
-            )
-        if self.quantization != "none" and self.weights != "lora":
-            raise ValueError(
-                f"quantization={self.quantization} stores weights that cannot be trained. Set weights=lora, or "
-                "quantization=none."
-            )
-        if self.quantization != "none" and self.backend == "vllm":
-            raise ValueError("quantization=nf4 is not in vLLM 0.32. Use backend=transformers, or quantization=none.")
-        if self.quantization != "none" and not (self.gpus_per_learner and self.gpus_per_runner):
-            raise ValueError(
-                f"quantization={self.quantization} needs a CUDA GPU for learners and runners. Set gpus_per_learner and "
-                "gpus_per_runner (0.5 each share one GPU), or quantization=none."
-            )
-        if self.backend == "vllm" and self.num_runners == 0 and not self.gpus_per_runner:
-            raise ValueError(
-                "backend=vllm with num_runners=0 would run the engine inside the learner's process, where it switches "
-                "torch's threads off. Use num_runners=1, or backend=transformers."
-            )
+        refuse_contradictions(self)
         return self
 
 

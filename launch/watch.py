@@ -1,0 +1,163 @@
+"""`cory watch RUN`: follows a run from another terminal, by what it writes into its folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.command import Parser, run
+
+if TYPE_CHECKING:
+    from launch.records import Update, Warning
+    from launch.terminal import Terminal
+    from policies.settings import Settings
+
+STOPPED = 1
+"""Exit code where nothing trains a run that is not done."""
+SECONDS = 1.0
+"""Between two looks at the run."""
+
+EPILOG = """exit codes:
+  0 the run is done; 1 it is not, and no process trains it; 3 stop_on_collapse ended it; 130 you did, by Ctrl-C.
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run's folder holds at one moment."""
+
+    settings: Settings
+    updates: list[Update]
+    written: float | None
+    """When the last update was recorded, in seconds since 1970; None before the first."""
+    process: str | None
+    """The number of the process that trains it on this machine."""
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether a collapse ended it."""
+        return self.settings.stop_on_collapse and any(line.get("collapsed", False) for line in self.updates[-1:])
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.collapsed or any(line["update"] >= self.settings.updates for line in self.updates[-1:])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0 when the run is done; 1 when it is not and nothing trains it; 3 when it collapsed; 130 after Ctrl-C.
+    """
+    parser = Parser(
+        prog="cory watch",
+        description="Follow a run: its table, warnings and state, until it is done.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's folder, such as runs/imdb-tiny-20250101-120000")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--once", action="store_true", help="show what there is, and exit")
+    how.add_argument(
+        "--follow", action="store_true", help="wait on also while no process on this machine trains the run"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options = parser.parse_args(argv)
+    return run(lambda: watch(options.run, once=options.once, follow=options.follow), debug=options.debug)
+
+
+def look(where: str) -> Seen:
+    """Reads a run's folder; a line that is just being written is not there yet.
+
+    Raises:
+        CommandError: there is no run, or a file of it is damaged.
+    """
+    from launch.run_directory import RunDirectory, lock_holder
+
+    folder = RunDirectory.open(Path(where))
+    process = lock_holder(folder.path)  # first: what a process records before it ends must not be missed
+    updates = folder.updates()
+    written = folder.metrics.path.stat().st_mtime if updates else None
+    return Seen(folder.settings(), updates, written, process)
+
+
+def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
+    """Shows a run, and what comes, until it is done.
+
+    Args:
+        where: the run's folder.
+        once: show what is there, and return.
+        follow: go on also while nothing trains it.
+
+    Raises:
+        CommandError: there is no run, or a file of it is damaged.
+    """
+    from launch.terminal import Terminal
+    from launch.training import COLLAPSED
+
+    seen = look(where)
+    with Terminal(seen.settings, sys.stdout, bar=not once) as terminal:
+        shown: list[Update] = []
+        training: bool | None = None
+        while True:
+            _show_new(terminal, shown, seen)
+            shown = seen.updates
+            last = once or seen.done or not (follow or seen.process)
+            if terminal.has_bar and not last:
+                terminal.stage(_state(seen))
+            elif last or training != bool(seen.process):
+                terminal.say(_state(seen))
+            training = bool(seen.process)
+            if last:
+                return COLLAPSED if seen.collapsed else 0 if seen.done or seen.process else STOPPED
+            time.sleep(SECONDS)
+            seen = look(where)
+
+
+def _show_new(terminal: Terminal, shown: list[Update], seen: Seen) -> None:
+    """Shows the updates that were not shown yet. A run that was resumed may have gone back before those that were."""
+    kept = 0
+    while kept < min(len(shown), len(seen.updates)) and shown[kept] == seen.updates[kept]:
+        kept += 1
+    done = shown[kept - 1]["update"] if kept else 0
+    terminal.set_settings(seen.settings, done)
+    if kept < len(shown):
+        terminal.say(f"Going on after update {done}.")
+    before = shown[kept - 1].get("health", []) if kept else []
+    for line in seen.updates[kept:]:
+        if "policy" in line:
+            terminal.update(line, line["seconds"]["total"])
+        else:
+            terminal.start(line)
+        for warning in line.get("health", []):
+            if _name(warning) not in map(_name, before):
+                terminal.say(f"Warning: Update {line['update']}: {warning['text']}")
+        before = line.get("health", [])
+
+
+def _name(warning: Warning) -> tuple[str, str]:
+    return warning["signature"], warning["of"]
+
+
+def _state(seen: Seen) -> str:
+    """Returns how far the run is, how long ago that was, and who trains it."""
+    count = seen.updates[-1]["update"] if seen.updates else 0
+    parts = [f"Update {count} of {seen.settings.updates}"]
+    if seen.written is not None:
+        parts.append(f"{max(time.time() - seen.written, 0):.0f} s ago")
+    if seen.process:
+        parts.append(f"process {seen.process} trains it")
+    elif not seen.done:
+        parts.append("no process on this machine trains it")
+    if seen.done:
+        parts.append("stopped, as a policy has collapsed" if seen.collapsed else "done")
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,67 @@
+"""Settings that contradict each other, although each is right by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from policies.placement import named_resources
+
+if TYPE_CHECKING:
+    from policies.settings import Settings
+
+
+def refuse_contradictions(settings: Settings) -> None:
+    """Checks what only settings together can show.
+
+    Raises:
+        ValueError: for the first contradiction, in one sentence, with what would work.
+    """
+    if settings.queries % settings.minibatch:
+        fitting = ", ".join(str(d) for d in range(1, settings.queries + 1) if settings.queries % d == 0)
+        raise ValueError(
+            f"minibatch={settings.minibatch} does not divide queries={settings.queries}: every policy answers each "
+            f"query once. Mini-batches that would work: {fitting}."
+        )
+    for what, low, high in (
+        ("query", settings.min_query, settings.max_query),
+        ("response", settings.min_response, settings.max_response),
+    ):
+        if low is not None and (high is None or low > high):
+            raise ValueError(f"min_{what}={low}, but max_{what}={high}. Set max_{what} to {low} or more.")
+    if settings.stop == "":
+        raise ValueError("stop is empty, so every token would end a response. Name a text, or leave it null.")
+    if settings.system is not None and not settings.chat:
+        raise ValueError("system is set, but chat is off, so no model would see it. Set chat=true.")
+    learners = max(settings.num_learners, 1)
+    if settings.minibatch % learners:
+        raise ValueError(
+            f"minibatch={settings.minibatch} is not divisible by num_learners={learners}. The next one that would "
+            f"work is {(settings.minibatch // learners + 1) * learners} (it must divide queries={settings.queries} "
+            "too)."
+        )
+    if settings.quantization != "none" and settings.weights != "lora":
+        raise ValueError(
+            f"quantization={settings.quantization} stores weights that cannot be trained. Set weights=lora, or "
+            "quantization=none."
+        )
+    if settings.quantization != "none" and settings.backend == "vllm":
+        raise ValueError("quantization=nf4 is not in vLLM 0.32. Use backend=transformers, or quantization=none.")
+    if settings.quantization != "none" and not (settings.gpus_per_learner and settings.gpus_per_runner):
+        raise ValueError(
+            f"quantization={settings.quantization} needs a CUDA GPU for learners and runners. Set gpus_per_learner and "
+            "gpus_per_runner (0.5 each share one GPU), or quantization=none."
+        )
+    if settings.backend == "vllm" and settings.num_runners == 0 and not settings.gpus_per_runner:
+        raise ValueError(
+            "backend=vllm with num_runners=0 would run the engine inside the learner's process, where it switches "
+            "torch's threads off. Use num_runners=1, or backend=transformers."
+        )
+    for of, count in (("runner", settings.num_runners), ("learner", settings.num_learners)):
+        wanted = settings.runner_resources if of == "runner" else settings.learner_resources
+        if wanted is not None and not named_resources(f"{of}_resources", wanted):
+            raise ValueError(f"{of}_resources is empty. Name a resource, such as sampling=1, or leave it null.")
+        if wanted is not None and count == 0:
+            raise ValueError(
+                f"{of}_resources={wanted} places processes that num_{of}s=0 does not start: the driver does their "
+                f"work. Set num_{of}s to 1 or more, or {of}_resources=null."
+            )

@@ -1,0 +1,127 @@
+"""`cory plan`: the estimate beside what was measured, who finds room where, and what a cluster lacks."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from launch.command import CommandError
+from launch.memory import Memory, learner, runner, shape
+from launch.plan import Node, place, plan
+from launch.session import check_resources
+from policies.cory_config import CoryConfig
+from policies.placement import Process, processes
+from policies.settings import make_settings
+from tests.launch.conftest import ENVIRONMENT
+
+SMALL = Memory("cpu", {"libraries": 1e9}, 0.0)
+ON_CLUSTER = """
+import os
+import ray
+from launch.plan import plan
+
+context = ray.init(address="local", num_cpus=1, resources={"sampling": 1}, include_dashboard=False, log_to_driver=False)
+os.environ["RAY_ADDRESS"] = context.address_info["gcs_address"]
+code = plan(["imdb-tiny", "runner_resources=sampling=1"])
+ray.shutdown()
+print("code", code)
+"""
+
+
+def node(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custom: float) -> Node:
+    return Node(name, cpus, [1.0] * gpus, custom, memory)
+
+
+def placed(kinds: list[Process], *nodes: Node) -> tuple[list[str], dict[str, list[str]]]:
+    lacking = place(kinds, {kind.name: [SMALL] for kind in kinds}, list(nodes))
+    return lacking, {each.name: each.holds for each in nodes}
+
+
+def test_the_estimate_is_near_what_the_benchmarks_measured() -> None:
+    # `scaling` in benchmarks/README.md: 2.4 GB for driver, runner and reward of imdb-tiny, in bf16.
+    settings = make_settings(
+        {"queries": 128, "minibatch": 64, "micro_batch": 64, "max_response": 12, "dtype": "bf16", "epochs": 2}
+    )
+    model = shape(settings)
+    assert model.parameters == 4_273_664
+    total = learner(settings, model).total + runner(settings, model).total
+    assert 0.8 < total / 2.4e9 < 1.2
+
+
+def test_adapters_are_counted_as_peft_makes_them_and_cost_less_than_copies() -> None:
+    from policies.adapters import adapted
+    from policies.language_model import load_language_model
+
+    settings = make_settings({"weights": "lora", "lora_rank": 4, "lora_targets": "c_attn"})
+    assert settings.lora is not None
+    model = adapted(load_language_model(settings.model_path).requires_grad_(False), settings.lora)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert shape(settings).adapter == trained > 0
+    full = make_settings({})
+    assert learner(settings, shape(settings)).total < learner(full, shape(full)).total
+
+
+def test_processes_go_where_what_they_ask_for_is() -> None:
+    kinds = [
+        Process("runner", 2, 1, 0, {"sampling": 1}),
+        Process("learner", 1, 0, 1, {}),
+        Process("driver", 1, 1, 0, {}),
+    ]
+    lacking, holds = placed(kinds, node("a"), node("b", gpus=1), node("c", sampling=2))
+    assert lacking == []
+    assert holds == {"a": ["1 driver"], "b": ["1 learner"], "c": ["2 runners"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "reason"),
+    [
+        (Process("runner", 1, 1, 2, {}), [node("a", gpus=1), node("b", gpus=1)], "a has 1 GPUs left"),
+        (Process("runner", 3, 1, 0.6, {}), [node("a", gpus=2)], "no room for 1 of 3 runners"),
+        (Process("runner", 1, 8, 0, {}), [node("a"), node("b")], "b has 4 CPUs left"),
+        (Process("runner", 1, 1, 0, {"fast": 1}), [node("a", sampling=2)], "a has 0 fast left"),
+        (Process("runner", 2, 1, 0, {}), [node("a", memory=1.5e9)], "a has 0.5 GB of memory left"),
+    ],
+)
+def test_what_no_node_has_is_named(kind: Process, nodes: list[Node], reason: str) -> None:
+    lacking, _ = placed([kind], *nodes)
+    assert len(lacking) == 1 and reason in lacking[0]
+
+
+def test_this_machine_holds_the_preset_and_no_gpu_it_does_not_have(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert plan([]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"^1 driver +1 +0 +\d\.\d \(leads and learns\)$", output, re.MULTILINE)
+    assert re.search(r"^1 runner +1 +0 +\d\.\d \(2 vLLM engines\)$", output, re.MULTILINE)
+    assert output.endswith("It fits.\n")
+    assert plan(["imdb-tiny", "num_learners=1", "gpus_per_learner=64"]) == 1
+    output = capsys.readouterr().out
+    assert "Lacking: no room for 1 of 1 learner: this machine" in output and output.endswith("It does not fit.\n")
+
+
+def test_a_cluster_is_asked_for_what_its_nodes_have() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", ON_CLUSTER], env=ENVIRONMENT, capture_output=True, text=True, timeout=200
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("code 1\n")
+    assert re.search(r"^node [\d.]+: 1 runner$", result.stdout, re.MULTILINE)
+    assert re.search(
+        r"^Lacking: no room for 1 of 1 driver: node [\d.]+ has 0 CPUs left\.$", result.stdout, re.MULTILINE
+    )
+
+
+def test_custom_resources_reach_rllib_and_a_cluster_without_them_is_refused() -> None:
+    values = {"num_runners": 2, "num_learners": 1, "runner_resources": "sampling=1, fast=0.5"}
+    config = CoryConfig().cory(**values, learner_resources="big=1")
+    config.validate()
+    assert config.custom_resources_per_env_runner == {"sampling": 1, "fast": 0.5}
+    assert config.custom_resources_per_learner == {"big": 1}
+    settings = make_settings(values)
+    assert [kind.custom for kind in processes(settings)] == [{}, {"sampling": 1, "fast": 0.5}, {}]
+    check_resources(settings, {"CPU": 8, "sampling": 2, "fast": 1})
+    with pytest.raises(CommandError, match="ask for 2 of `sampling` in all, but the Ray cluster has 1"):
+        check_resources(settings, {"CPU": 8, "sampling": 1, "fast": 1})
