@@ -46,6 +46,9 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         The command's own exit code; 2 after a user's mistake; 130 after Ctrl-C. Other exceptions are defects and pass.
     """
     try:
+        from launch.secrets import load_secrets
+
+        load_secrets()
         return command()
     except KeyboardInterrupt:
         print("Aborted.", file=sys.stderr)

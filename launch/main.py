@@ -15,6 +15,8 @@ COMMANDS = {
     "generate": "Let the trained chain answer queries.",
     "export": "Write a trained policy as a Hugging Face folder.",
     "validate": "Check a task's data, prompts and reward, without a model.",
+    "submit": "Send a command to a Ray cluster as a job.",
+    "jobs": "List a Ray cluster's jobs, show their output, stop them.",
     "assets": "Rebuild the bundled language model, classifier and queries.",
 }
 

@@ -5,6 +5,7 @@ holds the checkpoint's name, because object stores have no links. A checkpoint's
 first, so one that has its manifest is whole there too.
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -220,6 +221,8 @@ class Storage:
             if not direct:
                 self._files.move(target, self._at(name))
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self._files.delete_file(f"{self._at(name)}.part")
             raise self._unreachable("written", error) from error
 
     def _remove(self, checkpoint: str, there: Iterable[str]) -> None:

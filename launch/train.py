@@ -44,8 +44,13 @@ def main(argv: list[str] | None = None) -> int:
         0; 2 after a user's mistake; 3 when `stop_on_collapse` ended the run; 130 or 143 when a signal did.
     """
     words = sys.argv[1:] if argv is None else argv
-    options = _parser(help_wanted=not {"-h", "--help"}.isdisjoint(words)).parse_intermixed_args(words)
+    options = parse(words)
     return run(lambda: _command(options, words), debug=options.debug)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Reads the command's words; a word that is none of them ends the process."""
+    return _parser(help_wanted=not {"-h", "--help"}.isdisjoint(words)).parse_intermixed_args(words)
 
 
 def _parser(help_wanted: bool) -> Parser:

@@ -68,8 +68,8 @@ def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: boo
         error.add_note(_how_to_go_on(run))
         raise
     if reached < settings.updates and interrupts.requested is not None:
-        hand_over(run, settings)
         terminal.say(f"Stopped. {_how_to_go_on(run)}", True)
+        hand_over(run, settings)
         return interrupts.exit_code
 
     from launch.curves import draw

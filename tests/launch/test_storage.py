@@ -144,7 +144,8 @@ def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_la
     mount("-o", "remount,ro", str(disk))
     with pytest.raises(StorageError, match=r"Read-only file system.*the run is in .*`cory train --resume file://"):
         hand_over(run, SETTINGS)
-    assert RunDirectory.open(disk / "run").checkpoints.choose("latest")[0] == 6
+    storage = Storage(f"file://{disk}/run")
+    assert storage.updates(storage.names()) == [0, 6]
     run.unlock()
     mount("-o", "remount,rw,size=16m", str(disk))
     again = open_run(f"file://{disk}/run")  # on the machine that has update 9
