@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ CHATTY = (
     *("ray._private.runtime_env.packaging", "ray._private.runtime_env.working_dir"),
 )
 """Loggers that tell of every upload and connection."""
+REGISTERING = 15
+"""Seconds within which a head that has just started knows of itself as a node."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -76,8 +79,12 @@ def nodes(address: str) -> list[Mapping[str, float]]:
     from ray.util.state import list_nodes
     from ray.util.state.exception import RayStateApiException
 
-    try:
-        found = list_nodes(address, filters=[("state", "=", "ALIVE")], limit=10_000, raise_on_missing_output=False)
-    except RayStateApiException as error:
-        raise CommandError(f"{address} does not say what the cluster has: {str(error).splitlines()[0]}") from error
-    return [node.resources_total or {} for node in found]
+    deadline = time.monotonic() + REGISTERING
+    while True:
+        try:
+            found = list_nodes(address, filters=[("state", "=", "ALIVE")], limit=10_000, raise_on_missing_output=False)
+        except RayStateApiException as error:
+            raise CommandError(f"{address} does not say what the cluster has: {str(error).splitlines()[0]}") from error
+        if found or time.monotonic() > deadline:
+            return [node.resources_total or {} for node in found]
+        time.sleep(0.5)

@@ -12,6 +12,8 @@ from typing import NoReturn
 INTERRUPTED = 128 + signal.SIGINT
 OWN_PACKAGES = ("cory_env", "policies", "launch")
 """Every exception class that these define carries a message for the user."""
+IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""The variable that Ray sets for the driver of a job."""
 STORAGE = {
     errno.ENOSPC: "Make room there, or use another folder.",
     errno.EDQUOT: "Make room there, or use another folder.",

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from launch import manifest
 from launch.checkpoints import BEST, name_of, update_of
-from launch.command import CommandError
+from launch.command import IN_JOB, CommandError
 from launch.run_directory import CONFIG, LOCK, ORIGIN, RunDirectory
 from policies.cached_folder import user_cache
 from policies.settings import Settings
@@ -26,8 +26,6 @@ from policies.settings import Settings
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""The variable that Ray sets for the driver of a job."""
 CHECKPOINTS = "checkpoints"
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems on which a file appears when it is whole, and which have no folders."""
