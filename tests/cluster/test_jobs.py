@@ -57,6 +57,27 @@ def test_a_job_has_the_secret_of_its_node_and_the_job_list_has_not(head: Head, w
     assert [line.split()[1:3] for line in told.splitlines()[1:]] == [["proof", "SUCCEEDED"], ["blank", "FAILED"]]
 
 
+PROBE = """
+import os, ray
+from launch.secrets import on_workers
+
+ray.init(runtime_env=on_workers())
+told = ray.remote(lambda: os.environ["HF_TOKEN"][:3])
+print("a worker has", ray.get(told.remote()), flush=True)
+"""
+
+
+def test_rays_own_command_works_and_workers_have_the_secret(head: Head, work: Path) -> None:
+    (work / "probe.py").write_text(PROBE)
+    given = json.dumps({"env_vars": {"CORY_SECRETS": str(head.secrets)}})
+    submit = ("-m", "ray.scripts.scripts", "job", "submit", "--working-dir", ".", "--runtime-env-json", given, "--")
+    job = head.python(*submit, "python", "probe.py", "&&", "python", "-m", "launch.train", cwd=work)
+    output, errors = job.communicate(timeout=120)
+    assert "a worker has hf_" in output, output + errors
+    assert "is relative: in a Ray job it would vanish with the job's working directory" in output
+    assert job.returncode == 1  # Ray's, for any failure
+
+
 @pytest.mark.parametrize("token", [None, "0" * 64])
 def test_a_missing_or_wrong_token_is_one_sentence(head: Head, tmp_path: Path, token: str | None) -> None:
     file = tmp_path / "token"

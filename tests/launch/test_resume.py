@@ -7,7 +7,7 @@ import pytest
 from launch.command import CommandError
 from launch.manifest import FormatError
 from launch.run_directory import RunDirectory
-from launch.train import _reopen, _resumed
+from launch.train import _find, _is_done, _reopen, _resumed, _same
 from policies.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.test_checkpoints import write
@@ -100,3 +100,19 @@ def test_a_damaged_line_of_the_metrics_is_named(run: RunDirectory) -> None:
     run.metrics.path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
     with pytest.raises(CommandError, match=r"metrics\.jsonl line 2 is not what a run wrote there"):
         _reopen(run, SETTINGS, "cory train")
+
+
+def test_the_command_of_a_run_goes_on_with_it_when_only_what_may_change_did(run: RunDirectory, tmp_path: Path) -> None:
+    found = _find(str(run.path))
+    assert found is not None
+    longer = _same(found, SETTINGS.model_copy(update={"updates": 20}))
+    assert (
+        longer.updates == 20
+        and not _is_done(found, longer)
+        and _is_done(found, longer.model_copy(update={"updates": 6}))
+    )
+    with pytest.raises(CommandError, match="holds a run with lr="):
+        _same(found, SETTINGS.model_copy(update={"lr": 0.5}))
+    assert _find(str(tmp_path / "new")) is None
+    record(tmp_path / "unsaved", SETTINGS, updates=[0]).unlock()
+    assert _find(str(tmp_path / "unsaved")) is None
