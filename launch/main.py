@@ -33,6 +33,7 @@ Try it:
   cory train --resume runs/NAME      go on where a run stopped
   cory evaluate runs/NAME            its policies beside the untouched base
   cory generate runs/NAME            ask what it trained
+  cory submit --storage DIR -- train the same on a Ray cluster
 
 `cory COMMAND --help` says more; `cory --version` prints the version.
 """

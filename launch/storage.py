@@ -11,7 +11,7 @@ import io
 import os
 import platform
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -78,7 +78,7 @@ class Storage:
         self.uri = uri.rstrip("/")
         try:
             self._files, base = filesystem or FileSystem.from_uri(uri)
-        except pyarrow.ArrowInvalid as error:
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
             raise CommandError(f"{uri} is no place for a run: {_reason(error)}. Use s3://, gs://, file:///") from error
         except OSError as error:
             raise self._unreachable("reached", error) from error
@@ -112,11 +112,17 @@ class Storage:
         Raises:
             StorageError: storage cannot be read.
         """
-        if CONFIG not in names:
-            return False
+        return CONFIG in names and self.read(CONFIG).startswith(ORIGIN.encode())
+
+    def read(self, name: str) -> bytes:
+        """Returns a file's content.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
         try:
-            with self._files.open_input_stream(self._at(CONFIG)) as file:
-                return file.read(len(ORIGIN)) == ORIGIN.encode()
+            with self._files.open_input_stream(self._at(name)) as file:
+                return file.read()
         except OSError as error:
             raise self._unreachable("read", error) from error
 
@@ -265,7 +271,7 @@ def create_run(uri: str) -> RunDirectory:
 def open_run(uri: str) -> RunDirectory:
     """Fetches a run into a local folder, which this process then has.
 
-    Where this machine has a later checkpoint of the run, which never arrived in storage, that is copied there instead.
+    Where this machine has more of the run, which never arrived in storage, that is copied there instead.
 
     Raises:
         CommandError: there is no run; another process trains it on this machine.
@@ -276,13 +282,22 @@ def open_run(uri: str) -> RunDirectory:
     if not storage.holds_run(names):
         raise CommandError(f"{storage.uri} is not a run's folder: it has no run's {CONFIG}.")
     run = _local(storage)
-    here = [update for update in run.checkpoints.updates() if not manifest.fault(run.checkpoints.place(update))]
-    if run.exists() and max(here, default=-1) > max(storage.updates(names), default=-1):
+    if _is_ahead(run, storage, names):
         run.mirror(run.settings().keep_checkpoints)
     else:
         _empty(run.path)
         storage.fetch(run.path)
     return run
+
+
+def _is_ahead(run: RunDirectory, storage: Storage, names: Sequence[str]) -> bool:
+    """Tells whether the local folder has a later checkpoint of the very run that storage has."""
+    here = [update for update in run.checkpoints.updates() if not manifest.fault(run.checkpoints.place(update))]
+    if not run.exists() or max(here, default=-1) <= max(storage.updates(names), default=-1):
+        return False
+    metrics = run.metrics.path
+    there = storage.read(metrics.name) if metrics.name in names else b""
+    return metrics.read_bytes().startswith(there)  # its lines hold times, which no other run shares
 
 
 def hand_over(run: RunDirectory, settings: Settings) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from launch.command import CommandError, Parser, run
 
 if TYPE_CHECKING:
+    from launch.configuration import Value
     from launch.run_directory import RunDirectory
     from policies.settings import Settings
 
@@ -110,6 +111,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     place = options.resume or options.out or str(new_path(preset))
     found: RunDirectory | None = None
     if options.resume:
+        _changes(pairs)  # before anything is fetched
         check_place(place)
         found = _open(place)
         settings = _resumed(found, pairs)
@@ -192,8 +194,14 @@ def _is_done(run_directory: "RunDirectory", settings: "Settings") -> bool:
 
 def _resumed(run_directory: "RunDirectory", pairs: Sequence[str]) -> "Settings":
     """Returns the settings of a run, with the few that may change changed."""
-    from launch.configuration import read_words
     from policies.settings import make_settings
+
+    return make_settings({**run_directory.settings().model_dump(), **_changes(pairs)})
+
+
+def _changes(pairs: Sequence[str]) -> "dict[str, Value]":
+    """Reads settings for a run that goes on, and refuses those that cannot change."""
+    from launch.configuration import read_words
 
     changes = read_words(pairs)
     for key in changes:
@@ -201,7 +209,7 @@ def _resumed(run_directory: "RunDirectory", pairs: Sequence[str]) -> "Settings":
             raise CommandError(
                 f"`{key}` cannot change in a run that goes on, only {', '.join(RESUMABLE)} can. Start a new run."
             )
-    return make_settings({**run_directory.settings().model_dump(), **changes})
+    return changes
 
 
 def _reopen(run_directory: "RunDirectory", settings: "Settings", origin: str) -> int:

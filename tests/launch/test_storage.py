@@ -1,5 +1,6 @@
 """A run's folder in storage: whole there at every moment, and all that a run needs to go on elsewhere."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,17 @@ def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_la
     again = open_run(f"file://{disk}/run")  # on the machine that has update 9
     assert RunDirectory.open(disk / "run").checkpoints.choose("latest")[0] == 9
     again.unlock()
+
+
+def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "storage" / "run"
+    stored_run(place).unlock()  # ended without handing over: its local folder is still here
+    shutil.rmtree(place)
+    elsewhere = record(tmp_path / "elsewhere", SETTINGS, updates=range(4))
+    elsewhere.checkpoints.save(3, write)
+    Storage(f"file://{place}").push(elsewhere.path, keep=2, best=None)
+    again = open_run(f"file://{place}")
+    assert again.checkpoints.updates() == [3] and again.updates() == elsewhere.updates()
 
 
 def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
     file.chmod(stat.S_IRUSR)
     monkeypatch.setenv("CORY_SECRETS", str(file))
     monkeypatch.setenv("HF_TOKEN", "set before")
-    monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.setenv("WANDB_API_KEY", "")  # so that it is afterwards as it was
     monkeypatch.delenv("WANDB_API_KEY")
     load_secrets()
     assert (os.environ["HF_TOKEN"], os.environ["WANDB_API_KEY"]) == ("set before", "a=b")
