@@ -170,7 +170,7 @@ class RunDirectory:
         """Returns how a user finds a path of this folder: in storage, if the run is mirrored there."""
         if self.storage is None:
             return str(path)
-        return f"{self.storage.uri}/{path.relative_to(self.path).as_posix()}".removesuffix("/.")
+        return self.storage.uri if path == self.path else self.storage.below(path.relative_to(self.path).as_posix())
 
     def mirror(self, keep: int) -> None:
         """Copies what is new to storage, if the run has one, where the latest `keep` checkpoints and the best stay.

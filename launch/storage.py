@@ -40,6 +40,12 @@ def is_uri(place: str) -> bool:
     return "://" in place
 
 
+def child(place: str, name: str) -> str:
+    """Returns a path or URI below `place`; what stands after a URI's `?` stays at its end."""
+    path, mark, query = place.partition("?") if is_uri(place) else (place, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
+
+
 def check_place(place: str) -> None:
     """Refuses a place for a run that would be gone, or would show a password, where it is used.
 
@@ -75,7 +81,8 @@ class Storage:
         import pyarrow
         from pyarrow.fs import FileSystem
 
-        self.uri = uri.rstrip("/")
+        path, mark, query = uri.partition("?")
+        self.uri = f"{path.rstrip('/')}{mark}{query}"
         try:
             self._files, base = filesystem or FileSystem.from_uri(uri)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
@@ -125,6 +132,10 @@ class Storage:
                 return file.read()
         except OSError as error:
             raise self._unreachable("read", error) from error
+
+    def below(self, name: str) -> str:
+        """Returns the URI of a file there."""
+        return child(self.uri, name)
 
     def fetch(self, folder: Path) -> None:
         """Copies what a run needs to go on: its own files, and the latest checkpoint that is whole.
@@ -325,7 +336,7 @@ def stranded(run: RunDirectory) -> str:
 def _local(storage: Storage) -> RunDirectory:
     """Takes the local folder of what is mirrored to `storage`."""
     place = user_cache() / "runs" / hashlib.sha256(storage.uri.encode()).hexdigest()[:12]
-    run = RunDirectory(place / PurePosixPath(storage.uri).name)
+    run = RunDirectory(place / PurePosixPath(storage.uri.partition("?")[0]).name)
     try:
         run.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

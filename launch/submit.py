@@ -113,7 +113,7 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
     if words[0] != "train":
         return words, options.name or f"{words[0]}-{time.strftime('%Y%m%d-%H%M%S')}", None
     from launch.configuration import DEFAULT_PRESET
-    from launch.storage import check_place, is_uri
+    from launch.storage import check_place, child, is_uri
     from launch.train import parse
 
     asked = parse(words[1:])
@@ -122,7 +122,7 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
         raise CommandError("Say once where the run is kept: --storage DIR|URI, or --out or --resume after `--`.")
     preset = next((word for word in asked.words if "=" not in word), DEFAULT_PRESET)
     name = options.name or (Path(own).name if own else f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}")
-    place = own or f"{options.storage.rstrip('/')}/{name}"
+    place = own or child(options.storage, name)
     check_place(place)
     if not is_uri(place) and not os.path.isabs(place):
         raise CommandError(

@@ -64,6 +64,8 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there() -> None:
     words, name, place = _command(options("--storage", "s3://bucket/runs/", "--name", "first"), TRAIN)
     assert (words, name) == ([*TRAIN, "--out", "s3://bucket/runs/first", "--continue"], "first")
     assert place == "s3://bucket/runs/first"
+    _, _, place = _command(options("--storage", "s3://bucket/runs?scheme=http", "--name", "first"), TRAIN)
+    assert place == "s3://bucket/runs/first?scheme=http"
     words, name, place = _command(options(), ["train", "--resume", "/shared/old", "updates=9"])
     assert (words[-1], name, place) == ("updates=9", "old", "/shared/old")
 
