@@ -126,6 +126,8 @@ class Checkpoints:
     def best(self) -> Path | None:
         """Returns the best checkpoint, if one was named."""
         link = self.folder / BEST
+        if link.is_file():  # as storage has it, copied to a disk
+            link = self.folder / link.read_text(encoding="utf-8").strip()
         return link.resolve() if link.exists() else None
 
     def clean(self) -> None:
@@ -138,11 +140,22 @@ class Checkpoints:
 
     def place(self, update: int) -> Path:
         """Returns the folder of an update's checkpoint, saved or not."""
-        return self.folder / f"update_{update:06d}"
+        return self.folder / name_of(update)
 
     def updates(self) -> list[int]:
         """Returns the updates that are saved, in order."""
         if not self.folder.is_dir():
             return []
-        matches = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
-        return sorted(int(match[1]) for match in matches if match)
+        updates = (update_of(entry.name) for entry in self.folder.iterdir())
+        return sorted(update for update in updates if update is not None)
+
+
+def name_of(update: int) -> str:
+    """Returns the name of the folder of an update's checkpoint."""
+    return f"update_{update:06d}"
+
+
+def update_of(name: str) -> int | None:
+    """Returns the update that the name of a checkpoint's folder tells, None of any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None

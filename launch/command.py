@@ -12,6 +12,8 @@ from typing import NoReturn
 INTERRUPTED = 128 + signal.SIGINT
 OWN_PACKAGES = ("cory_env", "policies", "launch")
 """Every exception class that these define carries a message for the user."""
+IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""The variable that Ray sets for the driver of a job."""
 STORAGE = {
     errno.ENOSPC: "Make room there, or use another folder.",
     errno.EDQUOT: "Make room there, or use another folder.",
@@ -46,6 +48,9 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         The command's own exit code; 2 after a user's mistake; 130 after Ctrl-C. Other exceptions are defects and pass.
     """
     try:
+        from launch.secrets import load_secrets
+
+        load_secrets()
         return command()
     except KeyboardInterrupt:
         print("Aborted.", file=sys.stderr)

@@ -17,6 +17,8 @@ COMMANDS = {
     "generate": "Let the trained chain answer queries.",
     "export": "Write a trained policy as a Hugging Face folder.",
     "validate": "Check a task's data, prompts and reward, without a model.",
+    "submit": "Send a command to a Ray cluster as a job.",
+    "jobs": "List a Ray cluster's jobs, show their output, stop them.",
     "assets": "Rebuild the bundled language model, classifier and queries.",
 }
 
@@ -33,6 +35,7 @@ Try it:
   cory train --resume runs/NAME      go on where a run stopped
   cory evaluate runs/NAME            its policies beside the untouched base
   cory generate runs/NAME            ask what it trained
+  cory submit --storage DIR -- train the same on a Ray cluster
 
 `cory COMMAND --help` says more; `cory --version` prints the version.
 """

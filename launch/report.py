@@ -37,9 +37,9 @@ def report(run: RunDirectory, settings: Settings, terminal: Terminal) -> None:
             terminal.say(before_and_after(earlier, f"update {first['update']}", later, f"update {last['update']}"))
     best = run.best_update()
     terminal.say()
-    terminal.say(f"Curves      {run.curves}", True)
+    terminal.say(f"Curves      {run.shown(run.curves)}", True)
     if best is not None:  # every evaluation's reward may have failed
-        terminal.say(f"Best        {run.checkpoints.folder / 'best'}, from update {best}", True)
+        terminal.say(f"Best        {run.shown(run.checkpoints.folder / 'best')}, from update {best}", True)
     terminal.say(f"Longer      {run.resume_command()} updates={2 * settings.updates}", True)
 
 

@@ -17,7 +17,7 @@ import shlex
 import shutil
 import time
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from launch.checkpoints import Checkpoints
 from launch.command import CommandError
@@ -25,6 +25,9 @@ from launch.configuration import as_yaml, read_file
 from launch.journal import Journal, replace_text
 from launch.records import SampleLine, Update
 from policies.settings import Settings, SettingsError, make_settings
+
+if TYPE_CHECKING:
+    from launch.storage import Storage
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
@@ -45,6 +48,8 @@ class RunDirectory:
         self.checkpoints = Checkpoints(path / "checkpoints")
         self.log = path / "log.txt"
         self.curves = path / "curves.png"
+        self.storage: Storage | None = None
+        """Where the folder is mirrored to."""
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -92,12 +97,13 @@ class RunDirectory:
         return file.is_file() and file.read_bytes().startswith(ORIGIN.encode())
 
     def lock(self) -> None:
-        """Takes the folder for this process, until it ends.
+        """Takes the folder for this process, until it ends, unless it has it already.
 
         Raises:
             CommandError: another process has it.
         """
-        self._lock = lock_folder(self.path)
+        if self._lock is None:
+            self._lock = lock_folder(self.path)
 
     def unlock(self) -> None:
         """Lets other processes write here again."""
@@ -161,7 +167,22 @@ class RunDirectory:
 
     def resume_command(self) -> str:
         """Returns the command that continues this run."""
-        return f"cory train --resume {shlex.quote(str(self.path))}"
+        return f"cory train --resume {shlex.quote(self.shown(self.path))}"
+
+    def shown(self, path: Path) -> str:
+        """Returns how a user finds a path of this folder: in storage, if the run is mirrored there."""
+        if self.storage is None:
+            return str(path)
+        return self.storage.uri if path == self.path else self.storage.below(path.relative_to(self.path).as_posix())
+
+    def mirror(self, keep: int) -> None:
+        """Copies what is new to storage, if the run has one, where the latest `keep` checkpoints and the best stay.
+
+        Raises:
+            StorageError: storage cannot be written.
+        """
+        if self.storage is not None:
+            self.storage.push(self.path, keep, self.best_update())
 
 
 def lock_folder(path: Path) -> IO[str]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from launch.command import OWN_PACKAGES, CommandError, is_defect
+from launch.command import IN_JOB, OWN_PACKAGES, CommandError, is_defect
+from launch.secrets import on_workers
 from policies.placement import processes
 from policies.settings import Settings
 
@@ -41,6 +42,8 @@ def quiet_libraries(debug: bool) -> None:
     if not _cluster_given():
         # Else Ray leaves a token file that other clusters stumble over.
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        # Else its ports are open to the network: Ray's word for a cluster of one machine, which only listens to itself.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         # Else Ray's processes starve beside any other load (they run at 15), and waits for them run out.
         os.environ.setdefault("RAY_worker_niceness", "0")
     if debug:
@@ -117,7 +120,9 @@ def ray_session(settings: Settings, debug: bool) -> Iterator[None]:
 
     with contextlib.ExitStack() as ending:
         where: dict[str, Any] = {}
-        if not _cluster_given():
+        if _cluster_given():
+            where["runtime_env"] = on_workers()
+        else:
             where = {
                 "address": "local",
                 "num_cpus": max(os.cpu_count() or 1, logical_cpus(settings)),
@@ -191,4 +196,4 @@ def logical_cpus(settings: Settings) -> int:
 
 
 def _cluster_given() -> bool:
-    return "RAY_ADDRESS" in os.environ or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    return "RAY_ADDRESS" in os.environ or IN_JOB in os.environ

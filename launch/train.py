@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from launch.command import CommandError, Parser, run
 
 if TYPE_CHECKING:
+    from launch.configuration import Value
     from launch.run_directory import RunDirectory
     from policies.settings import Settings
 
@@ -44,8 +45,13 @@ def main(argv: list[str] | None = None) -> int:
         0; 2 after a user's mistake; 3 when `stop_on_collapse` ended the run; 130 or 143 when a signal did.
     """
     words = sys.argv[1:] if argv is None else argv
-    options = _parser(help_wanted=not {"-h", "--help"}.isdisjoint(words)).parse_intermixed_args(words)
+    options = parse(words)
     return run(lambda: _command(options, words), debug=options.debug)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Reads the command's words; a word that is none of them ends the process."""
+    return _parser(help_wanted=not {"-h", "--help"}.isdisjoint(words)).parse_intermixed_args(words)
 
 
 def _parser(help_wanted: bool) -> Parser:
@@ -67,10 +73,14 @@ def _parser(help_wanted: bool) -> Parser:
     parser.add_argument(
         "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/PRESET-TIME)")
+    parser.add_argument(
+        "--out", metavar="DIR|URI", help="the run's folder, or s3://, gs://, file:// (default: runs/PRESET-TIME)"
+    )
+    parser.add_argument(
+        "--continue", action="store_true", dest="go_on", help="if --out holds this run already, go on with it"
+    )
     parser.add_argument(
         "--resume",
-        type=Path,
         metavar="RUN",
         help=f"continue a run from its latest checkpoint; only {', '.join(RESUMABLE)} may change. "
         "Checkpoints are pickles, which can run code: resume your own runs only",
@@ -85,6 +95,8 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch import session, task, tracking
     from launch.configuration import DEFAULT_PRESET, as_yaml, resolve
     from launch.manifest import own_version
+    from launch.run_directory import new_path
+    from launch.storage import check_place
 
     presets = [word for word in options.words if "=" not in word]
     pairs = [word for word in options.words if "=" in word]
@@ -93,8 +105,18 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     preset = presets[0] if presets else DEFAULT_PRESET
     if options.resume and (presets or options.config or options.out):
         raise CommandError("--resume takes its settings from the run: leave out the preset, -c and --out.")
+    if options.go_on and not options.out:
+        raise CommandError("--continue needs the run's folder: name it with --out.")
 
-    settings = _resumed(options.resume, pairs) if options.resume else resolve(preset, options.config, pairs)
+    place = options.resume or options.out or str(new_path(preset))
+    found: RunDirectory | None = None
+    if options.resume:
+        _changes(pairs)  # before anything is fetched
+        check_place(place)
+        found = _open(place)
+        settings = _resumed(found, pairs)
+    else:
+        settings = resolve(preset, options.config, pairs)
     if options.print_config:
         print(as_yaml(settings), end="")
         return 0
@@ -102,31 +124,84 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     session.quiet_libraries(options.debug)
     origin = f"{shlex.join(['cory', 'train', *words])}  # cory-rllib {own_version()}"
     task.check(settings)
-    done: int | None = None
-    if options.resume:
-        run_directory, done = _reopen(options.resume, settings, origin)
-    else:
-        run_directory = _create(options.out, preset, settings, origin)
+    check_place(place)
+    if options.go_on and (found := _find(place)):
+        settings = _same(found, settings)
+        if _is_done(found, settings):
+            print(f"{found.shown(found.path)} is done: it has all of its {settings.updates} updates.")
+            return 0
+    done = None if found is None else _reopen(found, settings, origin)
+    run_directory = found or _create(place, settings, origin)
 
     from launch.training import train
 
     return train(run_directory, settings, done, quiet=options.quiet, debug=options.debug)
 
 
-def _create(out: Path | None, preset: str, settings: "Settings", origin: str) -> "RunDirectory":
-    """Makes a new run's folder."""
-    from launch.run_directory import RunDirectory, new_path
+def _open(place: str) -> "RunDirectory":
+    """Returns the run in a folder or in storage."""
+    from launch.run_directory import RunDirectory
+    from launch.storage import is_uri, open_run
 
-    run_directory = RunDirectory.create(out or new_path(preset))
+    return open_run(place) if is_uri(place) else RunDirectory.open(Path(place))
+
+
+def _find(place: str) -> "RunDirectory | None":
+    """Returns the run in a folder or in storage, if there is one of which something is saved."""
+    from launch.run_directory import RunDirectory
+    from launch.storage import Storage, is_uri
+
+    if is_uri(place):
+        storage = Storage(place)
+        names = storage.names()
+        there = storage.holds_run(names) and bool(storage.updates(names))
+    else:
+        run = RunDirectory(Path(place))
+        there = run.exists() and not run.checkpoints.empty()
+    return _open(place) if there else None
+
+
+def _create(place: str, settings: "Settings", origin: str) -> "RunDirectory":
+    """Makes a new run's folder; storage that cannot be written is found out now."""
+    from launch.run_directory import RunDirectory
+    from launch.storage import create_run, is_uri
+
+    run_directory = create_run(place) if is_uri(place) else RunDirectory.create(Path(place))
     run_directory.write_settings(settings, origin)
+    run_directory.mirror(settings.keep_checkpoints)
     return run_directory
 
 
-def _resumed(folder: Path, pairs: Sequence[str]) -> "Settings":
-    """Returns the settings of the run in `folder`, with the few that may change changed."""
-    from launch.configuration import read_words
-    from launch.run_directory import RunDirectory
+def _same(run_directory: "RunDirectory", settings: "Settings") -> "Settings":
+    """Returns a run's settings with those of `settings` that may change; the others must be equal."""
     from policies.settings import make_settings
+
+    old, new = run_directory.settings().model_dump(), settings.model_dump()
+    other = [f"{key}={old[key]}" for key in new if new[key] != old[key] and key not in RESUMABLE]
+    if other:
+        place = run_directory.shown(run_directory.path)
+        raise CommandError(
+            f"{place} holds a run with {', '.join(other)}, and that cannot change in a run that goes on. Ask for just "
+            "that, or name another folder with --out."
+        )
+    return make_settings({**old, **{key: new[key] for key in RESUMABLE}})
+
+
+def _is_done(run_directory: "RunDirectory", settings: "Settings") -> bool:
+    latest = run_directory.checkpoints.latest()
+    return latest is not None and latest[0] >= settings.updates
+
+
+def _resumed(run_directory: "RunDirectory", pairs: Sequence[str]) -> "Settings":
+    """Returns the settings of a run, with the few that may change changed."""
+    from policies.settings import make_settings
+
+    return make_settings({**run_directory.settings().model_dump(), **_changes(pairs)})
+
+
+def _changes(pairs: Sequence[str]) -> "dict[str, Value]":
+    """Reads settings for a run that goes on, and refuses those that cannot change."""
+    from launch.configuration import read_words
 
     changes = read_words(pairs)
     for key in changes:
@@ -134,14 +209,12 @@ def _resumed(folder: Path, pairs: Sequence[str]) -> "Settings":
             raise CommandError(
                 f"`{key}` cannot change in a run that goes on, only {', '.join(RESUMABLE)} can. Start a new run."
             )
-    return make_settings({**RunDirectory.open(folder).settings().model_dump(), **changes})
+    return changes
 
 
-def _reopen(folder: Path, settings: "Settings", origin: str) -> tuple["RunDirectory", int]:
-    """Takes the folder of a run, set back to its latest checkpoint; returns it and that checkpoint's update."""
-    from launch.run_directory import RunDirectory
-
-    run_directory = RunDirectory.open(folder)
+def _reopen(run_directory: "RunDirectory", settings: "Settings", origin: str) -> int:
+    """Takes the folder of a run and sets it back to its latest checkpoint, of which it returns the update."""
+    folder = run_directory.shown(run_directory.path)
     run_directory.lock()
     for sentence in run_directory.checkpoints.set_damaged_aside():
         print(f"Warning: {sentence}", file=sys.stderr)
@@ -157,7 +230,7 @@ def _reopen(folder: Path, settings: "Settings", origin: str) -> tuple["RunDirect
     run_directory.cut_after(done)
     if settings != run_directory.settings():
         run_directory.write_settings(settings, origin)
-    return run_directory, done
+    return done
 
 
 if __name__ == "__main__":

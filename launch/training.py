@@ -9,6 +9,7 @@ from launch import session
 from launch.interrupt import Interrupts
 from launch.records import Sample, Update, plain
 from launch.run_directory import RunDirectory
+from launch.storage import StorageError, hand_over, stranded
 from launch.terminal import Terminal
 from launch.tracking import Tracker, figures_of, open_trackers
 from policies.settings import Settings
@@ -41,7 +42,9 @@ def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: boo
         lambda: terminal.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True)
     )
     terminal.say(_what(settings, terminal.arrow))
-    terminal.say(f"Run folder: {run.path}" + (f" (going on after update {done})" if done is not None else ""))
+    terminal.say(
+        f"Run folder: {run.shown(run.path)}" + (f" (going on after update {done})" if done is not None else "")
+    )
     terminal.say()
     try:
         with contextlib.ExitStack() as around:
@@ -56,12 +59,17 @@ def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: boo
         return interrupts.exit_code
     except Exception as error:
         kept = _keep_batch(run, error)
+        try:
+            run.mirror(settings.keep_checkpoints)
+        except StorageError as unsaved:
+            error.add_note(f"{unsaved} {stranded(run)}")
         if kept:
             error.add_note(f"What it was to learn from is in {kept}, to be looked at by safetensors.torch.load_file.")
         error.add_note(_how_to_go_on(run))
         raise
     if reached < settings.updates and interrupts.requested is not None:
         terminal.say(f"Stopped. {_how_to_go_on(run)}", True)
+        hand_over(run, settings)
         return interrupts.exit_code
 
     from launch.curves import draw
@@ -69,6 +77,7 @@ def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: boo
 
     draw(run.updates(), settings, run.curves)
     report(run, settings, terminal)
+    hand_over(run, settings)
     if reached < settings.updates:
         terminal.say(f"Stopped after update {reached}, because a policy has collapsed (stop_on_collapse).", True)
         return COLLAPSED
@@ -168,6 +177,10 @@ class _Run:
         if best is not None:
             checkpoints.name_best(best)
         checkpoints.prune(self.settings.keep_checkpoints)
+        try:
+            self.run.mirror(self.settings.keep_checkpoints)
+        except StorageError as error:
+            self.terminal.say(f"Warning: {error} Training goes on; the next save copies what is missing.", True)
 
 
 def _what(settings: Settings, arrow: str) -> str:

@@ -19,7 +19,7 @@ class CacheError(Exception):
 def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
     """Returns a folder of the user's cache, filled by the first process that asks for it; others wait meanwhile.
 
-    The cache is `$XDG_CACHE_HOME/cory-rllib`, by default `~/.cache/cory-rllib`.
+    The cache is `user_cache()`.
 
     Args:
         name: the folder's; it names whatever its content depends on, as a folder that is there is never filled again.
@@ -28,7 +28,7 @@ def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
     Raises:
         CacheError: the cache cannot be written, as on a full disk.
     """
-    place = _cache() / name
+    place = user_cache() / name
     if not place.is_dir():
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,8 @@ def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
     return place
 
 
-def _cache() -> Path:
+def user_cache() -> Path:
+    """Returns `$XDG_CACHE_HOME/cory-rllib`, by default `~/.cache/cory-rllib`; it may not exist yet."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     # Paths that are not absolute do not count, by the XDG base directory specification.
     return (Path(configured) if os.path.isabs(configured) else Path.home() / ".cache") / "cory-rllib"

@@ -125,6 +125,8 @@ def _read_requests(connection: "Connection[Reply, Batch]", parent: int, requests
 def main() -> None:
     """Loads the function, says so, and answers batches until the parent is gone."""
     spec, fd, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    # A stopped Ray job sends this to all its processes, but the parent still needs rewards to finish its update.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     if "--die-with-thread" in sys.argv and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: ends even a function that never yields to Python
     connection: Connection[Reply, Batch] = Connection(fd)

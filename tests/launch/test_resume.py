@@ -7,7 +7,7 @@ import pytest
 from launch.command import CommandError
 from launch.manifest import FormatError
 from launch.run_directory import RunDirectory
-from launch.train import _reopen, _resumed
+from launch.train import _find, _is_done, _reopen, _resumed, _same
 from policies.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.test_checkpoints import write
@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_it_goes_on_from_the_latest_checkpoint_and_forgets_what_came_after(run: RunDirectory) -> None:
     run.metrics.append({"update": 7})
-    assert _reopen(run.path, SETTINGS, "cory train")[1] == 6
+    assert _reopen(run, SETTINGS, "cory train") == 6
     assert [line["update"] for line in run.updates()] == list(range(7))
 
 
@@ -35,7 +35,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_on_from_the_one_before
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    assert _reopen(run.path, SETTINGS, "cory train")[1] == 3
+    assert _reopen(run, SETTINGS, "cory train") == 3
     assert "update_000006 has a damaged file deep/weights; it is now damaged_update_000006" in capsys.readouterr().err
     assert [line["update"] for line in run.updates()] == list(range(4))
 
@@ -44,7 +44,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder
     for update in (3, 6):
         (run.path / "checkpoints" / f"update_{update:06d}" / "manifest.json").write_text("{")
     with pytest.raises(CommandError, match="no checkpoint to go on from"):
-        _reopen(run.path, SETTINGS, "cory train")
+        _reopen(run, SETTINGS, "cory train")
     run.unlock()
     with pytest.raises(CommandError, match="name another folder"):
         RunDirectory.create(run.path)
@@ -53,21 +53,21 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder
 def test_a_run_that_was_killed_before_its_first_checkpoint_is_refused(tmp_path: Path) -> None:
     record(tmp_path, SETTINGS, updates=[0]).unlock()
     with pytest.raises(CommandError, match=r"no checkpoint to go on from\. Start a new run"):
-        _reopen(tmp_path, SETTINGS, "cory train")
+        _reopen(RunDirectory.open(tmp_path), SETTINGS, "cory train")
 
 
 def test_a_run_that_is_still_running_is_refused_with_its_process(run: RunDirectory) -> None:
     run.lock()
     with pytest.raises(CommandError, match=r"in use by another run \(process \d+\)"):
-        _reopen(run.path, SETTINGS, "cory train")
+        _reopen(RunDirectory.open(run.path), SETTINGS, "cory train")
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"is not a run's folder: it has no run's config\.yaml"):
-        _resumed(tmp_path, [])
+        _resumed(RunDirectory.open(tmp_path), [])
     (tmp_path / "config.yaml").write_text("trainer:\n  epochs: 3\n")
     with pytest.raises(CommandError, match=r"is not a run's folder: it has no run's config\.yaml"):
-        _resumed(tmp_path, [])
+        _resumed(RunDirectory.open(tmp_path), [])
 
 
 def test_a_run_from_before_checkpoints_were_sealed_is_refused_as_it_is(run: RunDirectory) -> None:
@@ -75,7 +75,7 @@ def test_a_run_from_before_checkpoints_were_sealed_is_refused_as_it_is(run: RunD
         (run.path / "checkpoints" / f"update_{update:06d}" / "manifest.json").unlink()
     before = sorted(run.path.rglob("*"))
     with pytest.raises(FormatError, match="before checkpoints had a manifest"):
-        _reopen(run.path, SETTINGS, "cory train")
+        _reopen(run, SETTINGS, "cory train")
     assert sorted(run.path.rglob("*")) == before
 
 
@@ -86,17 +86,33 @@ def test_settings_that_another_version_wrote_are_refused_with_where_to_find_whic
     with (run.path / "config.yaml").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(CommandError, match=rf"{what}.* \(its first lines say which\)"):
-        _resumed(run.path, [])
+        _resumed(run, [])
 
 
 def test_settings_that_are_newer_than_the_run_take_their_defaults(run: RunDirectory) -> None:
     config = run.path / "config.yaml"
     config.write_text("".join(line + "\n" for line in config.read_text().splitlines() if not line.startswith("lam:")))
-    assert _resumed(run.path, []) == SETTINGS
+    assert _resumed(run, []) == SETTINGS
 
 
 def test_a_damaged_line_of_the_metrics_is_named(run: RunDirectory) -> None:
     lines = run.metrics.path.read_text().splitlines()
     run.metrics.path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
     with pytest.raises(CommandError, match=r"metrics\.jsonl line 2 is not what a run wrote there"):
-        _reopen(run.path, SETTINGS, "cory train")
+        _reopen(run, SETTINGS, "cory train")
+
+
+def test_the_command_of_a_run_goes_on_with_it_when_only_what_may_change_did(run: RunDirectory, tmp_path: Path) -> None:
+    found = _find(str(run.path))
+    assert found is not None
+    longer = _same(found, SETTINGS.model_copy(update={"updates": 20}))
+    assert (
+        longer.updates == 20
+        and not _is_done(found, longer)
+        and _is_done(found, longer.model_copy(update={"updates": 6}))
+    )
+    with pytest.raises(CommandError, match="holds a run with lr="):
+        _same(found, SETTINGS.model_copy(update={"lr": 0.5}))
+    assert _find(str(tmp_path / "new")) is None
+    record(tmp_path / "unsaved", SETTINGS, updates=[0]).unlock()
+    assert _find(str(tmp_path / "unsaved")) is None

@@ -1,0 +1,90 @@
+"""The way to a Ray cluster: its dashboard, which takes jobs, and what the cluster has."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from launch.command import CommandError, Parser
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+CHATTY = (
+    *("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"),
+    *("ray._private.runtime_env.packaging", "ray._private.runtime_env.working_dir"),
+)
+"""Loggers that tell of every upload and connection."""
+REGISTERING = 15
+"""Seconds within which a head that has just started knows of itself as a node."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def add_address(parser: Parser) -> None:
+    """Adds the option that names a cluster."""
+    parser.add_argument(
+        "--address",
+        metavar="URL",
+        help=f"the cluster's dashboard (default: RAY_API_SERVER_ADDRESS, else {DEFAULT_ADDRESS})",
+    )
+
+
+def connect(address: str | None) -> "JobSubmissionClient":
+    """Returns a client for the jobs of a cluster.
+
+    Unless RAY_AUTH_MODE says otherwise, a cluster on this machine is taken to have no authentication, any other to want
+    a token.
+
+    Raises:
+        CommandError: nothing answers there, or it refuses the token.
+    """
+    address = address or os.environ.get("RAY_API_SERVER_ADDRESS", DEFAULT_ADDRESS)
+    host = urlsplit(address).hostname
+    if not address.startswith(("http://", "https://")) or host is None:
+        raise CommandError(f"{address} is not the address of a dashboard. Write --address http://HOST:8265.")
+    os.environ["RAY_API_SERVER_ADDRESS"] = address  # else RAY_ADDRESS would win over what was asked for
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled" if host in LOOPBACK else "token")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+    from ray.exceptions import AuthenticationError
+    from ray.job_submission import JobSubmissionClient
+
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        return JobSubmissionClient(address)
+    except ConnectionError as error:
+        raise CommandError(
+            f"No Ray cluster answers at {address}. Start one with `ray start --head`, or name another with --address."
+        ) from error
+    except (AuthenticationError, RuntimeError) as error:
+        if "oken" not in str(error):
+            reason = " ".join(str(error).split())
+            raise CommandError(f"{address} is no Ray cluster that takes jobs: {reason}") from error
+        raise CommandError(
+            f"The cluster at {address} refuses this client's token. Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to "
+            "a file with the token that the cluster was started with."
+        ) from error
+
+
+def nodes(address: str) -> list[Mapping[str, float]]:
+    """Returns the resources of each node that is alive, such as `{"CPU": 8.0, "GPU": 1.0}`.
+
+    Raises:
+        CommandError: the cluster does not say.
+    """
+    from ray.util.state import list_nodes
+    from ray.util.state.exception import RayStateApiException
+
+    deadline = time.monotonic() + REGISTERING
+    while True:
+        try:
+            found = list_nodes(address, filters=[("state", "=", "ALIVE")], limit=10_000, raise_on_missing_output=False)
+        except RayStateApiException as error:
+            raise CommandError(f"{address} does not say what the cluster has: {str(error).splitlines()[0]}") from error
+        if found or time.monotonic() > deadline:
+            return [node.resources_total or {} for node in found]
+        time.sleep(0.5)

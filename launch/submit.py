@@ -1,0 +1,245 @@
+"""`cory submit -- train ...`: sends a command to a Ray cluster as a job, follows it, and ends as it ends."""
+
+import argparse
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.cluster import add_address, connect, nodes
+from launch.command import INTERRUPTED, CommandError, Parser, run
+from launch.secrets import FILE, is_secret
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+LARGEST = 50 * 2**20  # bytes that may be uploaded
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+STOP_SECONDS = "600"
+"""How long Ray lets a stopped job finish its update and save it, before it kills it; by itself it waits 3 seconds."""
+
+EPILOG = """examples:
+  cory submit --storage /shared/runs --name first -- train imdb-tiny num_runners=2
+  cory submit --address http://head:8265 --storage s3://bucket/runs --name big -- train -c mine.yaml
+  cory submit -- validate custom data=questions.csv reward=my_rewards:names_it
+
+The working directory is uploaded, without what .gitignore and .rayignore name. Given again with the same --name and
+--storage, `train` goes on with the run. Ctrl-C leaves the job running; `cory jobs stop ID` saves and ends it.
+
+exit codes: the command's own, on the cluster; 2 a mistake that you can correct; 143 the job was stopped.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        The exit code of the job's driver; 0 with --no-wait; 2 after a user's mistake; 130 after Ctrl-C.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    cut = words.index("--") if "--" in words else len(words)
+    options = _parser().parse_args(words[:cut])
+    return run(lambda: _submit(options, words[cut + 1 :]), debug=options.debug)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cory submit",
+        usage="cory submit [options] -- COMMAND [arguments]",
+        description="Send a command to a Ray cluster as a job, follow it, and end with its exit code.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_address(parser)
+    parser.add_argument("--storage", metavar="DIR|URI", help="where `train` keeps its run: all nodes must reach it")
+    parser.add_argument("--name", help="the run's (default: PRESET-TIME)")
+    parser.add_argument("--working-dir", type=Path, default=Path(), metavar="DIR", help="what is uploaded (default: .)")
+    parser.add_argument("--num-cpus", type=float, default=0, help="CPUs that the driver takes (default: 0)")
+    parser.add_argument("--num-gpus", type=float, default=0, help="GPUs that the driver takes (default: 0)")
+    parser.add_argument("--resources", default="", metavar="NAME=N,...", help="custom resources that the driver takes")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the job; no secrets")
+    parser.add_argument("--secrets", metavar="FILE", help="on the nodes, NAME=VALUE lines such as HF_TOKEN=…")
+    parser.add_argument("--unchecked", action="store_true", help="for clusters that grow: submit what is too large now")
+    parser.add_argument("--no-wait", action="store_true", help="do not follow the job")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _submit(options: argparse.Namespace, words: list[str]) -> int:
+    from launch.jobs import follow
+
+    words, name, place = _command(options, words)
+    environment = _environment(options)
+    resources = {key: float(value) for key, value in _pairs(options.resources.split(","), "--resources").items()}
+    driver = {"CPU": options.num_cpus, "GPU": options.num_gpus, **resources}
+    check_size(options.working_dir)
+    client = connect(options.address)
+    if not options.unchecked:
+        check_cluster(words, driver, nodes(client.get_address()))
+    if place is not None:
+        _check_free(client, place)
+    job = client.submit_job(
+        entrypoint=shlex.join(["python", "-m", "launch.main", *words]),
+        runtime_env={"working_dir": str(options.working_dir.resolve()), "env_vars": environment},
+        metadata={"job_name": name} | ({"run": place} if place else {}),
+        entrypoint_num_cpus=options.num_cpus or None,
+        entrypoint_num_gpus=options.num_gpus or None,
+        entrypoint_resources=resources or None,
+    )
+    print(f"Job {job} ({name})" + (f", run {place}" if place else ""), flush=True)
+    if options.no_wait:
+        print(f"Follow it with `cory jobs logs {job}`.")
+        return 0
+    try:
+        return follow(client, job)
+    except KeyboardInterrupt:
+        print(
+            f"\nThe job goes on. Follow it with `cory jobs logs {job}`, stop it with `cory jobs stop {job}`.",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+
+
+def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], str, str | None]:
+    """Returns the words to run, the job's name, and where the run is kept if it is one."""
+    from launch.main import COMMANDS
+
+    if not words or words[0] not in COMMANDS or words[0] in ("submit", "jobs"):
+        raise CommandError("Say what to run after `--`, as in `cory submit --storage /shared/runs -- train imdb-tiny`.")
+    if words[0] != "train":
+        return words, options.name or f"{words[0]}-{time.strftime('%Y%m%d-%H%M%S')}", None
+    from launch.configuration import DEFAULT_PRESET
+    from launch.storage import check_place, child, is_uri
+    from launch.train import parse
+
+    asked = parse(words[1:])
+    own = asked.out or asked.resume
+    if bool(own) == bool(options.storage):
+        raise CommandError("Say once where the run is kept: --storage DIR|URI, or --out or --resume after `--`.")
+    preset = next((word for word in asked.words if "=" not in word), DEFAULT_PRESET)
+    name = options.name or (Path(own).name if own else f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}")
+    place = own or child(options.storage, name)
+    check_place(place)
+    if not is_uri(place) and not os.path.isabs(place):
+        raise CommandError(
+            f"{place} is relative, and the job's working directory goes when it ends. Name an absolute path that all "
+            "nodes share, or a URI such as s3://bucket/runs."
+        )
+    return (words if own else [*words, "--out", place, "--continue"]), name, place
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the variables of the job, all of which the job list shows."""
+    given = _pairs(options.env, "--env")
+    for name in given:
+        if is_secret(name):
+            raise CommandError(
+                f"{name} looks like a secret, and all who may list the cluster's jobs read --env. Write it into a file "
+                "on the nodes and name that with --secrets FILE, or set it in the environment of the nodes."
+            )
+    if options.secrets:
+        given[FILE] = options.secrets
+    return {STOP_WAIT: STOP_SECONDS, **given}
+
+
+def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    pairs = {}
+    for text in filter(None, texts):
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise CommandError(f"{option} takes NAME=VALUE, not `{text}`.")
+        pairs[name] = value
+    return pairs
+
+
+def check_size(folder: Path) -> None:
+    """Refuses to upload a folder that is too large.
+
+    Raises:
+        CommandError: it has more than 50 MiB, without what Ray leaves behind; the biggest files are named.
+    """
+    # What Ray uploads is said by its own walk alone: nested ignore files, and defaults that change.
+    from ray._private.ray_constants import get_runtime_env_default_excludes
+    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+
+    if not folder.is_dir():
+        raise CommandError(f"--working-dir {folder} is no folder.")
+    folder, sizes = folder.resolve(), {}
+
+    def note(path: Path) -> None:
+        if path.is_file():
+            sizes[path] = path.stat().st_size
+
+    quiet = logging.getLogger(__name__)
+    ignoring = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
+    _dir_travel(folder, [_get_excludes(folder, get_runtime_env_default_excludes())], note, ignoring, quiet)
+    total = sum(sizes.values())
+    if total > LARGEST:
+        biggest = sorted(sizes, key=lambda path: -sizes[path])[:5]
+        named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] / 2**20:.1f} MiB)" for path in biggest)
+        raise CommandError(
+            f"{folder} has {total / 2**20:.0f} MiB to upload, and 50 are the limit: {named}. Name in .rayignore what "
+            "the job does not need, and keep models and data on storage that the nodes reach."
+        )
+
+
+def check_cluster(words: Sequence[str], driver: Mapping[str, float], found: Sequence[Mapping[str, float]]) -> None:
+    """Refuses what a cluster cannot place, whatever ends on it: Ray would wait for ever.
+
+    Args:
+        words: of the command.
+        driver: the resources that the command itself takes, on one node.
+        found: the resources of each node.
+
+    Raises:
+        CommandError: something is missing, which the message names.
+    """
+    lacking = {
+        key: max((node.get(key, 0) for node in found), default=0)
+        for key, amount in driver.items()
+        if not any(node.get(key, 0) >= amount for node in found)
+    }
+    if lacking or not any(all(node.get(key, 0) >= amount for key, amount in driver.items()) for node in found):
+        asked = ", ".join(f"{key}={amount:g}" for key, amount in driver.items() if amount)
+        most = ", ".join(f"{key}: at most {amount:g} on one" for key, amount in lacking.items()) or "not all on one"
+        raise CommandError(
+            f"No node of the cluster has {asked or 'started'} for the driver ({most}). Ask for less, or add a node."
+        )
+    if words[0] != "train":
+        return
+    from launch.configuration import DEFAULT_PRESET, resolve
+    from launch.session import check_resources
+    from launch.train import parse
+
+    asked_for = parse(words[1:])
+    if asked_for.resume:
+        return  # its settings are in storage; the driver checks
+    presets = [word for word in asked_for.words if "=" not in word]
+    settings = resolve(
+        presets[0] if presets else DEFAULT_PRESET, asked_for.config, [word for word in asked_for.words if "=" in word]
+    )
+    total: dict[str, float] = {}
+    for node in found:
+        for key, amount in node.items():
+            total[key] = total.get(key, 0) + amount
+    total["CPU"] = total.get("CPU", 0) - max(driver["CPU"] - 1, 0)  # one of the driver's is in what is checked
+    total["GPU"] = total.get("GPU", 0) - driver["GPU"]
+    check_resources(settings, total)
+
+
+def _check_free(client: "JobSubmissionClient", place: str) -> None:
+    """Refuses a run that a job of this cluster is training."""
+    for job in client.list_jobs():
+        if (job.metadata or {}).get("run") == place and not job.status.is_terminal():
+            raise CommandError(
+                f"{place} is being trained by job {job.submission_id}. Follow it with `cory jobs logs "
+                f"{job.submission_id}`, or stop it first: `cory jobs stop {job.submission_id}`."
+            )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,122 @@
+"""`cory submit` and `cory jobs` on a real cluster: exit codes, output, secrets, tokens, stopping and going on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.run_directory import RunDirectory
+from tests.cluster.conftest import SECRET, Head
+
+pytestmark = pytest.mark.timeout(600)  # much of it is waiting for processes that start
+REWARD = """
+import os
+
+def knows_the_secret(completions):
+    assert os.environ["HF_TOKEN"].startswith("hf_")
+    return [float(len(completion)) for completion in completions]
+
+def brevity(completions):
+    return [-float(len(completion)) for completion in completions]
+"""
+SMALL = (
+    *("backend=transformers", "num_runners=0", "queries=4", "minibatch=4", "micro_batch=4", "epochs=1", "dtype=fp32"),
+    *("eval_queries=4", "eval_every=100", "checkpoint_every=100", "max_response=6", "self_test=false"),
+    *("keep_checkpoints=1", "reward=my_rewards:brevity"),
+)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A user's folder: a reward and queries."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "my_rewards.py").write_text(REWARD)
+    (folder / "questions.csv").write_text("query\nName a fruit.\nName a colour.\n")
+    return folder
+
+
+def test_a_job_has_the_secret_of_its_node_and_the_job_list_has_not(head: Head, work: Path) -> None:
+    validate = ("validate", "custom", "data=questions.csv", "reward=my_rewards:knows_the_secret")
+    words = ("submit", "--name", "proof", "--secrets", str(head.secrets), "--", *validate)
+    job = head.cory(*words, cwd=work, HF_TOKEN=SECRET)
+    output, errors = job.communicate(timeout=240)
+    assert job.returncode == 0, output + errors
+    assert "(proof)" in output and "questions.csv" in output
+
+    job = head.cory("submit", "--name", "blank", "--", *validate, cwd=work)
+    output, errors = job.communicate(timeout=240)
+    assert job.returncode == 2, output + errors  # the driver's own, not Ray's 1
+    assert "HF_TOKEN" in output
+
+    code = "from launch.cluster import connect; print([job.json() for job in connect(None).list_jobs()])"
+    listing = head.python("-c", code, cwd=work)
+    told, errors = listing.communicate(timeout=120)
+    assert "proof" in told and "CORY_SECRETS" in told, errors
+    assert SECRET not in told
+    listing = head.cory("jobs", cwd=work)
+    told, _ = listing.communicate(timeout=120)
+    assert [line.split()[1:3] for line in told.splitlines()[1:]] == [["proof", "SUCCEEDED"], ["blank", "FAILED"]]
+
+
+PROBE = """
+import os, ray
+from launch import train
+from launch.secrets import on_workers
+
+ray.init(runtime_env=on_workers())
+told = ray.remote(lambda: os.environ["HF_TOKEN"][:3])
+print("a worker has", ray.get(told.remote()), flush=True)
+raise SystemExit(train.main(["imdb-tiny"]))
+"""
+
+
+def test_rays_own_command_works_and_workers_have_the_secret(head: Head, work: Path) -> None:
+    (work / "probe.py").write_text(PROBE)
+    given = json.dumps({"env_vars": {"CORY_SECRETS": str(head.secrets)}})
+    submit = ("-m", "ray.scripts.scripts", "job", "submit", "--working-dir", ".", "--runtime-env-json", given, "--")
+    job = head.python(*submit, "python", "probe.py", cwd=work)
+    output, errors = job.communicate(timeout=240)
+    assert "a worker has hf_" in output, output + errors
+    assert "is relative: in a Ray job it would vanish with the job's working directory" in output
+    assert job.returncode == 1  # Ray's, for any failure
+
+
+@pytest.mark.parametrize("token", [None, "0" * 64])
+def test_a_missing_or_wrong_token_is_one_sentence(head: Head, tmp_path: Path, token: str | None) -> None:
+    file = tmp_path / "token"
+    if token:
+        file.write_text(token)
+    mode = "token" if token else "disabled"
+    listing = head.cory("jobs", cwd=tmp_path, RAY_AUTH_MODE=mode, RAY_AUTH_TOKEN_PATH=str(file))
+    output, errors = listing.communicate(timeout=120)
+    assert (listing.returncode, output) == (2, "")
+    assert errors.count("\n") == 1 and "refuses this client's token. Set RAY_AUTH_MODE=token" in errors
+
+
+def test_a_stopped_job_is_saved_and_its_command_given_again_goes_on(head: Head, work: Path, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    words = ("submit", "--storage", f"file://{storage}", "--name", "run", "--", "train", *SMALL)
+    job = head.cory(*words, "updates=100", cwd=work)
+    assert job.stdout
+    seen: list[str] = []
+    while not seen or "1/100" not in seen[-1]:
+        seen.append(job.stdout.readline())
+        assert seen[-1], "".join(seen) + (job.stderr.read() if job.stderr else "")
+    name = seen[0].split()[1]
+    stop = head.cory("jobs", "stop", name, cwd=work)
+    output, errors = stop.communicate(timeout=120)
+    assert stop.returncode == 0 and "STOPPED" in output, errors
+    rest, errors = job.communicate(timeout=120)
+    assert job.returncode == 143, errors
+    run = RunDirectory.open(storage / "run")
+    done = run.checkpoints.updates()[-1]
+    assert f"Update {done} is saved. Go on with:\n  cory train --resume file://{storage}/run" in rest
+    assert 0 < done < 100 and run.updates()[-1]["update"] == done
+
+    job = head.cory(*words, f"updates={done + 1}", cwd=work)
+    output, errors = job.communicate(timeout=240)
+    assert job.returncode == 0, output + errors
+    assert f"going on after update {done}" in output
+    assert [line["update"] for line in run.updates()] == list(range(done + 2))
+    assert run.checkpoints.updates()[-1] == done + 1

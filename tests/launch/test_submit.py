@@ -1,0 +1,130 @@
+"""What `cory submit` refuses before anything is sent, and what it sends."""
+
+import argparse
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from launch.command import CommandError
+from launch.secrets import is_secret, load_secrets, on_workers
+from launch.submit import _command, _environment, _parser, check_cluster, check_size
+
+NOTHING = {"CPU": 0.0, "GPU": 0.0}
+TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]
+
+
+def options(*words: str) -> argparse.Namespace:
+    return _parser().parse_args(words)
+
+
+def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_leaves_behind_does_not_count(
+    tmp_path: Path,
+) -> None:
+    for name in ("data/large.bin", "ignored/huge.bin", "secret.bin", ".git/pack"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 60 * 2**20)  # sparse
+    (tmp_path / ".rayignore").write_text("ignored/\n")
+    (tmp_path / ".gitignore").write_text("secret.bin\n")
+    (tmp_path / "small.py").write_text("1")
+    with pytest.raises(CommandError, match=r"60 MiB to upload, and 50 are the limit: data/large\.bin \(60\.0 MiB\), "):
+        check_size(tmp_path)
+    (tmp_path / "data" / "large.bin").unlink()
+    check_size(tmp_path)
+    check_size(Path(__file__).parents[2])  # a checkout of this project
+
+
+@pytest.mark.parametrize(
+    ("driver", "found", "what"),
+    [
+        (NOTHING, [{"CPU": 2.0}, {"CPU": 2.0}], "ask for 5 CPUs in all, but the Ray cluster has 4"),
+        ({**NOTHING, "CPU": 2.0}, [{"CPU": 5.0}], "ask for 5 CPUs in all, but the Ray cluster has 4"),
+        ({**NOTHING, "CPU": 4.0}, [{"CPU": 3.0}, {"CPU": 3.0}], r"CPU=4 for the driver \(CPU: at most 3 on one\)"),
+        ({**NOTHING, "CPU": 1.0, "GPU": 1.0}, [{"CPU": 8.0}, {"GPU": 1.0}], r"CPU=1, GPU=1 .*not all on one"),
+        ({**NOTHING, "tpu": 1.0}, [{"CPU": 8.0}], r"tpu=1 for the driver \(tpu: at most 0 on one\)"),
+        (NOTHING, [], "No node"),
+    ],
+)
+def test_what_a_cluster_can_never_place_is_refused_with_what_is_missing(
+    driver: dict[str, float], found: list[dict[str, float]], what: str
+) -> None:
+    with pytest.raises(CommandError, match=what):
+        check_cluster(TRAIN, driver, found)
+
+
+def test_what_a_cluster_can_place_is_not_refused() -> None:
+    check_cluster(TRAIN, NOTHING, [{"CPU": 2.0}, {"CPU": 3.0}])
+    check_cluster(TRAIN, {**NOTHING, "CPU": 2.0}, [{"CPU": 6.0}])
+    check_cluster(["validate", "imdb"], {**NOTHING, "tpu": 1.0}, [{"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}])
+
+
+def test_a_run_lies_in_storage_under_its_name_and_goes_on_there() -> None:
+    words, name, place = _command(options("--storage", "s3://bucket/runs/", "--name", "first"), TRAIN)
+    assert (words, name) == ([*TRAIN, "--out", "s3://bucket/runs/first", "--continue"], "first")
+    assert place == "s3://bucket/runs/first"
+    _, _, place = _command(options("--storage", "s3://bucket/runs?scheme=http", "--name", "first"), TRAIN)
+    assert place == "s3://bucket/runs/first?scheme=http"
+    words, name, place = _command(options(), ["train", "--resume", "/shared/old", "updates=9"])
+    assert (words[-1], name, place) == ("updates=9", "old", "/shared/old")
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "what"),
+    [
+        ([], [], "Say what to run after `--`"),
+        ([], ["submit"], "Say what to run after `--`"),
+        ([], ["train"], "Say once where the run is kept"),
+        (["--storage", "/shared"], ["train", "--out", "/shared/one"], "Say once where the run is kept"),
+        (["--storage", "runs"], ["train"], "is relative, and the job's working directory goes when it ends"),
+        (["--storage", "s3://me:word@bucket"], ["train"], "holds a password"),
+    ],
+)
+def test_a_command_that_could_not_keep_its_run_is_refused(given: list[str], words: list[str], what: str) -> None:
+    with pytest.raises(CommandError, match=what):
+        _command(options(*given), words)
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "aws_access_key_id"]
+)
+def test_secrets_are_no_variables_of_a_job(name: str) -> None:
+    with pytest.raises(CommandError, match=f"{name} looks like a secret.*--secrets FILE") as raised:
+        _environment(options("--env", f"{name}=hunter2"))
+    assert "hunter2" not in str(raised.value)
+
+
+def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None:
+    for name in ("TOKENIZERS_PARALLELISM", "RAY_AUTH_TOKEN_PATH", "WANDB_MODE", "MONKEYS"):
+        assert not is_secret(name)
+    sent = _environment(options("--env", "WANDB_MODE=offline", "--secrets", "/etc/cory/secrets.env"))
+    assert sent == {
+        "RAY_JOB_STOP_WAIT_TIME_S": "600",
+        "WANDB_MODE": "offline",
+        "CORY_SECRETS": "/etc/cory/secrets.env",
+    }
+
+
+def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("CORY_SECRETS", raising=False)
+    load_secrets()
+    assert on_workers() == {}
+    file = tmp_path / "secrets.env"
+    file.write_text("# mine\n\nexport HF_TOKEN='hf_1'\nWANDB_API_KEY=a=b\n")
+    file.chmod(stat.S_IRUSR)
+    monkeypatch.setenv("CORY_SECRETS", str(file))
+    monkeypatch.setenv("HF_TOKEN", "set before")
+    monkeypatch.setenv("WANDB_API_KEY", "")  # so that it is afterwards as it was
+    monkeypatch.delenv("WANDB_API_KEY")
+    load_secrets()
+    assert (os.environ["HF_TOKEN"], os.environ["WANDB_API_KEY"]) == ("set before", "a=b")
+    assert on_workers()["env_vars"] == {"CORY_SECRETS": str(file)}
+    file.unlink()
+    with pytest.raises(CommandError, match="the secrets that CORY_SECRETS names, cannot be read: No such file"):
+        load_secrets()
+    file.write_text("hunter2\n")
+    with pytest.raises(CommandError, match="line 1 is not NAME=VALUE") as raised:
+        load_secrets()
+    assert "hunter2" not in str(raised.value)
