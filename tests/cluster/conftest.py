@@ -1,0 +1,118 @@
+"""`cory train` in a process of its own, of which others are killed, and what the same run does undisturbed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.long_run import short_folder
+from benchmarks.models import make_model
+from benchmarks.nodes import wait_until
+from policies.cory import CoryConfig
+from tests.launch.conftest import ENVIRONMENT
+from tests.policies.conftest import ray_session
+
+__all__ = ["ray_session"]
+
+UPDATES = 16
+SETTINGS: dict[str, Any] = {
+    **{"backend": "transformers", "dtype": "fp32", "updates": UPDATES, "exchange_period": 3, "checkpoint_every": 4},
+    **{"queries": 4, "minibatch": 4, "micro_batch": 4, "epochs": 1, "lr": 1e-4, "max_response": 6, "samples_every": 1},
+    **{"eval_queries": 2, "eval_every": 10, "self_test": "false"},
+}
+REWARD = "tests.cluster.sample_rewards:brevity?hold="
+PATIENCE = 140.0
+"""Seconds that a test waits for a process to start or to end, on a busy machine."""
+_MEASURED_ANEW = ("seconds", "tokens_per_second")
+
+
+class Run:
+    """`cory train` with a very small model. While `held`, its rewards wait, and so does the update in flight."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hold = folder / "hold"
+        self.output = folder / "output.txt"
+        self.model = make_model("test", folder)
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+        with self.output.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "launch.main", "train", *words],
+                cwd=self.folder,
+                env={**ENVIRONMENT, **environment},
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def words(self) -> list[str]:
+        settings = [f"{key}={value}" for key, value in SETTINGS.items()]
+        return [*settings, f"model={self.model}", f"reward={REWARD}{self.hold}", "--out", "run"]
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def lines(self, name: str = "metrics") -> list[dict[str, Any]]:
+        file = self.folder / "run" / f"{name}.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def hold_after(self, update: int) -> None:
+        """Lets the run reach an update, and holds one of those after it."""
+        wait_until(lambda: len(self.lines()) > update, PATIENCE)
+        self.hold.touch()
+
+    def go_on(self, updates: int = 1) -> None:
+        """Ends the hold, and waits until so many more updates are recorded."""
+        before = len(self.lines())
+        self.hold.unlink()
+        wait_until(lambda: len(self.lines()) >= before + updates, PATIENCE)
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    with short_folder() as folder:
+        yield Run(folder)
+
+
+@pytest.fixture(autouse=True)
+def checkout_importable_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the nodes of a cluster, which tests start, as for drivers."""
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+
+
+def undisturbed(run: Run) -> list[dict[str, Any]]:
+    """What the updates of the same run report when nothing dies, played and learned in this process alone."""
+    settings = {key: value for key, value in SETTINGS.items() if key != "self_test"}
+    algorithm = CoryConfig().cory(
+        **settings, self_test=False, num_runners=0, model=run.model, reward=f"{REWARD}{run.hold}"
+    )
+    algorithm = algorithm.build_algo()
+    reports = [algorithm.train()["cory"] for _ in range(UPDATES)]
+    algorithm.stop()
+    return [{key: value for key, value in report.items() if key not in _MEASURED_ANEW} for report in reports]
+
+
+def assert_as_undisturbed(run: Run) -> None:
+    """Checks that every update was recorded once, with the figures, roles and responses of an undisturbed run."""
+    lines = run.lines()
+    assert [line["update"] for line in lines] == list(range(UPDATES + 1))
+    samples = [sample for sample in run.lines("samples") if not sample["held_out"]]
+    for line, report in zip(lines[1:], undisturbed(run), strict=True):
+        own = [sample for sample in samples if sample["update"] == line["update"]]
+        assert [_said(sample) for sample in own] == [_said(sample) for sample in report["samples"]]
+        for key in ("roles", "exchanges", "exchanged", "weight_version_lag", "tokens"):
+            assert line[key] == report[key], (line["update"], key)
+        for module, figures in report["policy"].items():
+            assert line["policy"][module] == pytest.approx(figures, rel=1e-4, abs=1e-5), line["update"]
+
+
+def _said(sample: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(answer["role"], answer["policy"], answer["text"]) for answer in sample["responses"]]
