@@ -11,7 +11,8 @@ from tests.policies.test_runners import texts
 
 
 def test_a_runner_that_stands_still_is_given_up_replaced_and_its_queries_played(make_cory: MakeCory) -> None:
-    settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "generation_timeout": 12.0, "reward_timeout": 0.5}
+    settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": "tests.policies.sample_rewards:longer"}
+    settings |= {"generation_timeout": 8.0, "reward_timeout": 2.0}
     calm, shaken = make_cory(num_runners=0, **settings), make_cory(num_runners=2, **settings)
     expected = [calm.train()["cory"] for _ in range(3)]
     found = [shaken.train()["cory"]]
