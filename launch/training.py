@@ -105,14 +105,13 @@ class _Run:
                 if failures > max_failures or self.interrupts.requested is not None or not may_pass(error):
                     raise
                 done = last_whole(self.run, lambda text: self.terminal.say(text, True))
-                if done is None:
+                if done is None and not self.run.checkpoints.empty():  # all are damaged, and worth a look
                     raise
                 what = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self.terminal.say(
-                f"Failure {failures} of at most {max_failures}: {what} Going on after update {done}.", True
-            )
-            self.terminal.set_back(done)
-            self.run.cut_after(done)
+            where = "Starting anew." if done is None else f"Going on after update {done}."
+            self.terminal.say(f"Failure {failures} of at most {max_failures}: {what} {where}", True)
+            self.terminal.set_back(done or 0)
+            self.run.cut_after(-1 if done is None else done)
             self.interrupts.training = False
             gc.collect()  # the models of the attempt that failed, before those of the next one are loaded
 
