@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -18,7 +19,10 @@ LEARNER = "ray::_WrappedExecutable"
 
 
 class Nodes:
-    """A head with one CPU, the driver's, and worker nodes."""
+    """A head with one CPU, the driver's, and worker nodes.
+
+    A process of its own starts them: Ray ends, a minute later, every process that has spoken to a head that is lost.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Starts the head.
@@ -26,43 +30,52 @@ class Nodes:
         Args:
             folder: for Ray's temporary files, with a short path; no other Ray on this machine finds this cluster.
         """
-        self.folder = folder
-        with self._own_folder():
-            self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-
-    @property
-    def address(self) -> str:
+        context = multiprocessing.get_context("spawn")
+        self._orders, theirs = context.Pipe()
+        self._starter = context.Process(target=_start_nodes, args=(theirs, str(folder)), daemon=True)
+        self._starter.start()
+        self.address = str(self._answer())
         """What drivers name in `RAY_ADDRESS`."""
-        return str(self._cluster.address)
 
-    def add(self, cpus: int) -> Any:
-        """Starts a worker node and returns it, when it has joined."""
-        with self._own_folder():
-            return self._cluster.add_node(num_cpus=cpus)
+    def add(self, cpus: int) -> int:
+        """Starts a worker node and returns its number, when it has joined."""
+        self._orders.send(("add", cpus))
+        return int(self._answer())
 
-    def lose(self, node: Any) -> None:
+    def lose(self, node: int) -> None:
         """Ends all processes of a node by SIGKILL at once, as when its machine is switched off."""
-        processes = [info for kind in node.all_processes.values() for info in kind]
-        for parent in [psutil.Process(info.process.pid) for info in processes if info.process.poll() is None]:
-            kill(parent, *parent.children(recursive=True))
-        self._cluster.remove_node(node, allow_graceful=False)
+        self._orders.send(("lose", node))
+        self._answer()
 
     def close(self) -> None:
-        """Ends all nodes, the head last."""
-        for node in [*self._cluster.worker_nodes, self._cluster.head_node]:
-            self.lose(node)
+        """Ends all nodes, the head too."""
+        assert self._starter.pid is not None
+        kill(*psutil.Process(self._starter.pid).children(recursive=True))
+        self._starter.kill()
+        self._starter.join()
 
-    @contextmanager
-    def _own_folder(self) -> Iterator[None]:
-        before = os.environ.get("RAY_TMPDIR")
-        os.environ["RAY_TMPDIR"] = str(self.folder)
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["RAY_TMPDIR"]
-            else:
-                os.environ["RAY_TMPDIR"] = before
+    def _answer(self) -> Any:
+        if not self._orders.poll(120.0):
+            raise TimeoutError("Ray's processes did not start, or did not end.")
+        return self._orders.recv()
+
+
+def _start_nodes(orders: Connection, folder: str) -> None:
+    os.environ["RAY_TMPDIR"] = folder
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    orders.send(cluster.address)
+    nodes: list[Any] = []
+    while True:
+        order, number = orders.recv()
+        if order == "add":
+            nodes.append(cluster.add_node(num_cpus=number))
+            orders.send(len(nodes) - 1)
+            continue
+        processes = [info.process for kind in nodes[number].all_processes.values() for info in kind]
+        for parent in [psutil.Process(process.pid) for process in processes if process.poll() is None]:
+            kill(parent, *parent.children(recursive=True))
+        cluster.remove_node(nodes[number], allow_graceful=False)
+        orders.send(None)
 
 
 def kill(*processes: psutil.Process) -> None:

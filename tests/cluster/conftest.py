@@ -21,7 +21,7 @@ from tests.policies.conftest import ray_session
 
 __all__ = ["ray_session"]
 
-UPDATES = 16
+UPDATES = 14
 SETTINGS: dict[str, Any] = {
     **{"backend": "transformers", "dtype": "fp32", "updates": UPDATES, "exchange_period": 3, "checkpoint_every": 4},
     **{"queries": 4, "minibatch": 4, "micro_batch": 4, "epochs": 1, "lr": 1e-4, "max_response": 6, "samples_every": 1},
