@@ -176,12 +176,16 @@ def compare(shaken: list[dict[str, Any]], calm: list[dict[str, Any]]) -> int:
     return wrong
 
 
-def _near(one: Mapping[str, Mapping[str, float]], two: Mapping[str, Mapping[str, float]]) -> bool:
-    return all(
-        math.isclose(value, two[module][name], rel_tol=_NEAR, abs_tol=1e-5)
-        for module, figures in one.items()
-        for name, value in figures.items()
-    )
+def _near(one: Mapping[str, Mapping[str, float | None]], two: Mapping[str, Mapping[str, float | None]]) -> bool:
+    for module, figures in one.items():
+        for name, value in figures.items():
+            other = two[module][name]
+            if value is None or other is None:  # NaN
+                if value != other:
+                    return False
+            elif not math.isclose(value, other, rel_tol=_NEAR, abs_tol=1e-5):
+                return False
+    return True
 
 
 def undisturbed(updates: int) -> list[dict[str, Any]]:
