@@ -113,7 +113,7 @@ def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Itera
     Args:
         settings: of the run.
         debug: show Ray's logs.
-        patience: seconds in which the cluster may still get the CPUs and GPUs that it lacks.
+        patience: seconds in which Ray may still start, and the cluster get the CPUs and GPUs that it lacks.
 
     Raises:
         CommandError: the cluster has fewer CPUs or GPUs than the settings ask for; Ray would wait for more.
@@ -130,17 +130,33 @@ def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Itera
                 "_temp_dir": ending.enter_context(_temporary_folder()),
             }
         ending.callback(ray.shutdown)
-        ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
-        deadline = time.monotonic() + patience
-        while True:
+
+        def begin() -> None:
             try:
+                ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
                 check_resources(settings, ray.cluster_resources())
-                break
-            except CommandError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(1.0)
+            except Exception:
+                ray.shutdown()
+                raise
+
+        patiently(begin, patience)
         yield
+
+
+def patiently(step: Callable[[], None], seconds: float) -> None:
+    """Does something again and again until it succeeds, or fails after so many seconds; with 0 once.
+
+    Raises:
+        Exception: the last one that `step` raised.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return step()
+        except Exception:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(1.0)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from cory_env.rewards import RewardError
 from launch.command import CommandError
 from launch.recovery import last_whole, may_pass
 from launch.run_directory import RunDirectory
+from launch.session import patiently
 from policies.generator import GenerationError
 from policies.learners import LearnerError
 from policies.settings import Settings, SettingsError
@@ -64,3 +65,18 @@ def test_a_run_goes_on_from_its_latest_whole_checkpoint(tmp_path: Path) -> None:
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
     assert last_whole(run, told.append) == 3
     assert len(told) == 1 and told[0].startswith("Warning: ") and "damaged_update_000006" in told[0]
+
+
+def test_a_cluster_may_take_a_while_to_come_back_but_at_the_first_start_nothing_is_waited_for() -> None:
+    tries: list[str] = []
+
+    def start() -> None:
+        tries.append("try")
+        if len(tries) < 3:
+            raise ConnectionError("no head yet")
+
+    with pytest.raises(ConnectionError):
+        patiently(start, 0.0)
+    assert len(tries) == 1
+    patiently(start, 60.0)
+    assert len(tries) == 3
