@@ -156,7 +156,7 @@ def patiently(step: Callable[[], None], seconds: float) -> None:
         except Exception:
             if time.monotonic() >= deadline:
                 raise
-        time.sleep(1.0)
+        time.sleep(2.0)
 
 
 @contextlib.contextmanager
