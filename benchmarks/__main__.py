@@ -17,7 +17,17 @@ from pathlib import Path
 
 from benchmarks.record import RESULTS, BenchmarkError
 
-NAMES = ("overhead", "generation", "learner", "role_exchange", "adapters", "against_trl", "scaling", "long_run")
+NAMES = (
+    "overhead",
+    "generation",
+    "learner",
+    "role_exchange",
+    "adapters",
+    "against_trl",
+    "scaling",
+    "long_run",
+    "faults",
+)
 PINNED = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
@@ -32,26 +42,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measured claims, reproduced.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(NAMES)}; default: all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that the code runs")
+    parser.add_argument("--times", type=int, default=20, metavar="N", help="how often `faults` lets each befall a run")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")
     arguments = parser.parse_args()
     for name in arguments.names:
         if name not in NAMES:
             parser.error(f"There is no benchmark `{name}`. They are: {', '.join(NAMES)}.")
     if os.environ.get(_INSIDE):
-        return measure(arguments.names[0], arguments.quick, arguments.out)
+        more = {"times": arguments.times} if arguments.names[0] == "faults" else {}
+        return measure(arguments.names[0], arguments.quick, arguments.out, **more)
     codes = []
     for name in arguments.names or NAMES:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks", name, "--out", str(arguments.out)]
+        command += ["--times", str(arguments.times)]
         command += ["--quick"] * arguments.quick
         codes.append(subprocess.run(command, env={**os.environ, **PINNED, _INSIDE: "1"}).returncode)
     return max(codes)
 
 
-def measure(name: str, quick: bool, out: Path) -> int:
+def measure(name: str, quick: bool, out: Path, **more: int) -> int:
     """Runs one benchmark in this process."""
     try:
         with tempfile.TemporaryDirectory(prefix="cory-benchmark-") as folder:
-            record = importlib.import_module(f"benchmarks.{name}").run(Path(folder), quick)
+            record = importlib.import_module(f"benchmarks.{name}").run(Path(folder), quick, **more)
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 2

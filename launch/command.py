@@ -56,7 +56,7 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         print("Aborted.", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        sentence = _sentence(_cause(error))
+        sentence = _sentence(cause(error))
         if sentence is None:
             raise
         if debug:
@@ -67,7 +67,7 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
 
 def is_defect(error: Exception) -> bool:
     """Tells whether an exception is nothing that the user could put right."""
-    return _sentence(_cause(error)) is None
+    return _sentence(cause(error)) is None
 
 
 def _sentence(error: BaseException) -> str | None:
@@ -79,6 +79,9 @@ def _sentence(error: BaseException) -> str | None:
     if _is_lack_of_memory(error):
         what = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         return f"Memory ran out: {what}. Lower micro_batch, max_prompt or max_response."
+    if is_loss(error):
+        what = str(error).strip().splitlines()[0].rstrip(".:")
+        return f"A process or a machine of the Ray cluster was lost: {what}."
     return None
 
 
@@ -93,13 +96,23 @@ def _is_lack_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
-def _cause(error: Exception) -> BaseException:
+def is_loss(error: BaseException) -> bool:
+    """Tells whether Ray reports by this that a process, a machine or what it held is gone."""
+    if "ray" not in sys.modules:
+        return False
+    from ray import exceptions as ray
+
+    lost = (ray.RayActorError, ray.NodeDiedError, ray.ObjectLostError, ray.WorkerCrashedError, ray.OutOfMemoryError)
+    return isinstance(error, (*lost, ray.LocalRayletDiedError))
+
+
+def cause(error: Exception) -> BaseException:
     """Returns what a Ray worker raised, freed of the remote traceback that Ray wraps it in."""
     if "ray" not in sys.modules:
         return error
     from ray.exceptions import RayTaskError
 
-    cause: BaseException = error
-    while isinstance(cause, RayTaskError) and isinstance(cause.cause, BaseException):
-        cause = cause.cause
-    return cause
+    found: BaseException = error
+    while isinstance(found, RayTaskError) and isinstance(found.cause, BaseException):
+        found = found.cause
+    return found

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -107,11 +108,16 @@ def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ray_session(settings: Settings, debug: bool) -> Iterator[None]:
+def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Iterator[None]:
     """Joins the Ray cluster that the environment names (inside a Ray job, its own), or starts one on this machine.
 
     A cluster that was started here ends with the context, and so does the folder that its processes have for temporary
     files, with Ray's logs in it, unless a defect makes them worth a look.
+
+    Args:
+        settings: of the run.
+        debug: show Ray's logs.
+        patience: seconds in which Ray may still start, and the cluster get the CPUs and GPUs that it lacks.
 
     Raises:
         CommandError: the cluster has fewer CPUs or GPUs than the settings ask for; Ray would wait for more.
@@ -130,9 +136,33 @@ def ray_session(settings: Settings, debug: bool) -> Iterator[None]:
                 "_temp_dir": ending.enter_context(_temporary_folder()),
             }
         ending.callback(ray.shutdown)
-        ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
-        check_resources(settings, ray.cluster_resources())
+
+        def begin() -> None:
+            try:
+                ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
+                check_resources(settings, ray.cluster_resources())
+            except Exception:
+                ray.shutdown()
+                raise
+
+        patiently(begin, patience)
         yield
+
+
+def patiently(step: Callable[[], None], seconds: float) -> None:
+    """Does something again and again until it succeeds, or fails after so many seconds; with 0 once.
+
+    Raises:
+        Exception: the last one that `step` raised.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return step()
+        except Exception:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(2.0)
 
 
 @contextlib.contextmanager

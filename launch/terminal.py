@@ -91,6 +91,11 @@ class Voice:
         """Starts the clock of the first step."""
         self._last = time.monotonic()
 
+    def set_back(self, done: int) -> None:
+        """Counts only `done` steps as done: those after them will be done again."""
+        self._done = done
+        self._bar.update(self._task, completed=done, left="")
+
     def advance(self, seconds: float | None = None) -> str:
         """Counts one more step as done, which took so many seconds (else those since the last one), and returns the
         time left.

@@ -85,6 +85,14 @@ def _parser(help_wanted: bool) -> Parser:
         help=f"continue a run from its latest checkpoint; only {', '.join(RESUMABLE)} may change. "
         "Checkpoints are pickles, which can run code: resume your own runs only",
     )
+    parser.add_argument(
+        "--max-failures",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="when processes or machines die that the run cannot do without, go on from the latest checkpoint, up to N "
+        "times (default: 0)",
+    )
     parser.add_argument("--print-config", action="store_true", help="print all settings as YAML, and exit")
     parser.add_argument("--quiet", action="store_true", help="print only where the results are")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
@@ -135,7 +143,20 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
 
     from launch.training import train
 
-    return train(run_directory, settings, done, quiet=options.quiet, debug=options.debug)
+    return train(
+        run_directory,
+        settings,
+        done,
+        max_failures=options.max_failures,
+        quiet=options.quiet,
+        debug=options.debug,
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or a larger whole number")
+    return int(text)
 
 
 def _open(place: str) -> "RunDirectory":
@@ -214,14 +235,13 @@ def _changes(pairs: Sequence[str]) -> "dict[str, Value]":
 
 def _reopen(run_directory: "RunDirectory", settings: "Settings", origin: str) -> int:
     """Takes the folder of a run and sets it back to its latest checkpoint, of which it returns the update."""
+    from launch.recovery import last_whole
+
     folder = run_directory.shown(run_directory.path)
     run_directory.lock()
-    for sentence in run_directory.checkpoints.set_damaged_aside():
-        print(f"Warning: {sentence}", file=sys.stderr)
-    latest = run_directory.checkpoints.latest()
-    if latest is None:
+    done = last_whole(run_directory, lambda text: print(text, file=sys.stderr))
+    if done is None:
         raise CommandError(f"{folder} has no checkpoint to go on from. Start a new run.")
-    done, _ = latest
     if done >= settings.updates:
         raise CommandError(
             f"{folder} has done {done} updates, all that it was to do. To lengthen it: "

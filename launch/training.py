@@ -1,13 +1,16 @@
 """A run from the first line on the terminal to the last: start Ray and the algorithm, train, record, save, report."""
 
 import contextlib
+import gc
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from launch import session
 from launch.interrupt import Interrupts
 from launch.records import Sample, Update, plain
+from launch.recovery import last_whole, may_pass
 from launch.run_directory import RunDirectory
 from launch.storage import StorageError, hand_over, stranded
 from launch.terminal import Terminal
@@ -24,13 +27,16 @@ HELD_OUT_SAMPLES = 3
 """Held-out queries whose responses are kept from before and after training."""
 
 
-def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: bool, debug: bool) -> int:
+def train(
+    run: RunDirectory, settings: Settings, done: int | None, *, max_failures: int = 0, quiet: bool, debug: bool
+) -> int:
     """Trains in a locked run folder, to the end or until the user stops it.
 
     Args:
         run: where everything is written.
         settings: of the whole run.
         done: continue from the checkpoint of this update; None starts anew.
+        max_failures: go on from the latest checkpoint after so many failures that may pass (`recovery.may_pass`).
         quiet: print only where the results are.
         debug: show the libraries' logs.
 
@@ -53,7 +59,7 @@ def train(run: RunDirectory, settings: Settings, done: int | None, *, quiet: boo
             around.enter_context(session.warnings_told(lambda text: terminal.say(text, True)))
             around.enter_context(terminal)
             around.enter_context(interrupts)
-            reached = _Run(run, settings, terminal, interrupts, debug).work(done)
+            reached = _Run(run, settings, terminal, interrupts, debug).work(done, max_failures)
     except KeyboardInterrupt:
         terminal.say(f"Aborted. {_how_to_go_on(run)}", True)
         return interrupts.exit_code
@@ -97,14 +103,37 @@ class _Run:
         self.debug = debug
         self.trackers: list[Tracker] = []
 
-    def work(self, done: int | None) -> int:
-        """Trains, and returns the number of updates that are done and saved."""
+    def work(self, done: int | None, max_failures: int) -> int:
+        """Trains, through failures that may pass; returns the number of updates that are done and saved."""
+        failures = 0
+        while True:
+            try:
+                return self._attempt(done, again=failures > 0)
+            except Exception as error:
+                failures += 1
+                if failures > max_failures or self.interrupts.requested is not None or not may_pass(error):
+                    raise
+                done = last_whole(self.run, lambda text: self.terminal.say(text, True))
+                if done is None and not self.run.checkpoints.empty():  # all are damaged, and worth a look
+                    raise
+                what = (str(error).strip() or type(error).__name__).splitlines()[0]
+            where = "Starting anew." if done is None else f"Going on after update {done}."
+            self.terminal.say(f"Failure {failures} of at most {max_failures}: {what} {where}", True)
+            self.terminal.set_back(done or 0)
+            self.run.cut_after(-1 if done is None else done)
+            self.interrupts.training = False
+            gc.collect()  # the models of the attempt that failed, before those of the next one are loaded
+
+    def _attempt(self, done: int | None, again: bool) -> int:
         self.terminal.stage("Starting Ray")
         with contextlib.ExitStack() as ending:
-            ending.enter_context(session.ray_session(self.settings, self.debug))
+            # Machines that are lost may take as long to come back as runners may.
+            patience = 2 * self.settings.generation_timeout if again else 0.0
+            ending.enter_context(session.ray_session(self.settings, self.debug, patience))
             self.interrupts.install()  # Ray took SIGTERM
             self.terminal.stage("Loading the models")
             algo = self._build(done)
+            ending.push(partial(_stop_failed, algo))
             self.trackers = open_trackers(self.run.path, self.settings, after=done)
             for tracker in self.trackers:
                 ending.callback(tracker.close)
@@ -181,6 +210,13 @@ class _Run:
             self.run.mirror(self.settings.keep_checkpoints)
         except StorageError as error:
             self.terminal.say(f"Warning: {error} Training goes on; the next save copies what is missing.", True)
+
+
+def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:
+    """Ends what an algorithm that failed has in this process and others, as far as it still can be ended."""
+    if kind is not None and issubclass(kind, Exception):
+        with contextlib.suppress(Exception):
+            algo.stop()
 
 
 def _what(settings: Settings, arrow: str) -> str:

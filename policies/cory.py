@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ray.exceptions import RayActorError, RayTaskError
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, COMPONENT_RL_MODULE
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     EPISODE_RETURN_MEAN,
@@ -38,14 +36,15 @@ from policies.chain_runner import Deal, Rollout
 from policies.cory_config import CoryConfig
 from policies.generator import EVALUATION_STREAM, Response, Weights
 from policies.health import COLLAPSE, Health
+from policies.learners import LearnerError, Learners
 from policies.role_exchange import RoleMapping
-from policies.runners import Runners, WeightSyncError
+from policies.runners import Runners, WeightSyncError, end
 from policies.self_test import Probe, self_test
 from policies.settings import Settings
 from policies.token_batch import Rows, SharedEpisodes
 from policies.token_ppo_learner import UPDATE, TokenPPOLearner
 
-__all__ = ["Cory", "CoryConfig", "WeightSyncError"]
+__all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +63,6 @@ _LEARNED = (
     "sampler_gap_mean",
     "sampler_gap_max",
 )
-
-
-class LearnerError(RuntimeError):
-    """A learner's process is gone, and with it the state of this algorithm since the last checkpoint."""
 
 
 class Cory(PPO):
@@ -102,6 +97,7 @@ class Cory(PPO):
             if self.env_runner_group is not None:
                 Runners(self.env_runner_group, self.settings, self.weights).check_started()
             raise
+        Learners.watch(self.learner_group)
         self.runners = Runners(self.env_runner_group, self.settings, self.weights)
         self.runners.check_started()
         self.runners.send(self.updates)
@@ -138,7 +134,9 @@ class Cory(PPO):
 
         # 2. Every LLM learns from its own responses.
         with self._timed("learn"):
-            results = self._learn(episodes, update)
+            results = self.learner_group.update(
+                training_data=SharedEpisodes(episodes=episodes), timesteps={UPDATE: update}
+            )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         self.updates += 1
         self.updates_since_exchange += 1
@@ -159,19 +157,6 @@ class Cory(PPO):
             with self._timed("evaluate"):
                 self._report["evaluation"] = self.evaluate_policies()
         self._report["seconds"] = {**self._seconds, "total": time.perf_counter() - started}
-
-    def _learn(self, episodes: list[MultiAgentEpisode], update: int) -> Any:
-        try:
-            return self.learner_group.update(
-                training_data=SharedEpisodes(episodes=episodes), timesteps={UPDATE: update}
-            )
-        except RayTaskError as error:
-            raise error.cause from None  # what a learner raised, as it would be without a process of its own
-        except RayActorError as error:
-            raise LearnerError(
-                f"A learner's process died in update {update + 1}. Check its memory and device; micro_batch may be too "
-                "large."
-            ) from error
 
     def exchange_roles(self) -> None:
         """Rotates the roles (paper: role exchange). Nothing else changes: no weights move, no optimizer is reset."""
@@ -243,11 +228,7 @@ class Cory(PPO):
 
     def _on_learner(self, function: Callable[[TokenPPOLearner], Any]) -> Any:
         """Calls a function that changes nothing on every learner, and returns the first one's answer."""
-        answers = self.learner_group.foreach_learner(function).result_or_errors
-        for answer in answers:
-            if not answer.ok:
-                raise answer.get()
-        return answers[0].get()
+        return self.learner_group.foreach_learner(function).result_or_errors[0].get()
 
     # Evaluation and report.
 
@@ -339,6 +320,8 @@ class Cory(PPO):
 
     def cleanup(self) -> None:
         """Stops runners and learners, and removes the folder that RLlib makes for each algorithm, if it is empty."""
+        if self.env_runner_group is not None:
+            end(self.env_runner_group)
         super().cleanup()
         with suppress(OSError):
             os.rmdir(self.logdir)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from policies.chain_runner import Deal, Rollout
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 _ATTEMPTS = 3  # at the same queries, by all runners
+_FAREWELL = 20.0  # seconds that runners have to end their engines and reward processes
 _REWARD_CALLS = 5  # as long as a reward that hangs may keep `RewardWorker.score` busy, in its time limits
 
 
@@ -205,18 +206,26 @@ class Runners:
         for answer in answers:
             error = None if answer.ok else answer.get()
             found[answer.actor_id] = answer.get() if error is None else None
-            if isinstance(error, RayActorError | OutOfMemoryError):
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, RayError):  # beside its death: its node's, or the loss of its answer with that
                 logger.warning("Runner %d died; its queries are dealt again.", answer.actor_id)
-            elif isinstance(error, GenerationError):
-                logger.warning("Runner %d: %s", answer.actor_id, error)
-            elif error is not None:
-                raise error.cause if isinstance(error, RayTaskError) else error
+            elif isinstance(cause, GenerationError):
+                logger.warning("Runner %d: %s", answer.actor_id, cause)
+            elif cause is not None:
+                raise cause
         for runner in runners:
             if runner not in found:
                 logger.warning("Runner %d gave no answer in %.0f s; it is restarted.", runner, timeout)
                 ray.kill(manager.actors()[runner], no_restart=False)
                 manager.set_actor_state(runner, healthy=False)
         return [found.get(runner) for runner in runners]
+
+
+def end(group: EnvRunnerGroup) -> None:
+    """Ends all remote runners by their own `stop`, and those that do not answer all the same; RLlib would wait."""
+    manager = group._worker_manager
+    manager.foreach_actor("stop", timeout_seconds=_FAREWELL)
+    manager.clear()
 
 
 def split(pending: Sequence[tuple[int, list[Deal]]], runners: int) -> Iterator[tuple[int, list[Deal]]]:

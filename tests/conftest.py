@@ -13,6 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 LONGEST = (
+    "test_nodes_lost",
+    "test_learner_killed",
     "test_scale",
     "test_runners",
     "test_vllm_generator",

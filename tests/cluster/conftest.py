@@ -1,114 +1,118 @@
-"""A real Ray head with its dashboard, which wants a token, and the `cory` command as its user runs it."""
+"""`cory train` in a process of its own, of which others are killed, and what the same run does undisturbed."""
 
-import contextlib
+from __future__ import annotations
+
 import json
-import os
-import secrets
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
-from urllib.request import Request, urlopen
+from typing import Any
 
 import pytest
 
-from tests.launch.conftest import CHECKOUT, ENVIRONMENT
+from benchmarks.long_run import short_folder
+from benchmarks.models import make_model
+from benchmarks.nodes import wait_until
+from launch.run_directory import RunDirectory
+from policies.cory import CoryConfig
+from tests.cluster.head import head
+from tests.launch.conftest import ENVIRONMENT
+from tests.policies.conftest import ray_session
 
-SECRET = "hf_" + secrets.token_hex(16)
-"""Must be nowhere but in the nodes' file."""
+__all__ = ["head", "ray_session"]
 
-
-class Head(NamedTuple):
-    """The head of a cluster."""
-
-    address: str
-    """Of the dashboard."""
-    environment: dict[str, str]
-    """Of those who know the token."""
-    secrets: Path
-    """A file with a secret, as nodes have it."""
-
-    def cory(self, *words: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
-        """Starts `cory ...`."""
-        return self.python("-m", "launch.main", *words, cwd=cwd, **environment)
-
-    def python(self, *words: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
-        """Starts Python, as one who knows the token."""
-        return subprocess.Popen(
-            [sys.executable, *words],
-            cwd=cwd,
-            env={**self.environment, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+UPDATES = 14
+SETTINGS: dict[str, Any] = {
+    **{"backend": "transformers", "dtype": "fp32", "updates": UPDATES, "exchange_period": 3, "checkpoint_every": 4},
+    **{"queries": 4, "minibatch": 4, "micro_batch": 4, "epochs": 1, "lr": 1e-4, "max_response": 6, "samples_every": 1},
+    **{"eval_queries": 2, "eval_every": 10, "self_test": "false"},
+}
+REWARD = "tests.cluster.sample_rewards:brevity?hold="
+PATIENCE = 140.0
+"""Seconds that a test waits for a process to start or to end, on a busy machine."""
+_MEASURED_ANEW = ("seconds", "tokens_per_second")
 
 
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    for listening in sockets:
-        listening.bind(("127.0.0.1", 0))
-    ports = [listening.getsockname()[1] for listening in sockets]
-    for listening in sockets:
-        listening.close()
-    return ports
+class Run:
+    """`cory train` with a very small model. While `held`, its rewards wait, and so does the update in flight."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hold = folder / "hold"
+        self.output = folder / "output.txt"
+        self.model = make_model("test", folder)
 
-@pytest.fixture(scope="session")
-def head() -> Iterator[Head]:
-    """A head with two CPUs."""
-    folder = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))  # short: paths of sockets may have 107 characters
-    token = folder / "token"
-    token.write_text(secrets.token_hex(32))
-    (folder / "secrets.env").write_text(f"# for the nodes\nHF_TOKEN={SECRET}\n")
-    port, dashboard, agent, client, metrics = free_ports(5)
-    address = f"http://127.0.0.1:{dashboard}"
-    environment = {
-        **ENVIRONMENT,
-        "PYTHONPATH": os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_API_SERVER_ADDRESS": address,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",
-        "XDG_CACHE_HOME": str(folder / "cache"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    command = [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2", "--num-gpus=0"),
-        *(f"--port={port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--temp-dir={folder}"),
-        *(f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"),
-        *(f"--metrics-export-port={metrics}", "--min-worker-port=0", "--max-worker-port=0"),
-    ]
-    log = folder / "head.log"
-    question = Request(f"{address}/nodes?view=summary", headers={"authorization": f"Bearer {token.read_text()}"})
-    for _ in range(3):  # on a busy machine parts of Ray give up waiting for others, and the head ends
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command, env=environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+        with self.output.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "launch.main", "train", *words],
+                cwd=self.folder,
+                env={**ENVIRONMENT, **environment},
+                stdout=output,
+                stderr=output,
             )
-        if _is_up(question, process):
-            break
-    else:
-        raise AssertionError(f"No head: {log.read_text()}")
-    try:
-        yield Head(address, environment, folder / "secrets.env")
-    finally:
-        process.terminate()  # ends what it started, too
-        process.wait(timeout=60)
-        shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def words(self) -> list[str]:
+        settings = [f"{key}={value}" for key, value in SETTINGS.items()]
+        return [*settings, f"model={self.model}", f"reward={REWARD}{self.hold}", "--out", "run"]
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def lines(self, name: str = "metrics") -> list[dict[str, Any]]:
+        file = self.folder / "run" / f"{name}.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def hold_after(self, update: int) -> None:
+        """Lets the run reach an update, and holds one of those after it."""
+        wait_until(lambda: len(self.lines()) > update, PATIENCE)
+        self.hold.touch()
+
+    def go_on(self, updates: int = 1) -> None:
+        """Ends the hold, and waits until so many more updates are recorded."""
+        before = len(self.lines())
+        self.hold.unlink()
+        wait_until(lambda: len(self.lines()) >= before + updates, PATIENCE)
 
 
-def _is_up(question: Request, process: "subprocess.Popen[bytes]") -> bool:
-    """Waits until the head knows itself as a node; returns False if it ended."""
-    while process.poll() is None:
-        with contextlib.suppress(OSError), urlopen(question, timeout=5) as answer:
-            if json.load(answer)["data"]["summary"]:
-                return True
-        time.sleep(0.5)
-    return False
+@pytest.fixture
+def run() -> Iterator[Run]:
+    with short_folder() as folder:
+        yield Run(folder)
+
+
+@pytest.fixture(autouse=True)
+def checkout_importable_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the nodes of a cluster, which tests start, as for drivers."""
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+
+
+def undisturbed(run: Run) -> list[dict[str, Any]]:
+    """What the updates of the same run report when nothing dies, played and learned in this process alone."""
+    settings = RunDirectory.open(run.folder / "run").settings().model_dump()
+    alone = {"num_runners": 0, "num_learners": 0, "runner_threads": 1}
+    algorithm = CoryConfig().cory(**{**settings, **alone}).build_algo()
+    reports = [algorithm.train()["cory"] for _ in range(UPDATES)]
+    algorithm.stop()
+    return [{key: value for key, value in report.items() if key not in _MEASURED_ANEW} for report in reports]
+
+
+def assert_as_undisturbed(run: Run) -> None:
+    """Checks that every update was recorded once, with the figures, roles and responses of an undisturbed run."""
+    lines = run.lines()
+    assert [line["update"] for line in lines] == list(range(UPDATES + 1))
+    samples = [sample for sample in run.lines("samples") if not sample["held_out"]]
+    for line, report in zip(lines[1:], undisturbed(run), strict=True):
+        own = [sample for sample in samples if sample["update"] == line["update"]]
+        assert [_said(sample) for sample in own] == [_said(sample) for sample in report["samples"]]
+        for key in ("roles", "exchanges", "exchanged", "weight_version_lag", "tokens"):
+            assert line[key] == report[key], (line["update"], key)
+        for module, figures in report["policy"].items():
+            assert line["policy"][module] == pytest.approx(figures, rel=1e-5, abs=2e-6), line["update"]
+
+
+def _said(sample: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(answer["role"], answer["policy"], answer["text"]) for answer in sample["responses"]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launch.run_directory import RunDirectory
-from tests.cluster.conftest import SECRET, Head
+from tests.cluster.head import SECRET, Head
 
 pytestmark = pytest.mark.timeout(600)  # much of it is waiting for processes that start
 REWARD = """

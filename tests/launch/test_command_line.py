@@ -51,6 +51,10 @@ def test_an_unknown_option_is_refused(cory: Cory) -> None:
     assert "--outt" in refused(cory("train", "--outt", "x"))
 
 
+def test_a_number_of_failures_that_is_none_is_refused(cory: Cory) -> None:
+    assert "--max-failures: -1 is not 0 or a larger whole number" in refused(cory("train", "--max-failures=-1"))
+
+
 def test_an_unknown_setting_is_refused_with_the_nearest_and_leaves_nothing(cory: Cory, tmp_path: Path) -> None:
     message = refused(cory("train", "exchange_perod=3"))
     assert "`exchange_perod` on the command line" in message and "`exchange_period`" in message

@@ -1,6 +1,8 @@
 """A disk that is full or read-only costs what was being written, and nothing that was there before."""
 
 import errno
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,23 @@ def test_a_folder_that_cannot_be_written_to_is_refused(disk: Path, capsys: pytes
         assert run(lambda name=name: create(disk / name), debug=False) == 2  # type: ignore[misc]
         message = capsys.readouterr().err
         assert str(disk / name) in message and "Read-only file system" in message
+
+
+def test_a_disk_that_turns_read_only_ends_the_save_and_leaves_what_is_there(
+    disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints, journal = Checkpoints(disk / "checkpoints"), Journal(disk / "metrics.jsonl")
+    checkpoints.save(1, lambda folder: (folder / "weights").write_bytes(MEGABYTE))
+    journal.append({"update": 1})
+    mount("-o", "remount,ro", str(disk))
+
+    def go_on(step: Callable[[], object]) -> int:
+        step()
+        return 0
+
+    for step in (lambda: journal.append({"update": 2}), lambda: checkpoints.save(2, lambda folder: None)):
+        assert run(partial(go_on, step), debug=False) == 2
+        message = capsys.readouterr().err
+        assert str(disk) in message and "Read-only file system. Use another folder." in message
+    assert [record["update"] for record in journal.read()] == [1]
+    assert manifest.fault(disk / "checkpoints" / "update_000001") is None

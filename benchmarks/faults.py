@@ -1,0 +1,274 @@
+"""Processes and machines of a run that are killed at random moments: what is lost, and how long until it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import psutil
+
+from benchmarks.long_run import short_folder
+from benchmarks.models import make_model
+from benchmarks.nodes import LEARNER, RUNNER, Nodes, kill, named, wait_until
+from benchmarks.record import Figure, Record, median
+
+CLAIM = "a process or machine that dies costs no more than the updates since the last checkpoint, and none is doubled"
+REWARD = "def brevity(completions):\n    return [-float(len(text)) for text in completions]\n"
+SETTINGS = (
+    *("backend=transformers", "dtype=fp32", "queries=8", "minibatch=8", "micro_batch=8", "epochs=1", "lr=1e-5"),
+    *("max_response=6", "eval_queries=4", "eval_every=100", "samples_every=1000", "checkpoint_every=5"),
+    *("exchange_period=3", "self_test=false", "reward=my_reward:brevity", "updates=100000", "generation_timeout=60"),
+)
+LIMIT = 600.0
+"""Seconds without a new update after which a run counts as lost."""
+_NEAR = 1e-4  # figures of runs with other numbers of processes differ by rounding
+
+
+class LostRun(RuntimeError):
+    """The run does not go on."""
+
+
+class Shaken:
+    """A run that faults befall, in a folder of its own."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        """Writes model and reward; nothing is started.
+
+        Args:
+            folder: a short path, for Ray's sockets lie in it.
+            *words: settings beside `SETTINGS`, and options.
+        """
+        self.folder = folder
+        self.settings = [f"model={make_model('test', folder)}", *SETTINGS, *(word for word in words if "=" in word)]
+        self.options = [word for word in words if "=" not in word]
+        self.environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{folder}"}
+        self.process: subprocess.Popen[bytes] | None = None
+        (folder / "my_reward.py").write_text(REWARD)
+
+    @property
+    def update(self) -> int:
+        """The last update that is recorded; -1 before the first line."""
+        return len(self.lines()) - 1
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The whole lines of the metrics."""
+        file = self.folder / "run" / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+
+    def start(self) -> None:
+        """Starts the run, or continues it."""
+        resume = any((self.folder / "run" / "checkpoints").glob("update_*"))
+        words = ["--resume", "run"] if resume else [*self.settings, "--out", "run"]
+        with (self.folder / "output.txt").open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "launch.main", "train", *words, *self.options],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+            )
+
+    def reach(self, update: int) -> None:
+        """Waits for an update to be recorded.
+
+        Raises:
+            LostRun: the process ended, or nothing came in `LIMIT` s.
+        """
+        assert self.process is not None
+        process = self.process
+        try:
+            wait_until(lambda: self.update >= update or process.poll() is not None, LIMIT, every=0.05)
+        except TimeoutError:
+            raise LostRun(self.ending()) from None
+        if self.update < update:
+            raise LostRun(self.ending())
+
+    def ending(self) -> str:
+        """The last lines that the run printed."""
+        return (self.folder / "output.txt").read_text()[-2000:]
+
+    def end(self, how: signal.Signals) -> None:
+        """Ends the driver, and waits for it."""
+        assert self.process is not None
+        self.process.send_signal(how)
+        self.process.wait(LIMIT)
+
+
+Fault = Callable[[Shaken, random.Random], None]
+"""Makes it happen. It returns when the run goes on, or could."""
+
+
+def runner(run: Shaken, chance: random.Random) -> None:
+    """SIGKILL to one of two runners."""
+    kill(*chance.sample(named(RUNNER), 1))
+
+
+def learner(run: Shaken, chance: random.Random) -> None:
+    """SIGKILL to the learner."""
+    kill(*named(LEARNER))
+
+
+def driver(run: Shaken, chance: random.Random) -> None:
+    """SIGKILL to the driver, which is started again."""
+    run.end(signal.SIGKILL)
+    run.start()
+
+
+def checkpoint(run: Shaken, chance: random.Random) -> None:
+    """SIGKILL to the driver while it writes a checkpoint."""
+    unfinished = run.folder / "run" / "checkpoints"
+    wait_until(lambda: any(unfinished.glob(".unfinished-update_*")), LIMIT, every=0.0)
+    sleep(chance.random() * 0.02)
+    driver(run, chance)
+
+
+def straggler(run: Shaken, chance: random.Random) -> None:
+    """SIGSTOP to one of two runners, for good."""
+    chance.choice(named(RUNNER)).send_signal(signal.SIGSTOP)
+
+
+def shake(run: Shaken, fault: Fault, times: int, chance: random.Random) -> tuple[list[float], int]:
+    """Lets a fault befall a run at random moments.
+
+    Returns:
+        Each time's seconds from the fault to the first update beyond those recorded before it; runs lost.
+    """
+    seconds, lost = [], 0
+    run.start()
+    run.reach(2)
+    for _ in range(times):
+        sleep(3 * chance.random())
+        before, started = run.update, monotonic()
+        try:
+            fault(run, chance)
+            run.reach(before + 1)
+            seconds.append(monotonic() - started)
+            run.reach(before + 2)
+        except LostRun as error:
+            lost += 1
+            print(error, file=sys.stderr, flush=True)
+            run.end(signal.SIGKILL)
+            run.start()
+            run.reach(before + 2)
+    run.end(signal.SIGINT)
+    return seconds, lost
+
+
+def compare(shaken: list[dict[str, Any]], calm: list[dict[str, Any]]) -> int:
+    """Counts updates that are missing, doubled, or not what they are in a run that nothing befell."""
+    numbers = [line["update"] for line in shaken]
+    wrong = len(set(range(max(numbers) + 1)) - set(numbers)) + len(numbers) - len(set(numbers))
+    undisturbed = {line["update"]: line for line in calm}
+    for line in shaken[1:]:
+        other = undisturbed[line["update"]]
+        same = all(line[key] == other[key] for key in ("roles", "exchanges", "tokens", "weight_version_lag"))
+        wrong += not (same and _near(line["policy"], other["policy"]))
+    return wrong
+
+
+def _near(one: Mapping[str, Mapping[str, float | None]], two: Mapping[str, Mapping[str, float | None]]) -> bool:
+    for module, figures in one.items():
+        for name, value in figures.items():
+            other = two[module][name]
+            if value is None or other is None:  # NaN
+                if value != other:
+                    return False
+            elif not math.isclose(value, other, rel_tol=_NEAR, abs_tol=1e-5):
+                return False
+    return True
+
+
+def undisturbed(updates: int) -> list[dict[str, Any]]:
+    """The metrics of so many updates in which nothing dies, in one process."""
+    with short_folder() as folder:
+        run = Shaken(folder, "num_runners=0")
+        run.settings.append(f"updates={updates}")
+        run.start()
+        run.reach(updates)
+        run.end(signal.SIGINT)
+        return run.lines()
+
+
+LOCAL: dict[str, tuple[Fault, tuple[str, ...]]] = {
+    "a runner of two": (runner, ("num_runners=2",)),
+    "the learner": (learner, ("num_runners=0", "num_learners=1", "--max-failures", "1000")),
+    "the driver": (driver, ("num_runners=0",)),
+    "the driver, writing a checkpoint": (checkpoint, ("num_runners=0", "checkpoint_every=1")),
+    "a straggler of two": (straggler, ("num_runners=2", "generation_timeout=10", "reward_timeout=2")),
+}
+"""Faults within one machine, and what is asked for beside `SETTINGS`."""
+
+
+def on_local(fault: Fault, words: tuple[str, ...], times: int) -> tuple[list[float], int, list[dict[str, Any]]]:
+    """Shakes a run on a Ray of its own; returns what `shake` does, and the run's metrics."""
+    with short_folder() as folder:
+        run = Shaken(folder, *words)
+        try:
+            return *shake(run, fault, times, random.Random(0)), run.lines()
+        finally:
+            _end_all(run)
+
+
+def on_nodes(whole: bool, times: int) -> tuple[list[float], int, list[dict[str, Any]]]:
+    """Shakes a run whose runners are on nodes of their own, by the loss of one node, or of the `whole` cluster."""
+    with short_folder() as folder:
+        run = Shaken(folder, "num_runners=2", "runner_threads=2")
+        # Each runner fits on a node, and both on none.
+        there: list[Any] = []
+
+        def begin() -> None:
+            there[:] = [Nodes(folder)]
+            there.extend(there[0].add(2) for _ in range(2))
+            run.environment["RAY_ADDRESS"] = there[0].address
+
+        def lose_node(run: Shaken, chance: random.Random) -> None:
+            there[0].lose(there.pop(chance.choice((1, 2))))
+            there.append(there[0].add(2))
+
+        def lose_all(run: Shaken, chance: random.Random) -> None:
+            there[0].close()
+            run.end(signal.SIGKILL)  # it was on the head's machine
+            begin()
+            run.start()
+
+        begin()
+        try:
+            return *shake(run, lose_all if whole else lose_node, times, random.Random(0)), run.lines()
+        finally:
+            _end_all(run)
+            there[0].close()
+
+
+def _end_all(run: Shaken) -> None:
+    if run.process is not None and run.process.poll() is None:
+        children = psutil.Process(run.process.pid).children(recursive=True)
+        kill(*children)
+        with contextlib.suppress(ProcessLookupError):
+            run.end(signal.SIGKILL)
+
+
+def run(folder: Path, quick: bool, times: int = 20) -> Record:
+    """Every fault, so many times."""
+    times = 2 if quick else times
+    record = Record("faults", CLAIM, {"times": times, "words": SETTINGS})
+    found = {name: on_local(fault, words, times) for name, (fault, words) in LOCAL.items()}
+    found["a node of two, and another joins"] = on_nodes(False, times)
+    found["the whole cluster, and a new one"] = on_nodes(True, times)
+    calm = undisturbed(max(len(lines) for _, _, lines in found.values()) - 1)
+    for name, (seconds, lost, lines) in found.items():
+        record.figures.append(Figure(f"{name}: runs lost of {times}", lost, at_most=0))
+        record.figures.append(Figure(f"{name}: updates lost, doubled or changed", compare(lines, calm), at_most=0))
+        if seconds:
+            record.figures.append(median(f"{name}: until the next new update", seconds, "s"))
+        record.detail[name] = {"seconds": seconds, "updates": len(lines) - 1}
+    return record

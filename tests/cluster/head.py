@@ -1,0 +1,114 @@
+"""A real Ray head with its dashboard, which wants a token, and the `cory` command as its user runs it."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.launch.conftest import CHECKOUT, ENVIRONMENT
+
+SECRET = "hf_" + secrets.token_hex(16)
+"""Must be nowhere but in the nodes' file."""
+
+
+class Head(NamedTuple):
+    """The head of a cluster."""
+
+    address: str
+    """Of the dashboard."""
+    environment: dict[str, str]
+    """Of those who know the token."""
+    secrets: Path
+    """A file with a secret, as nodes have it."""
+
+    def cory(self, *words: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
+        """Starts `cory ...`."""
+        return self.python("-m", "launch.main", *words, cwd=cwd, **environment)
+
+    def python(self, *words: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
+        """Starts Python, as one who knows the token."""
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=cwd,
+            env={**self.environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(number)]
+    for listening in sockets:
+        listening.bind(("127.0.0.1", 0))
+    ports = [listening.getsockname()[1] for listening in sockets]
+    for listening in sockets:
+        listening.close()
+    return ports
+
+
+@pytest.fixture(scope="session")
+def head() -> Iterator[Head]:
+    """A head with two CPUs."""
+    folder = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))  # short: paths of sockets may have 107 characters
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    (folder / "secrets.env").write_text(f"# for the nodes\nHF_TOKEN={SECRET}\n")
+    port, dashboard, agent, client, metrics = free_ports(5)
+    address = f"http://127.0.0.1:{dashboard}"
+    environment = {
+        **ENVIRONMENT,
+        "PYTHONPATH": os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_API_SERVER_ADDRESS": address,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2", "--num-gpus=0"),
+        *(f"--port={port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--temp-dir={folder}"),
+        *(f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"),
+        *(f"--metrics-export-port={metrics}", "--min-worker-port=0", "--max-worker-port=0"),
+    ]
+    log = folder / "head.log"
+    question = Request(f"{address}/nodes?view=summary", headers={"authorization": f"Bearer {token.read_text()}"})
+    for _ in range(3):  # on a busy machine parts of Ray give up waiting for others, and the head ends
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command, env=environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
+            )
+        if _is_up(question, process):
+            break
+    else:
+        raise AssertionError(f"No head: {log.read_text()}")
+    try:
+        yield Head(address, environment, folder / "secrets.env")
+    finally:
+        process.terminate()  # ends what it started, too
+        process.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_up(question: Request, process: "subprocess.Popen[bytes]") -> bool:
+    """Waits until the head knows itself as a node; returns False if it ended."""
+    while process.poll() is None:
+        with contextlib.suppress(OSError), urlopen(question, timeout=5) as answer:
+            if json.load(answer)["data"]["summary"]:
+                return True
+        time.sleep(0.5)
+    return False

@@ -1,0 +1,41 @@
+"""A cluster loses the nodes of its runners, one after the other, and gets new ones: no more than that happens."""
+
+from __future__ import annotations
+
+from benchmarks.nodes import RUNNER, Nodes, named, wait_until
+from tests.cluster.conftest import PATIENCE, Run, assert_as_undisturbed
+
+LIMIT = ("generation_timeout=20", "reward_timeout=100")
+"""Runners may stay away for 40 s; a rollout that is held may take longer."""
+
+
+def test_nodes_that_are_lost_and_replaced_cost_no_update(ray_session: None, run: Run) -> None:
+    nodes = Nodes(run.folder)
+    first, second = nodes.add(2), nodes.add(2)
+    process = run.start(
+        *run.words, "num_runners=2", "runner_threads=2", *LIMIT, "--max-failures", "1", RAY_ADDRESS=nodes.address
+    )
+    try:
+        run.hold_after(2)
+        assert len(named(RUNNER)) == 2
+        nodes.lose(second)
+        run.go_on()  # with one runner
+        run.hold.touch()
+        assert "died; its queries are dealt again." in run.said
+        third = nodes.add(2)
+        wait_until(lambda: len(named(RUNNER)) == 2, PATIENCE)
+        run.go_on()
+        run.hold.touch()
+        nodes.lose(first)
+        run.go_on()  # with the runner that came back
+        run.hold.touch()
+        nodes.lose(third)
+        wait_until(lambda: "Failure 1 of at most 1: All runners are gone and none came back." in run.said, PATIENCE)
+        nodes.add(4)
+        run.hold.unlink()
+        wait_until(lambda: process.poll() is not None, PATIENCE)
+    finally:
+        process.kill()
+        nodes.close()
+    assert process.returncode == 0, run.said
+    assert_as_undisturbed(run)
