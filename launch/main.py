@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 COMMANDS = {
     "train": "Train a chain of language models; continue a run.",
+    "tune": "Search over settings, such as the exchange period.",
     "evaluate": "Measure a run's policies, or a model, beside the untouched base.",
     "plot": "Draw the curves of a run.",
     "generate": "Let the trained chain answer queries.",
@@ -29,6 +30,7 @@ Try it:
   cory train imdb-tiny-ppo           the same with one agent: plain PPO
   cory train lr=3e-5 updates=100     any setting, as key=value
   cory train --resume runs/NAME      go on where a run stopped
+  cory tune --over exchange_period=1,5,null   which setting is best
   cory evaluate runs/NAME            its policies beside the untouched base
   cory generate runs/NAME            ask what it trained
 

@@ -1,0 +1,72 @@
+"""What a search shows while it runs: a line per evaluation, and per trial that ends."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray.tune import Callback
+
+from launch.command import reason
+from launch.rows import show
+from launch.search_space import SEED, show_point
+from launch.terminal import Voice
+
+
+class Progress(Callback):
+    """Tells what Tune's trials do. A step of the bar is an update."""
+
+    def __init__(self, voice: Voice, keys: Sequence[str], updates: int) -> None:
+        """Notes who tells.
+
+        Args:
+            voice: tells it.
+            keys: the settings that are searched.
+            updates: of a whole trial.
+        """
+        self.voice: Voice | None = voice
+        self.keys = [*keys, *([] if SEED in keys else [SEED])]
+        self.updates = updates
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune keeps its callbacks in a file, where there is no voice."""
+        return {**self.__dict__, "voice": None}
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+        """Shows an evaluation."""
+        if self.voice is None:
+            return
+        left = self.voice.advance()
+        if "evaluation" in result["cory"]:
+            figures = result["cory"]["evaluation"]["mean"]
+            text = "  ".join(
+                f"{label} {show(figures[name], form):>6}"
+                for name, label, form in (
+                    ("task_reward", "task", "{:+.2f}"),
+                    ("kl", "KL", "{:.2f}"),
+                    ("combined_reward", "combined", "{:+.2f}"),
+                )
+            )
+            place = f"{result['updates']:>4}/{self.updates:<4}"
+            self.voice.say(f"{trial}  {place} {text}  {self._values(trial)}  {left}")
+
+    def on_trial_restore(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Shows that a trial continues from a checkpoint, perhaps another trial's."""
+        if self.voice is not None:
+            self.voice.say(f"{trial}  goes on from a checkpoint  {self._values(trial)}")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Shows why a trial failed."""
+        if self.voice is not None:
+            self.voice.say(f"{trial}  failed  {self._values(trial)}  {why(trial)}", True)
+
+    def _values(self, trial: Any) -> str:
+        settings: Mapping[str, Any] = trial.config["cory_settings"]
+        return show_point({key: settings[key] for key in self.keys})
+
+
+def why(trial: Any) -> str:
+    """Returns in one sentence why a trial failed."""
+    error = trial.get_pickled_error()
+    if error is not None:
+        return reason(error)
+    lines = (trial.get_error() or "").strip().splitlines()
+    return lines[-1] if lines else "Nothing is known."
