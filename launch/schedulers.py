@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from launch.command import CommandError
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+
 from launch.search_space import Axis
 from policies.settings import Settings
 
@@ -20,8 +21,6 @@ def asha(settings: Settings, reports: Sequence[Mapping[str, Any]] = ()) -> Any:
         settings: of all trials.
         reports: of a search that goes on, in the order of time. Tune forgets its rungs when it is killed.
     """
-    from ray.tune.schedulers import ASHAScheduler
-
     scheduler = ASHAScheduler(
         time_attr=TIME, max_t=settings.updates, grace_period=settings.eval_every, reduction_factor=REDUCTION
     )
@@ -32,22 +31,48 @@ def asha(settings: Settings, reports: Sequence[Mapping[str, Any]] = ()) -> Any:
 
 
 def population(settings: Settings, axes: Sequence[Axis]) -> Any:
-    """Lets the worst quarter continue as clones of the best one, with other values, after every evaluation."""
-    from ray.tune.schedulers import PopulationBasedTraining
+    """Lets the worst quarter continue as clones of the best one, with other values, after every evaluation.
 
-    return PopulationBasedTraining(
+    Trials wait for each other there, so that all are compared after as many updates.
+    """
+    return Population(
         time_attr=TIME,
         perturbation_interval=settings.eval_every,
         hyperparam_mutations={"cory_settings": {axis.key: axis.mutations() for axis in axes}},
         custom_explore_fn=Within(axes),
+        synch=True,
     )
+
+
+class Population(PopulationBasedTraining):
+    """Population-based training that waits for no trial that is gone, and that a killed search can go on with."""
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """Takes a trial, as far as it had come; Tune keeps nothing of a scheduler."""
+        super().on_trial_add(tune_controller, trial)
+        state, saved = self._trial_state[trial], trial.run_metadata.checkpoint_manager.latest_checkpoint_result
+        if saved is not None:
+            done = saved.metrics[TIME]
+            state.last_train_time = state.last_perturbation_time = done - done % self._perturbation_interval
+            state.last_score, state.last_result = saved.metrics[self._metric], saved.metrics
+        behind = min(s.last_train_time for t, s in self._trial_state.items() if t is trial or not t.is_finished())
+        self._next_perturbation_sync = behind + self._perturbation_interval
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """The trial that is furthest behind; where all wait for one that failed or ended, they go on without it."""
+        chosen = super().choose_trial_to_run(tune_controller)
+        live = tune_controller.get_live_trials()
+        if chosen is None and live and all(trial.status == trial.PAUSED for trial in live):
+            self._next_perturbation_sync += self._perturbation_interval
+            return super().choose_trial_to_run(tune_controller)
+        return chosen
 
 
 class Within:
     """Holds mutated values inside their ranges: PBT multiplies them by 0.8 or 1.2."""
 
     def __init__(self, axes: Sequence[Axis]) -> None:
-        self.ranges = {axis.key: axis.values for axis in axes if axis.scale is not None}
+        self.ranges = {axis.key: axis.ends for axis in axes if axis.scale is not None}
 
     def __call__(self, config: dict[str, Any]) -> dict[str, Any]:
         """Returns the configuration, its values cut to their ranges."""
@@ -55,16 +80,3 @@ class Within:
         for key, (low, high) in self.ranges.items():
             settings[key] = min(max(settings[key], low), high)
         return config
-
-
-def check_evaluations(settings: Settings, scheduler: str) -> None:
-    """Refuses a scheduler that would have nothing to compare.
-
-    Raises:
-        CommandError: no trial is evaluated before its end.
-    """
-    if settings.eval_every >= settings.updates:
-        raise CommandError(
-            f"--scheduler {scheduler} compares trials after evaluations, but the first of these is after "
-            f"{settings.eval_every} of {settings.updates} updates. Lower eval_every, or leave the scheduler out."
-        )

@@ -25,7 +25,6 @@ from launch import session
 from launch.command import CommandError
 from launch.journal import replace_text
 from launch.run_directory import LOCK, lock_folder
-from launch.schedulers import asha, population
 from launch.search_space import SEED, Axis, points, read_axes
 from launch.terminal import Voice
 from policies.settings import Settings, SettingsError, make_settings
@@ -216,17 +215,18 @@ def _tuner(folder: Path, search: Search, voice: Voice) -> "Tuner":
 
 
 def _scheduler(search: Search) -> Any:
-    if search.scheduler == "asha":
-        return asha(search.settings)
+    from launch.schedulers import asha, population
+
     if search.scheduler == "pbt":
         return population(search.settings, search.axes)
-    return None
+    return asha(search.settings) if search.scheduler == "asha" else None
 
 
 def _restored(folder: Path, search: Search, voice: Voice) -> "Tuner":
     """The search where it was; what Tune would take from its file, but cannot, is made anew."""
     from ray import tune
 
+    from launch.schedulers import asha
     from policies.cory import Cory
 
     if not any(folder.glob("experiment_state-*.json")):  # killed before anything was noted

@@ -104,8 +104,8 @@ def _upright(panel: Axes, x: int, title: str, labels: Mapping[str, float], right
     panel.plot([x, x], [0, 1], color=FAINT, linewidth=1.2, zorder=0)
     panel.text(x, 1.08, title, ha="center", fontsize=9, color=INK, fontweight="bold")
     for text, height in labels.items():
-        beside = {"x": x + 0.04, "ha": "left"} if right else {"x": x - 0.04, "ha": "right"}
-        panel.text(y=height, s=text, va="center", fontsize=8, color=INK, **beside)
+        place, side = (x + 0.04, "left") if right else (x - 0.04, "right")
+        panel.text(place, height, text, ha=side, va="center", fontsize=8, color=INK)
 
 
 def _places(axis: Axis) -> dict[str, float]:
@@ -118,9 +118,9 @@ def _height(axis: Axis, value: Value) -> float:
     places = _places(axis)
     if places:
         return places[show_value(value)] / max(len(places) - 1, 1)
-    scale = np.log if axis.scale == LOG else np.asarray
-    low, high, here = (float(scale(number)) for number in (*axis.values, value))
-    return (here - low) / (high - low)
+    numbers = np.array([*axis.ends, value], dtype=float)
+    low, high, here = np.log(numbers) if axis.scale == LOG else numbers
+    return float((here - low) / (high - low))
 
 
 def _style(panel: Axes) -> None:

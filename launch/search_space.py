@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from launch.command import CommandError
 from launch.configuration import Value, scalar
@@ -31,6 +31,11 @@ class Axis(NamedTuple):
             return f"{self.key}={self.scale}:{self.values[0]}:{self.values[1]}"
         return f"{self.key}={','.join(show_value(value) for value in self.values)}"
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Of a range."""
+        return cast(tuple[float, float], self.values)
+
     def domain(self, *, grid: bool) -> Any:
         """The axis for Tune: a list is a grid, or something to draw from."""
         from ray import tune
@@ -46,7 +51,7 @@ class Axis(NamedTuple):
     def _range(self) -> Any:
         from ray import tune
 
-        low, high = self.values
+        low, high = self.ends
         whole = _is_whole(self.key)
         if self.scale == LOG:  # Tune leaves the upper end of a range of whole numbers out
             return tune.lograndint(low, high + 1) if whole else tune.loguniform(low, high)
@@ -127,6 +132,19 @@ def points(settings: Settings, axes: Sequence[Axis]) -> Iterator[Settings]:
             yield make_settings({**settings.model_dump(), **point})
         except SettingsError as error:
             raise CommandError(f"--over {show_point(point)}: {error}") from error
+
+
+def check_evaluations(settings: Settings, scheduler: str) -> None:
+    """Refuses a scheduler that would have nothing to compare.
+
+    Raises:
+        CommandError: no trial is evaluated before its end.
+    """
+    if settings.eval_every >= settings.updates:
+        raise CommandError(
+            f"--scheduler {scheduler} compares trials after evaluations, but the first of these is after "
+            f"{settings.eval_every} of {settings.updates} updates. Lower eval_every, or leave the scheduler out."
+        )
 
 
 def show_point(point: Mapping[str, Value]) -> str:

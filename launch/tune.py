@@ -124,10 +124,9 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _read(options: argparse.Namespace) -> "tuple[Search, str]":
     """Returns the search that the options describe, and the preset's name."""
-    from launch import schedulers
     from launch.configuration import DEFAULT_PRESET, resolve
     from launch.search import Search
-    from launch.search_space import SEED, pinned, read_axes
+    from launch.search_space import SEED, check_evaluations, pinned, read_axes
 
     presets = [word for word in options.words if "=" not in word]
     if len(presets) > 1:
@@ -168,7 +167,7 @@ def _read(options: argparse.Namespace) -> "tuple[Search, str]":
                 "out, or use asha."
             )
     if options.scheduler:
-        schedulers.check_evaluations(settings, options.scheduler)
+        check_evaluations(settings, options.scheduler)
     found = Search(pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent)
     return found, preset
 
