@@ -1,5 +1,6 @@
 """What a search varies: `--over key=values`, and seeds."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,7 +86,7 @@ def read_axes(words: Sequence[str]) -> list[Axis]:
 
 
 def _list(word: str, key: str, text: str) -> Axis:
-    values = tuple(scalar(part.strip()) for part in text.split(","))
+    values = tuple(_value(key, part.strip()) for part in text.split(","))
     if len(set(map(repr, values))) < len(values):
         raise CommandError(f"--over {word} names a value twice.")
     return Axis(key, values)
@@ -95,7 +96,7 @@ def _range(word: str, key: str, text: str) -> Axis | None:
     scale, *ends = text.split(":")
     if scale not in (LOG, UNIFORM):
         return None
-    values = [scalar(end) for end in ends]
+    values = [_value(key, end) for end in ends]
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(values) != 2 or len(numbers) != 2 or not all(map(math.isfinite, numbers)):
         raise CommandError(f"--over {word} is not a range; write {key}={scale}:LOW:HIGH, both numbers.")
@@ -108,6 +109,15 @@ def _range(word: str, key: str, text: str) -> Axis | None:
             raise CommandError(f"--over {word}: {key} takes whole numbers.")
         low, high = int(low), int(high)
     return Axis(key, (low, high), scale)
+
+
+def _value(key: str, text: str) -> Value:
+    """Reads a value; unlike YAML, which wants a point in it, `1e-6` is a number where the setting is one."""
+    value, kind = scalar(text), Settings.model_fields[key].annotation
+    if isinstance(value, str) and (kind is float or kind == float | None):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
 
 
 def _is_whole(key: str) -> bool:
