@@ -6,10 +6,9 @@ from typing import Any
 
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
-from launch.search_space import Axis
+from launch.search_space import TIME, Axis
 from policies.settings import Settings
 
-TIME = "updates"
 REDUCTION = 3
 """ASHA lets the best third go on at each rung."""
 

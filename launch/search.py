@@ -25,7 +25,7 @@ from launch import session
 from launch.command import CommandError
 from launch.journal import replace_text
 from launch.run_directory import LOCK, lock_folder
-from launch.search_space import SEED, Axis, points, read_axes
+from launch.search_space import SEED, TIME, Axis, points, read_axes
 from launch.terminal import Voice
 from policies.settings import Settings, SettingsError, make_settings
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SEARCH = "search.yaml"
 ORIGIN = "# cory tune"
 LOG = "log.txt"
+STARTED = "tuner.pkl"
+"""What Tune writes first."""
 METRIC = "combined_reward"
 KEPT = 4
 """Checkpoints of a trial that are kept under PBT: a clone may start from its donor's while that goes on."""
@@ -105,20 +107,34 @@ class Search(NamedTuple):
             raise CommandError(f"{file} cannot be read as a search: {error}") from error
 
 
+def check_free(folder: Path) -> None:
+    """Refuses a folder that holds something, unless it is a search that ended before its first trial began.
+
+    Raises:
+        CommandError: it does.
+    """
+    if folder.is_file():
+        raise CommandError(f"{folder} is a file: name another place with --out.")
+    if not folder.is_dir() or ((folder / SEARCH).exists() and not (folder / STARTED).exists()):
+        return
+    if any(entry.name != LOCK for entry in folder.iterdir()):
+        hint = f"go on with it by `{resume_command(folder)}`, or " if (folder / SEARCH).exists() else ""
+        raise CommandError(f"{folder} is not empty: {hint}name another folder with --out.")
+
+
 def create(folder: Path, search: Search, origin: str) -> IO[str]:
     """Makes a search's folder; returns the lock on it.
 
     Raises:
         CommandError: something is there already, or the folder cannot be made.
     """
+    check_free(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CommandError(f"The search's folder {folder} cannot be made: {error.strerror}.") from error
-    if any(entry.name != LOCK for entry in folder.iterdir()):
-        hint = f"go on with it by `{resume_command(folder)}`, or " if (folder / SEARCH).exists() else ""
-        raise CommandError(f"{folder} is not empty: {hint}name another folder with --out.")
     lock = lock_folder(folder)
+    check_free(folder)  # another search may just have begun here
     search.write(folder, origin)
     return lock
 
@@ -201,7 +217,7 @@ def _tuner(folder: Path, search: Search, voice: Voice) -> "Tuner":
         run_config=tune.RunConfig(
             name=folder.name,
             storage_path=str(folder.resolve().parent),
-            stop={"updates": settings.updates},
+            stop={TIME: settings.updates},
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=settings.checkpoint_every,
                 checkpoint_at_end=True,

@@ -1,13 +1,14 @@
 """What a search shows while it runs: a line per evaluation, and per trial that ends."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ray.tune import Callback
 
 from launch.command import reason
 from launch.rows import show
-from launch.search_space import SEED, show_point
+from launch.search_space import SEED, TIME, show_point
 from launch.terminal import Voice
 
 
@@ -45,13 +46,15 @@ class Progress(Callback):
                     ("combined_reward", "combined", "{:+.2f}"),
                 )
             )
-            place = f"{result['updates']:>4}/{self.updates:<4}"
+            place = f"{result[TIME]:>4}/{self.updates:<4}"
             self.voice.say(f"{trial}  {place} {text}  {self._values(trial)}  {left}")
 
-    def on_trial_restore(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        """Shows that a trial continues from a checkpoint, perhaps another trial's."""
-        if self.voice is not None:
-            self.voice.say(f"{trial}  goes on from a checkpoint  {self._values(trial)}")
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Shows that a trial continues from a checkpoint: its own, or under PBT another trial's."""
+        saved = trial.latest_checkpoint_result
+        if self.voice is not None and saved is not None:
+            whose = Path(saved.checkpoint.path).parent.name
+            self.voice.say(f"{trial}  goes on from {whose} after update {saved.metrics[TIME]}  {self._values(trial)}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """Shows why a trial failed."""

@@ -11,6 +11,8 @@ from launch.configuration import Value, scalar
 from policies.settings import Settings, SettingsError, make_settings, nearest_key
 
 SEED = "seed"
+TIME = "updates"
+"""The setting that ends a trial, and the name under which it reports how far it is."""
 LOG, UNIFORM = "log", "uniform"
 POINTS = 1000
 """Combinations of values that are checked before a search starts, at most."""
@@ -75,7 +77,7 @@ def read_axes(words: Sequence[str]) -> list[Axis]:
         known = list(Settings.model_fields)
         if key not in known:
             raise CommandError(f"Unknown setting `{key}` in --over.{nearest_key(key, known)}")
-        if key == "updates":
+        if key == TIME:
             raise CommandError("--over updates: trials of unequal length are not comparable. Set updates=N instead.")
         if key == "eval_kl_coef":
             raise CommandError("--over eval_kl_coef would move the goal of the search. Set eval_kl_coef=X instead.")

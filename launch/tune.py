@@ -88,7 +88,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch import session, task, tracking
     from launch.manifest import own_version
     from launch.run_directory import lock_folder, new_path
-    from launch.search import Search, create, recorded, resume_command, run_trials
+    from launch.search import Search, check_free, create, recorded, resume_command, run_trials
     from launch.search_results import UNFINISHED, rows_of
     from launch.search_space import points
     from launch.terminal import Voice
@@ -100,6 +100,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     else:
         search, preset = _read(options)
         folder = options.out or new_path(f"tune-{preset}")
+        check_free(folder)
     checked = list(points(search.settings, search.axes))
     tracking.check(search.settings)
     session.quiet_libraries(options.debug)
