@@ -46,16 +46,22 @@ def population(settings: Settings, axes: Sequence[Axis]) -> Any:
 class Population(PopulationBasedTraining):
     """Population-based training that waits for no trial that is gone, and that a killed search can go on with."""
 
+    def __init__(self, **arguments: Any) -> None:
+        """Takes Tune's arguments."""
+        super().__init__(**arguments)
+        self._resumed_after = 0.0
+
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Takes a trial, as far as it had come; Tune keeps nothing of a scheduler."""
+        """Takes a trial; in a search that goes on, the next comparison is where all can be after as many updates."""
         super().on_trial_add(tune_controller, trial)
-        state, saved = self._trial_state[trial], trial.run_metadata.checkpoint_manager.latest_checkpoint_result
-        if saved is not None:
-            done = saved.metrics[TIME]
-            state.last_train_time = state.last_perturbation_time = done - done % self._perturbation_interval
-            state.last_score, state.last_result = saved.metrics[self._metric], saved.metrics
-        behind = min(s.last_train_time for t, s in self._trial_state.items() if t is trial or not t.is_finished())
-        self._next_perturbation_sync = behind + self._perturbation_interval
+        saved = trial.latest_checkpoint_result  # Tune keeps no scheduler, so this is all that is known
+        if saved is not None and not trial.is_finished():
+            past = saved.metrics[TIME] // self._perturbation_interval * self._perturbation_interval
+            self._resumed_after = max(self._resumed_after, past)
+        if self._resumed_after:
+            for state in self._trial_state.values():
+                state.last_train_time = state.last_perturbation_time = self._resumed_after
+            self._next_perturbation_sync = self._resumed_after + self._perturbation_interval
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         """The trial that is furthest behind; where all wait for one that failed or ended, they go on without it."""
