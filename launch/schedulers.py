@@ -1,5 +1,6 @@
 """Tune's schedulers, set so that they decide only where a trial was just evaluated."""
 
+import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,8 @@ def asha(settings: Settings, reports: Sequence[Mapping[str, Any]] = ()) -> Any:
         time_attr=TIME, max_t=settings.updates, grace_period=settings.eval_every, reduction_factor=REDUCTION
     )
     for report in reports:
-        trial = SimpleNamespace(trial_id=report["trial_id"])
-        scheduler._brackets[0].on_result(trial, report[TIME], report["combined_reward"])
+        trial, worth = SimpleNamespace(trial_id=report["trial_id"]), report["combined_reward"]
+        scheduler._brackets[0].on_result(trial, report[TIME], math.nan if worth is None else worth)
     return scheduler
 
 

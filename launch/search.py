@@ -164,7 +164,7 @@ def run_trials(folder: Path, search: Search, voice: Voice, *, resume: bool, debu
         around.enter_context(voice)
         voice.stage("Starting Ray")
         around.enter_context(session.ray_session(largest, debug))
-        _check_room(search, checked)
+        check_room(search, checked)
         # Ray took it; as with Ctrl-C, the first one lets Tune note where the trials are.
         signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
         voice.stage("Running trials")
@@ -174,7 +174,12 @@ def run_trials(folder: Path, search: Search, voice: Voice, *, resume: bool, debu
         return trials
 
 
-def _check_room(search: Search, checked: Sequence[Settings]) -> None:
+def check_room(search: Search, checked: Sequence[Settings]) -> None:
+    """Refuses what the present Ray has no room for; Tune would wait for it without a word.
+
+    Raises:
+        CommandError: a trial, or as many as are to run at a time, ask for more than there is.
+    """
     import ray
 
     found = ray.cluster_resources()
@@ -274,4 +279,4 @@ def recorded(folder: Path) -> list[Mapping[str, Any]]:
             with contextlib.suppress(json.JSONDecodeError):  # torn by a kill
                 report = json.loads(line)
                 found[report["trial_id"], report["training_iteration"]] = report
-    return sorted(found.values(), key=lambda report: report["timestamp"])
+    return sorted(found.values(), key=lambda report: (report["timestamp"], report["training_iteration"]))

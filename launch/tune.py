@@ -85,7 +85,7 @@ def _parser() -> Parser:
 
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
-    from launch import session, task, tracking
+    from launch import session, task
     from launch.manifest import own_version
     from launch.run_directory import lock_folder, new_path
     from launch.search import Search, check_free, create, recorded, resume_command, run_trials
@@ -102,7 +102,8 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         folder = options.out or new_path(f"tune-{preset}")
         check_free(folder)
     checked = list(points(search.settings, search.axes))
-    tracking.check(search.settings)
+    if search.settings.wandb:
+        raise CommandError("wandb=true: trials are not sent to Weights & Biases. Set wandb=false.")
     session.quiet_libraries(options.debug)
     task.check(checked[0])
     origin = f"{shlex.join(['cory', 'tune', *words])}  # cory-rllib {own_version()}"

@@ -11,7 +11,9 @@ import pytest
 import ray
 from ray import tune
 
+from launch.command import CommandError
 from launch.schedulers import population
+from launch.search import Search, check_room
 from launch.search_space import read_axes
 from policies.settings import Settings
 
@@ -86,3 +88,15 @@ def test_the_worst_continues_as_the_best_and_nobody_waits_for_a_trial_that_faile
     assert worth[2] == pytest.approx(
         2 * 0.5 + drawn
     )  # the first one's after two updates, and one with a rate of its own
+
+
+def test_a_search_that_ray_has_no_room_for_is_refused(ray_session: None) -> None:
+    def check(concurrent: int | None, **settings: Any) -> None:
+        base = Settings(backend="transformers", num_runners=0, **settings)
+        check_room(Search(base, [], None, samples=1, seeds=1, concurrent=concurrent), [base])
+
+    check(2)
+    with pytest.raises(CommandError, match="3 trials at a time ask for 3 CPUs and 0 GPUs, but Ray finds 2 and 0"):
+        check(3)
+    with pytest.raises(CommandError, match="ask for 0.5 GPUs in all, but Ray finds 0"):
+        check(None, gpus_per_learner=0.5)

@@ -78,6 +78,7 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "num_agents=1,2", "--scheduler", "pbt"), "cannot change num_agents while a trial runs"),
         (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"), "the first of these is after 50 of 45"),
         (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
+        (("--over", "lr=1e-5", "wandb=true"), "Set wandb=false"),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (("--resume", "taken"), "has no search.yaml"),
     ],
@@ -99,9 +100,3 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
     assert says in error and error.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
     assert not (tmp_path / "taken" / LOCK).exists()
-
-
-def test_more_trials_at_a_time_than_there_is_room_for_are_refused(cory: Cory, tmp_path: Path) -> None:
-    (tmp_path / "my_rewards.py").write_text(BREVITY)
-    result = cory("tune", *SEARCH, "--over", "lr=1e-4", "--concurrent", "1000")
-    assert "1000 trials at a time ask for 1000 CPUs and 0 GPUs, but Ray finds" in refused(result)
