@@ -50,7 +50,7 @@ class Climb(tune.Trainable):
 @pytest.fixture
 def ray_session() -> Iterator[None]:
     """Ray, with room for two of the three trials."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -98,5 +98,5 @@ def test_a_search_that_ray_has_no_room_for_is_refused(ray_session: None) -> None
     check(2)
     with pytest.raises(CommandError, match="3 trials at a time ask for 3 CPUs and 0 GPUs, but Ray finds 2 and 0"):
         check(3)
-    with pytest.raises(CommandError, match="ask for 0.5 GPUs in all, but Ray finds 0"):
+    with pytest.raises(CommandError, match=r"ask for 0\.5 GPUs in all, but Ray finds 0"):
         check(None, gpus_per_learner=0.5)
