@@ -19,13 +19,14 @@ from launch.search_space import LOG, Axis, show_value
 OBJECTIVE = "held-out combined reward"
 
 
-def draw_objective(rows: Sequence[Row], axes: Sequence[Axis], file: Path) -> None:
+def draw_objective(rows: Sequence[Row], axes: Sequence[Axis], file: Path, apart: bool = False) -> None:
     """Draws the objective over each searched setting: a dot per trial, and over listed values means with intervals.
 
     Args:
         rows: of all trials. One that was stopped early is a cross.
         axes: what was searched, a panel each.
         file: where to; replaced if it exists.
+        apart: draw no means, as under PBT, where clones are no independent trials.
     """
     figure = Figure(figsize=(max(4.6 * len(axes), 6.0), 4.3), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -41,13 +42,13 @@ def draw_objective(rows: Sequence[Row], axes: Sequence[Axis], file: Path) -> Non
                 x = places[show_value(row.values[axis.key])] if places else row.values[axis.key]
                 panel.scatter([x], [row.combined_reward], color=COLOURS[0], alpha=0.45, linewidths=1, **shape)
         if places:
-            _means(panel, rows, axis, places)
+            _means(panel, [] if apart else rows, axis, places)
             panel.set_xticks(list(places.values()), list(places))
             panel.set_xlim(-0.5, len(places) - 0.5)
         elif axis.scale == LOG:
             panel.set_xscale("log")
     panels[0].set_ylabel(OBJECTIVE, fontsize=10, color=INK)
-    note = "line: mean, 95 % interval · dot: a trial · cross: stopped early"
+    note = ("" if apart else "line: mean, 95 % interval · ") + "dot: a trial · cross: stopped early"
     figure.suptitle(note, fontsize=9, color=INK, x=0.01, ha="left")
     figure.savefig(file, facecolor="white")
 

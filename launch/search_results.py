@@ -110,11 +110,16 @@ def _known(value: object) -> Figure:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def points_of(rows: Sequence[Row]) -> list[Point]:
-    """Groups trials by their values, those with the best mean first and those without any last."""
+def points_of(rows: Sequence[Row], apart: bool = False) -> list[Point]:
+    """Groups trials by their values, those with the best mean first and those without any last.
+
+    Args:
+        rows: of all trials.
+        apart: each trial is a point of its own, as under PBT, where clones are no independent trials.
+    """
     groups: dict[str, Point] = {}
     for row in rows:
-        groups.setdefault(repr(row.values), Point(row.values, [])).rows.append(row)
+        groups.setdefault(row.trial if apart else repr(row.values), Point(row.values, [])).rows.append(row)
 
     def worth(point: Point) -> float:
         mean = point.mean("combined_reward")

@@ -206,9 +206,10 @@ def report(rows: "list[Row]", search: "Search", folder: Path, voice: "Voice", se
     write_csv(rows, folder / "results.csv")
     if not rows:
         return 0
-    draw_objective(rows, search.axes, folder / "objective.png")
+    apart = search.scheduler == "pbt"
+    draw_objective(rows, search.axes, folder / "objective.png", apart)
     draw_parallel(rows, search.axes, folder / "parallel.png")
-    points = points_of(rows)
+    points = points_of(rows, apart)
     voice.say()
     voice.say(table(points), True)
     voice.say("", True)

@@ -46,6 +46,8 @@ def test_points_are_means_over_the_seeds_that_ran_to_their_end_best_first() -> N
     assert [point.values["exchange_period"] for point in points] == [5, 1, None]
     assert [point.mean("combined_reward") for point in points] == [pytest.approx(0.5), pytest.approx(0.2), None]
     assert [len(point.whole) for point in points] == [2, 3, 0]
+    apart = points_of(ROWS, apart=True)
+    assert [point.mean("combined_reward") for point in apart][:2] == [0.6, 0.4] and len(apart) == len(ROWS)
 
 
 def test_intervals_are_students() -> None:
