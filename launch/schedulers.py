@@ -64,10 +64,18 @@ class Population(PopulationBasedTraining):
                 state.last_train_time = state.last_perturbation_time = self._resumed_after
             self._next_perturbation_sync = self._resumed_after + self._perturbation_interval
 
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Compares all trials, once they are where this one is. Tune counts those that failed as alive."""
+        for other, state in self._trial_state.items():
+            if other.is_finished():
+                state.last_train_time = self._next_perturbation_sync
+        decision: str = super().on_trial_result(tune_controller, trial, result)
+        return decision
+
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """The trial that is furthest behind; where all wait for one that failed or ended, they go on without it."""
+        """The trial that is furthest behind; where the last that the others wait for fails, they go on as they are."""
         chosen = super().choose_trial_to_run(tune_controller)
-        live = tune_controller.get_live_trials()
+        live = [trial for trial in tune_controller.get_live_trials() if not trial.is_finished()]
         if chosen is None and live and all(trial.status == trial.PAUSED for trial in live):
             self._next_perturbation_sync += self._perturbation_interval
             return super().choose_trial_to_run(tune_controller)
