@@ -248,11 +248,17 @@ def _restored(folder: Path, search: Search, voice: Voice) -> "Tuner":
     from ray import tune
 
     from launch.schedulers import asha
-    from policies.cory import Cory
+    from policies.cory import Cory, CoryConfig
 
     if not any(folder.glob("experiment_state-*.json")):  # killed before anything was noted
         return _tuner(folder, search, voice)
-    tuner = tune.Tuner.restore(str(folder.resolve()), trainable=Cory, resume_unfinished=True, restart_errored=True)
+    tuner = tune.Tuner.restore(
+        str(folder.resolve()),
+        trainable=Cory,
+        param_space=CoryConfig().cory(**search.space()),  # without it, trials that had not begun cannot
+        resume_unfinished=True,
+        restart_errored=True,
+    )
     inner = tuner._local_tuner
     inner._run_config.callbacks = [_progress(search, voice)]
     if search.scheduler == "asha":
