@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
-from launch.search_space import TIME, Axis
+from launch.search_space import METRIC, TIME, Axis
 from policies.settings import Settings
 
 REDUCTION = 3
@@ -25,7 +25,7 @@ def asha(settings: Settings, reports: Sequence[Mapping[str, Any]] = ()) -> Any:
         time_attr=TIME, max_t=settings.updates, grace_period=settings.eval_every, reduction_factor=REDUCTION
     )
     for report in reports:
-        trial, worth = SimpleNamespace(trial_id=report["trial_id"]), report["combined_reward"]
+        trial, worth = SimpleNamespace(trial_id=report["trial_id"]), report[METRIC]
         scheduler._brackets[0].on_result(trial, report[TIME], math.nan if worth is None else worth)
     return scheduler
 

@@ -2,6 +2,7 @@
 
 search.yaml       what is searched, by which command
 trial_00000/ ...  a folder per trial: Tune's result.json and progress.csv, checkpoints, error.txt if it failed
+reports.jsonl     a line per update of a trial; after a kill some stand twice
 log.txt           what libraries printed in the driver
 results.csv       a line per trial
 objective.png     the held-out combined reward over each searched setting
@@ -10,12 +11,11 @@ best.yaml         every setting of the best point, for `cory train -c`
 """
 
 import contextlib
-import json
 import os
 import random
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -23,9 +23,9 @@ import yaml
 
 from launch import session
 from launch.command import CommandError
-from launch.journal import replace_text
+from launch.journal import Journal, replace_text
 from launch.run_directory import LOCK, lock_folder
-from launch.search_space import SEED, TIME, Axis, points, read_axes
+from launch.search_space import METRIC, SEED, TIME, Axis, points, read_axes
 from launch.terminal import Voice
 from policies.settings import Settings, SettingsError, make_settings
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 SEARCH = "search.yaml"
 ORIGIN = "# cory tune"
 LOG = "log.txt"
+REPORTS = "reports.jsonl"
 STARTED = "tuner.pkl"
 """What Tune writes first."""
-METRIC = "combined_reward"
 KEPT = 4
 """Checkpoints of a trial that are kept under PBT: a clone may start from its donor's while that goes on."""
 
@@ -168,6 +168,8 @@ def run_trials(folder: Path, search: Search, voice: Voice, *, resume: bool, debu
         # Ray took it; as with Ctrl-C, the first one lets Tune note where the trials are.
         signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
         voice.stage("Running trials")
+        if resume:
+            Journal(folder / REPORTS, TIME).cut_after(search.settings.updates)  # what a kill left of a line
         tuner = _restored(folder, search, voice) if resume else _tuner(folder, search, voice)
         voice.begin()
         trials: list[Trial] = tuner.fit()._experiment_analysis.trials
@@ -229,7 +231,7 @@ def _tuner(folder: Path, search: Search, voice: Voice) -> "Tuner":
                 num_to_keep=KEPT if search.scheduler == "pbt" else settings.keep_checkpoints,
             ),
             failure_config=tune.FailureConfig(max_failures=0),
-            callbacks=[_progress(search, voice)],
+            callbacks=[_progress(folder, search, voice)],
             verbose=0,
         ),
     )
@@ -260,16 +262,16 @@ def _restored(folder: Path, search: Search, voice: Voice) -> "Tuner":
         restart_errored=True,
     )
     inner = tuner._local_tuner
-    inner._run_config.callbacks = [_progress(search, voice)]
+    inner._run_config.callbacks = [_progress(folder, search, voice)]
     if search.scheduler == "asha":
         inner._tune_config.scheduler = asha(search.settings, recorded(folder))
     return tuner
 
 
-def _progress(search: Search, voice: Voice) -> Any:
+def _progress(folder: Path, search: Search, voice: Voice) -> Any:
     from launch.search_progress import Progress
 
-    return Progress(voice, [axis.key for axis in search.axes], search.settings.updates)
+    return Progress(Journal(folder / REPORTS), voice, [axis.key for axis in search.axes], search.settings.updates)
 
 
 def trial_name(trial: "Trial") -> str:
@@ -277,12 +279,7 @@ def trial_name(trial: "Trial") -> str:
     return f"trial_{trial.trial_id.rpartition('_')[2]}"
 
 
-def recorded(folder: Path) -> list[Mapping[str, Any]]:
+def recorded(folder: Path) -> list[dict[str, Any]]:
     """Returns what trials reported, in the order of time; of an update that was done twice, the last report."""
-    found: dict[tuple[str, int], Mapping[str, Any]] = {}
-    for file in folder.glob("trial_*/result.json"):
-        for line in file.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # torn by a kill
-                report = json.loads(line)
-                found[report["trial_id"], report["training_iteration"]] = report
-    return sorted(found.values(), key=lambda report: (report["timestamp"], report["training_iteration"]))
+    found = {(report["trial_id"], report[TIME]): report for report in Journal(folder / REPORTS).read()}
+    return list(found.values())

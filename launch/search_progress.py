@@ -7,22 +7,25 @@ from typing import Any
 from ray.tune import Callback
 
 from launch.command import reason
+from launch.journal import Journal
 from launch.rows import show
-from launch.search_space import SEED, TIME, show_point
+from launch.search_space import METRIC, SEED, TIME, show_point
 from launch.terminal import Voice
 
 
 class Progress(Callback):
     """Tells what Tune's trials do. A step of the bar is an update."""
 
-    def __init__(self, voice: Voice, keys: Sequence[str], updates: int) -> None:
+    def __init__(self, journal: Journal, voice: Voice, keys: Sequence[str], updates: int) -> None:
         """Notes who tells.
 
         Args:
+            journal: keeps every report. Tune's own result.json loses some where a trial is paused or its driver killed.
             voice: tells it.
             keys: the settings that are searched.
             updates: of a whole trial.
         """
+        self.journal = journal
         self.voice: Voice | None = voice
         self.keys = [*keys, *([] if SEED in keys else [SEED])]
         self.updates = updates
@@ -32,14 +35,20 @@ class Progress(Callback):
         return {**self.__dict__, "voice": None}
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
-        """Shows an evaluation."""
+        """Keeps a report, and shows an evaluation."""
+        report = {name: value for name, value in result["cory"].items() if name != "samples"}
+        values = {key: trial.config["cory_settings"][key] for key in self.keys}
+        figures = {TIME: result[TIME], METRIC: result[METRIC]}
+        self.journal.append(
+            {"trial": str(trial), "trial_id": trial.trial_id, **figures, "values": values, "cory": report}
+        )
         if self.voice is None:
             return
         left = self.voice.advance()
         if "evaluation" in result["cory"]:
-            figures = result["cory"]["evaluation"]["mean"]
+            mean = result["cory"]["evaluation"]["mean"]
             text = "  ".join(
-                f"{label} {show(figures[name], form):>6}"
+                f"{label} {show(mean[name], form):>6}"
                 for name, label, form in (
                     ("task_reward", "task", "{:+.2f}"),
                     ("kl", "KL", "{:.2f}"),

@@ -13,6 +13,8 @@ from policies.settings import Settings, SettingsError, make_settings, nearest_ke
 SEED = "seed"
 TIME = "updates"
 """The setting that ends a trial, and the name under which it reports how far it is."""
+METRIC = "combined_reward"
+"""What trials report as their objective."""
 LOG, UNIFORM = "log", "uniform"
 POINTS = 1000
 """Combinations of values that are checked before a search starts, at most."""

@@ -108,7 +108,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     task.check(checked[0])
     origin = f"{shlex.join(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
     lock = lock_folder(folder) if options.resume else create(folder, search, origin)
-    past = sum(report["updates"] > 0 for report in recorded(folder)) if options.resume else 0
+    past = len(recorded(folder)) if options.resume else 0
     total = search.trials * search.settings.updates
     voice = Voice(session.own_output(), total, done=past, quiet=options.quiet, bar=not options.debug)
     voice.say(_what(search))
