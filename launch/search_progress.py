@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ray.tune import Callback
 
 from launch.command import reason
 from launch.journal import Journal
+from launch.records import Figures, plain
 from launch.rows import show
 from launch.search_space import METRIC, SEED, TIME, show_point
 from launch.terminal import Voice
@@ -46,7 +47,7 @@ class Progress(Callback):
             return
         left = self.voice.advance()
         if "evaluation" in result["cory"]:
-            mean = result["cory"]["evaluation"]["mean"]
+            mean = cast(Figures, plain(result["cory"]["evaluation"]["mean"]))
             text = "  ".join(
                 f"{label} {show(mean[name], form):>6}"
                 for name, label, form in (
@@ -66,9 +67,9 @@ class Progress(Callback):
             self.voice.say(f"{trial}  goes on from {whose} after update {saved.metrics[TIME]}  {self._values(trial)}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        """Shows why a trial failed."""
+        """Shows that a trial failed; Tune tells why only afterwards."""
         if self.voice is not None:
-            self.voice.say(f"{trial}  failed  {self._values(trial)}  {why(trial)}", True)
+            self.voice.say(f"{trial}  failed  {self._values(trial)}")
 
     def _values(self, trial: Any) -> str:
         settings: Mapping[str, Any] = trial.config["cory_settings"]
