@@ -21,11 +21,11 @@ def test_a_clone_continues_from_its_donor_on_all_runners_with_its_own_settings_i
     for _ in range(3):
         report = donor.train()
     samples, roles = donor.held_out_samples(4), donor.mapping
-    donor.save(str(tmp_path / "donor"))
+    saved = donor.save(str(tmp_path / "donor"))
 
     clone = make_cory(num_runners=2, exchange_period=2, updates=9, lr=3e-5, kl_coef=0.7, eval_kl_coef=0.3, seed=1)
     clone.train()
-    clone.restore(str(tmp_path / "donor"))  # as Tune does
+    clone.restore(saved)  # as Tune does
     assert clone.held_out_samples(4) == samples  # two by each runner
     assert (clone.mapping, clone.exchanges, clone.updates_since_exchange) == (roles, 3, 0)
     assert roles.as_dict() == {"pioneer": "llm_2", "observer": "llm_1"}
