@@ -65,6 +65,13 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         return 2
 
 
+def reason(error: Exception) -> str:
+    """Returns in one sentence what an exception says, a defect too."""
+    cause = _cause(error)
+    lines = str(cause).strip().splitlines()
+    return _sentence(cause) or f"{type(cause).__name__}: {lines[-1] if lines else 'no more is known'}"
+
+
 def is_defect(error: Exception) -> bool:
     """Tells whether an exception is nothing that the user could put right."""
     return _sentence(cause(error)) is None

@@ -198,10 +198,9 @@ def check_resources(settings: Settings, found: Mapping[str, float]) -> None:
     Raises:
         CommandError: `found`, the cluster's resources, are fewer than the settings ask for.
     """
-    gpus = settings.num_runners * settings.gpus_per_runner + max(settings.num_learners, 1) * settings.gpus_per_learner
-    if gpus > found.get("GPU", 0):
+    if gpus(settings) > found.get("GPU", 0):
         raise CommandError(
-            f"gpus_per_runner and gpus_per_learner ask for {gpus:g} GPUs in all, but Ray finds "
+            f"gpus_per_runner and gpus_per_learner ask for {gpus(settings):g} GPUs in all, but Ray finds "
             f"{found.get('GPU', 0):g}. Lower them, num_runners or num_learners."
         )
     cpus = logical_cpus(settings)
@@ -223,6 +222,11 @@ def check_resources(settings: Settings, found: Mapping[str, float]) -> None:
 def logical_cpus(settings: Settings) -> int:
     """Returns the CPUs that Ray must have to place everything: the driver, and each runner's and learner's own."""
     return int(sum(process.count * process.cpus for process in processes(settings)))
+
+
+def gpus(settings: Settings) -> float:
+    """Returns the GPUs of all runners and learners; a learner in the driver has one too."""
+    return settings.num_runners * settings.gpus_per_runner + max(settings.num_learners, 1) * settings.gpus_per_learner
 
 
 def _cluster_given() -> bool:

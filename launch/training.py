@@ -170,8 +170,8 @@ class _Run:
         self.terminal.begin()
         ended = False
         while algo.updates < settings.updates and self.interrupts.requested is None and not ended:
-            result = algo.train()
-            ended, result = result["done"], result["cory"]
+            result = algo.train()["cory"]
+            ended = settings.stop_on_collapse and result["collapsed"]
             update, done = algo.updates, ended or algo.updates == settings.updates
             if done and "evaluation" not in result:
                 result = {**result, "evaluation": algo.evaluate_policies()}

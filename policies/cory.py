@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from cory_env.rewards import RewardError
 from cory_env.tasks import Split
 from policies.chain_runner import Deal, Rollout
 from policies.cory_config import CoryConfig
+from policies.dealing import deal
 from policies.generator import EVALUATION_STREAM, Response, Weights
 from policies.health import COLLAPSE, Health
 from policies.learners import LearnerError, Learners
@@ -86,6 +87,7 @@ class Cory(PPO):
         self.updates = 0
         self.updates_since_exchange = 0
         self.exchanges = 0
+        self.combined_reward = float("nan")  # held out, mean of the policies, at the last evaluation
         self.health = Health(self.settings)
         self._report: dict[str, Any] = {}
         self._seconds: dict[str, float] = {}
@@ -106,11 +108,19 @@ class Cory(PPO):
     # One update.
 
     def step(self) -> dict[str, Any]:
-        """RLlib's iteration; the result holds this update's report under `cory`, and `done` when a collapse ends it."""
+        """RLlib's iteration; the result holds this update's report under `cory`, and `done` when it was the last.
+
+        For Tune, `updates` and the mean held-out `combined_reward` lie beside it. The latter is of the last evaluation
+        (NaN before the first one), so schedulers should decide where `updates` is a multiple of `eval_every`.
+        """
         result: dict[str, Any] = super().step()
-        result["cory"] = self._report
-        result["done"] = self.settings.stop_on_collapse and self._report["collapsed"]
+        result.update(cory=self._report, updates=self.updates, combined_reward=self.combined_reward, done=self._ended())
         return result
+
+    def _ended(self) -> bool:
+        """All updates are done, or a collapse ends the run."""
+        collapse: bool = self.settings.stop_on_collapse and self._report["collapsed"]
+        return collapse or self.updates == self.settings.updates
 
     def training_step(self) -> None:
         """One update.
@@ -124,7 +134,8 @@ class Cory(PPO):
         update, mapping = self.updates, self.mapping
 
         # 1. The chain answers: pioneer, then observer; both are paid.
-        rollouts = self._play(self._deal(update), update, mapping, "train")
+        deals = deal(self.settings.seed, update, self.settings.queries, self._num_queries["train"])
+        rollouts = self._play(deals, update, mapping, "train")
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         if not episodes:
             raise RewardError(
@@ -153,9 +164,10 @@ class Cory(PPO):
         self._report = self._make_report(rollouts, mapping)
         self._report["health"] = self._watch()
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
-        if self.updates % self.settings.eval_every == 0:
+        if self.updates % self.settings.eval_every == 0 or self._ended():
             with self._timed("evaluate"):
                 self._report["evaluation"] = self.evaluate_policies()
+            self.combined_reward = self._report["evaluation"]["mean"]["combined_reward"]
         self._report["seconds"] = {**self._seconds, "total": time.perf_counter() - started}
 
     def exchange_roles(self) -> None:
@@ -173,18 +185,6 @@ class Cory(PPO):
         return warnings
 
     # Rollouts and weights.
-
-    def _deal(self, update: int) -> list[Deal]:
-        """This update's queries: the next ones of an endless row of seeded permutations of all of them."""
-        total, size = self._num_queries["train"], self.settings.queries
-        deals: list[Deal] = []
-        dealt: dict[int, int] = {}
-        for place in range(update * size, (update + 1) * size):
-            epoch, offset = divmod(place, total)
-            query = int(query_order(self.settings.seed, epoch, total)[offset])
-            deals.append(Deal(query, dealt.get(query, 0)))
-            dealt[query] = dealt.get(query, 0) + 1
-        return deals
 
     def _play(self, deals: Sequence[Deal], stream: int, mapping: RoleMapping, split: Split) -> list[Rollout]:
         return self.runners.play(deals, stream=stream, mapping=mapping, version=self.updates, split=split)
@@ -334,6 +334,7 @@ class Cory(PPO):
             "updates_since_exchange": self.updates_since_exchange,
             "exchanges": self.exchanges,
             "rotation": self.mapping.rotation,
+            "combined_reward": self.combined_reward,
             "health": self.health.state,
         }
         return state
@@ -347,6 +348,7 @@ class Cory(PPO):
             self.updates_since_exchange = kept["updates_since_exchange"]
             self.exchanges = kept["exchanges"]
             self.health.state = kept["health"]
+            self.combined_reward = kept.get("combined_reward", float("nan"))  # earlier versions did not keep it
             self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
 
     def load_policies(self, checkpoint: Path, update: int) -> None:
@@ -364,9 +366,3 @@ class Cory(PPO):
         """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once."""
         super().restore_from_path(path, *args, **kwargs)
         self.runners.send(self.updates)
-
-
-@lru_cache(maxsize=2)
-def query_order(seed: int, epoch: int, total: int) -> np.ndarray:
-    """The order of the training queries in one pass over them: a permutation drawn from (seed, epoch)."""
-    return np.random.default_rng([seed, epoch]).permutation(total)

@@ -8,6 +8,7 @@ from ray import tune
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
+from ray.tune.search.sample import Domain
 
 from cory_env import cory_v0
 from policies.causal_lm_module import CausalLMModule, module_config
@@ -29,7 +30,10 @@ class CoryConfig(PPOConfig):
         config = CoryConfig().cory(task="imdb", updates=60, exchange_period=5)
         algorithm = config.build_algo()
 
-    A setting may be a Tune search space: `CoryConfig().cory(exchange_period=tune.grid_search([1, 5, None]))`.
+    A setting may be a Tune search space (docs/tune.md):
+
+        config = CoryConfig().cory(exchange_period=tune.grid_search([1, 5, None]))
+        tune.Tuner(Cory, param_space=config, tune_config=tune.TuneConfig(metric="combined_reward", mode="max")).fit()
     """
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -42,6 +46,9 @@ class CoryConfig(PPOConfig):
     def cory(self, **settings: Any) -> Self:
         """Sets any of `Settings`' keys; those not named keep their value.
 
+        A search over `kl_coef` leaves `eval_kl_coef`, unless that is set, at the `kl_coef` from before: else each
+        trial would be measured by another combined reward.
+
         Raises:
             SettingsError: a key is unknown; values are checked when the algorithm is built.
         """
@@ -49,7 +56,10 @@ class CoryConfig(PPOConfig):
         for key in settings:
             if key not in known:
                 raise SettingsError(f"Unknown setting `{key}`.{nearest_key(key, known)}")
-        self.cory_settings = {**self.cory_settings, **settings}
+        before = self.cory_settings
+        self.cory_settings = {**before, **settings}
+        if is_search_space(self.cory_settings.get("kl_coef")) and self.cory_settings.get("eval_kl_coef") is None:
+            self.cory_settings["eval_kl_coef"] = before.get("kl_coef", Settings.model_fields["kl_coef"].default)
         return self
 
     @property
@@ -57,8 +67,11 @@ class CoryConfig(PPOConfig):
         """The validated settings.
 
         Raises:
-            SettingsError: a value is wrong or contradicts another.
+            SettingsError: a value is wrong, contradicts another, or is a search space.
         """
+        for key, value in self.cory_settings.items():
+            if is_search_space(value):
+                raise SettingsError(f"`{key}` is a search space, so only tune.Tuner(Cory, param_space=...) can run it.")
         return make_settings(self.cory_settings)
 
     def validate(self) -> None:
@@ -121,3 +134,8 @@ class CoryConfig(PPOConfig):
         )
         self.fault_tolerance(restart_failed_env_runners=True, ignore_env_runner_failures=False)
         self.callbacks(RoleExchange)
+
+
+def is_search_space(value: Any) -> bool:
+    """Tells whether a setting is one of Tune's search spaces, which it gives a value in each trial."""
+    return isinstance(value, Domain) or (isinstance(value, dict) and "grid_search" in value)

@@ -297,10 +297,17 @@ class TokenPPOLearner(PPOTorchLearner):
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; weights are taken even from an older state than the present one."""
+        """Restores what `get_state` returned; weights are taken even from an older state than the present one.
+
+        Settings stay this learner's own, as Tune's population-based training changes them in a clone: the learning
+        rate, which optimizers carry along in their state, and the KL coefficient, unless a controller steers it.
+        """
         self._weights_seq_no = 0
         super().set_state(state)
-        self.kl_coefs.update(state.get("kl_coefs", {}))
+        for optimizer in self._optimizer_parameters:
+            self._set_optimizer_lr(optimizer, self.settings.lr)
+        if self.settings.kl_control == "adaptive":
+            self.kl_coefs.update(state.get("kl_coefs", {}))
         for module_id, moments in state.get("score_moments", {}).items():
             self.score_moments[module_id] = token_ppo.ScoreMoments(**moments)
 

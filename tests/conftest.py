@@ -22,6 +22,8 @@ LONGEST = (
     "test_cory_vllm",
     "test_long_run",
     "test_learning",
+    "test_tune",
+    "test_tuning",
     "test_evaluation",
     "test_serving",
     "test_model_families",

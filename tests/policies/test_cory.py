@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cory_env.tokenizer import load_tokenizer
 from policies.chain_runner import Deal
 from policies.cory import Cory, WeightSyncError
+from policies.dealing import deal
 from policies.generator import Loaded, checksum
 from policies.role_exchange import RoleMapping
 from policies.self_test import perturb
@@ -174,7 +175,8 @@ def test_every_query_is_dealt_once_per_pass_over_the_data(make_cory: MakeCory, t
     data = tmp_path / "queries.jsonl"
     data.write_text("".join(f'{{"query": "The film number {i}"}}\n' for i in range(12)))
     algorithm = make_cory(data=str(data), eval_data=str(data), queries=8, minibatch=8)
-    dealt = [deal.query for update in range(3) for deal in algorithm._deal(update)]
+    total = algorithm._num_queries["train"]
+    dealt = [dealt.query for update in range(3) for dealt in deal(0, update, 8, total)]
     assert sorted(dealt[:12]) == sorted(dealt[12:]) == list(range(12))
     assert dealt[:12] != dealt[12:]
 

@@ -1,0 +1,231 @@
+"""`cory tune`: searches over settings with Ray Tune, such as the exchange period."""
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.command import INTERRUPTED, CommandError, Parser, run
+
+if TYPE_CHECKING:
+    from launch.search import Search
+    from launch.search_results import Row
+    from launch.terminal import Voice
+
+USAGE = """cory tune [PRESET] [-c FILE ...] [key=value ...] --over key=VALUES ... [options]
+       cory tune --resume DIR"""
+
+EPILOG = """what to search, by --over, which may be given several times:
+  key=1,2,5,null            these values, every one of them
+  key=log:1e-6:1e-4         drawn from a range, evenly in the logarithm; --samples says how many
+  key=uniform:0:1           drawn evenly
+
+The objective is the mean held-out combined reward: task reward - eval_kl_coef * KL. eval_kl_coef is fixed before the
+search, so searching over kl_coef does not move the goal.
+
+examples:
+  cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
+  cory tune imdb-tiny --over lr=log:1e-5:1e-3 --over exchange_period=1,5 --samples 8 --scheduler asha
+  cory tune imdb-tiny --over lr=log:1e-5:1e-3 --samples 8 --scheduler pbt
+  cory tune --resume runs/search
+
+exit codes:
+  0 all trials are done; 1 some failed; 2 a mistake that you can correct; 130 you stopped it.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0; 1 when trials failed; 2 after a user's mistake; 130 when a signal stopped the search.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    options = _parser().parse_intermixed_args(words)
+    return run(lambda: _command(options, words), debug=options.debug)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cory tune",
+        usage=USAGE,
+        description="Search over settings: many trainings, the held-out combined reward of each, and the best.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="PRESET, key=value", help="as for `cory train`")
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
+    )
+    parser.add_argument("--over", action="append", default=[], metavar="key=VALUES", help="what to search")
+    parser.add_argument(
+        "--scheduler",
+        choices=("asha", "pbt"),
+        help="asha: stop the worst trials early; pbt: let the worst continue as clones of the best, with other values",
+    )
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help="draws from ranges (default: 1); under pbt, the trials (default: 4)"
+    )
+    parser.add_argument("--seeds", type=int, metavar="N", help="run every point with so many seeds, for intervals")
+    parser.add_argument("--concurrent", type=int, metavar="N", help="trials at a time (default: as many as fit)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the search's folder (default: runs/tune-PRESET-TIME)")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="continue a search: unfinished trials from their checkpoints, failed ones from the start. Checkpoints are "
+        "pickles, which can run code: resume your own searches only",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print only what was found")
+    parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
+    return parser
+
+
+def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
+    from launch import session, task
+    from launch.manifest import own_version
+    from launch.run_directory import lock_folder, new_path
+    from launch.search import Search, check_free, create, recorded, resume_command, run_trials
+    from launch.search_results import UNFINISHED, rows_of
+    from launch.search_space import points
+    from launch.terminal import Voice
+
+    if options.resume:
+        if options.words or options.config or options.over or options.out or options.scheduler:
+            raise CommandError("--resume takes everything from the search: leave out all but --quiet and --debug.")
+        search, folder = Search.read(options.resume), options.resume
+    else:
+        search, preset = _read(options)
+        folder = options.out or new_path(f"tune-{preset}")
+        check_free(folder)
+    checked = list(points(search.settings, search.axes))
+    if search.settings.wandb:
+        raise CommandError("wandb=true: trials are not sent to Weights & Biases. Set wandb=false.")
+    session.quiet_libraries(options.debug)
+    task.check(checked[0])
+    origin = f"{shlex.join(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
+    lock = lock_folder(folder) if options.resume else create(folder, search, origin)
+    past = len(recorded(folder)) if options.resume else 0
+    total = search.trials * search.settings.updates
+    voice = Voice(session.own_output(), total, done=past, quiet=options.quiet, bar=not options.debug)
+    voice.say(_what(search))
+    voice.say(f"Search folder: {folder}")
+    started = time.monotonic()
+    with lock:
+        trials = run_trials(folder, search, voice, resume=bool(options.resume), debug=options.debug)
+        rows = rows_of(trials, search.axes, search.settings.updates)
+        exit_code = report(rows, search, folder, voice, time.monotonic() - started)
+        if any(row.status == UNFINISHED for row in rows) or len(rows) < search.trials:
+            voice.say(f"Stopped. Go on with:\n  {resume_command(folder)}", True)
+            return INTERRUPTED
+    return exit_code
+
+
+def _read(options: argparse.Namespace) -> "tuple[Search, str]":
+    """Returns the search that the options describe, and the preset's name."""
+    from launch.configuration import DEFAULT_PRESET, resolve
+    from launch.search import Search
+    from launch.search_space import SEED, check_evaluations, pinned, read_axes
+
+    presets = [word for word in options.words if "=" not in word]
+    if len(presets) > 1:
+        raise CommandError(f"One preset at a time: {' and '.join(presets)} cannot be combined. Settings are key=value.")
+    preset = presets[0] if presets else DEFAULT_PRESET
+    settings = resolve(preset, options.config, [word for word in options.words if "=" in word])
+    axes = read_axes(options.over)
+    if not axes:
+        raise CommandError("Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.")
+    pbt = options.scheduler == "pbt"
+    for name in ("samples", "seeds", "concurrent"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise CommandError(f"--{name} {value}: at least 1.")
+    samples = options.samples or (4 if pbt else 1)
+    listed = all(axis.scale is None for axis in axes)
+    if options.samples and listed and not pbt:
+        raise CommandError("--samples is for ranges, and --over lists its values. To repeat points, use --seeds.")
+    if options.seeds and SEED in (axis.key for axis in axes):
+        raise CommandError("--seeds and --over seed say the same twice. Leave one out.")
+    if pbt:
+        if samples < 2:
+            raise CommandError("--scheduler pbt needs a population: --samples 2 or more.")
+        if options.seeds or options.concurrent:
+            raise CommandError(
+                "--seeds and --concurrent do not go with --scheduler pbt: each trial has a seed of its own, and as "
+                "many run at a time as fit. Leave them out."
+            )
+        keys = {axis.key for axis in axes}
+        if "kl_coef" in keys and settings.kl_control == "adaptive":
+            raise CommandError(
+                "--scheduler pbt cannot change kl_coef where a controller does. Set kl_control=fixed, or search over "
+                "kl_target."
+            )
+        for key in sorted(keys & FIXED):
+            raise CommandError(
+                f"--scheduler pbt cannot change {key} while a trial runs: it says what is trained. Leave the scheduler "
+                "out, or use asha."
+            )
+    if options.scheduler:
+        check_evaluations(settings, options.scheduler)
+    found = Search(pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent)
+    return found, preset
+
+
+FIXED = {"num_agents", "model", "weights", "lora_rank", "lora_targets", "quantization", "seed", "task", "data"}
+"""Settings that a checkpoint fits to, or queries that its update counter counts in: a clone cannot change them."""
+
+
+def _what(search: "Search") -> str:
+    axes = " and ".join(axis.word for axis in search.axes)
+    seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
+    how = {None: "", "asha": " Bad ones are stopped early.", "pbt": " Bad ones continue as clones of good ones."}
+    settings = search.settings
+    return (
+        f"A search over {axes}: {search.trials} trials{seeds}, {settings.updates} updates of {settings.queries} "
+        f"queries each.{how[search.scheduler]}\n"
+        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, mean of the policies."
+    )
+
+
+def report(rows: "list[Row]", search: "Search", folder: Path, voice: "Voice", seconds: float) -> int:
+    """Prints what was found, and writes it into the search's folder.
+
+    Returns:
+        0, or 1 when a trial failed.
+    """
+    from launch.configuration import as_yaml
+    from launch.journal import replace_text
+    from launch.search_plots import draw_objective, draw_parallel
+    from launch.search_results import FAILED, points_of, table, write_csv
+    from launch.search_space import show_point
+    from policies.settings import make_settings
+
+    write_csv(rows, folder / "results.csv")
+    if not rows:
+        return 0
+    apart = search.scheduler == "pbt"
+    draw_objective(rows, search.axes, folder / "objective.png", apart)
+    draw_parallel(rows, search.axes, folder / "parallel.png")
+    points = points_of(rows, apart)
+    voice.say()
+    voice.say(table(points), True)
+    voice.say("", True)
+    failed = [row for row in rows if row.status == FAILED]
+    for row in failed:
+        point = show_point({**row.values, "seed": row.seed})
+        voice.say(f"{row.trial} failed ({point}): {row.reason}", True)
+    best = points[0]
+    if best.whole:
+        chosen = make_settings({**search.settings.model_dump(), **best.values})
+        replace_text(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(chosen)}")
+        voice.say(f"Best      {show_point(best.values)}: cory train -c {shlex.quote(str(folder / 'best.yaml'))}", True)
+    voice.say(f"Results   {folder / 'results.csv'}, objective.png, parallel.png", True)
+    voice.say(f"Took      {seconds / 60:.1f} min")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,34 @@
+"""Which queries an update plays. All of it follows from (seed, update), so a restored run deals on as it would have."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from policies.chain_runner import Deal
+
+
+def deal(seed: int, update: int, size: int, total: int) -> list[Deal]:
+    """The queries of one update: the next ones of an endless row of seeded permutations of all of them.
+
+    Args:
+        seed: of the run.
+        update: counted from 0.
+        size: queries per update.
+        total: training queries that there are.
+    """
+    deals: list[Deal] = []
+    dealt: dict[int, int] = {}
+    for place in range(update * size, (update + 1) * size):
+        epoch, offset = divmod(place, total)
+        query = int(query_order(seed, epoch, total)[offset])
+        deals.append(Deal(query, dealt.get(query, 0)))
+        dealt[query] = dealt.get(query, 0) + 1
+    return deals
+
+
+@lru_cache(maxsize=2)
+def query_order(seed: int, epoch: int, total: int) -> np.ndarray:
+    """The order of the training queries in one pass over them: a permutation drawn from (seed, epoch)."""
+    return np.random.default_rng([seed, epoch]).permutation(total)

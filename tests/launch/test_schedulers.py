@@ -1,0 +1,101 @@
+"""Population-based training through Tune, with a trial that costs nothing."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray import tune
+
+from launch.command import CommandError
+from launch.schedulers import population
+from launch.search import Search, check_room
+from launch.search_space import read_axes
+from policies.settings import Settings
+
+
+class Climb(tune.Trainable):
+    """Worth its learning rate in every update, and the second seed fails in the fourth."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Takes the settings."""
+        self.settings = config["cory_settings"]
+        self.worth = 0.0
+
+    def step(self) -> dict[str, Any]:
+        """One update."""
+        if self.settings["seed"] == 1 and self.iteration == 3:
+            raise RuntimeError("The second seed fails.")
+        self.worth += self.settings["lr"]
+        return {"updates": self.iteration + 1, "combined_reward": self.worth}
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Writes all that it is."""
+        (Path(folder) / "worth").write_text(str(self.worth))
+
+    def load_checkpoint(self, folder: str) -> None:
+        """Takes up what was written."""
+        self.worth = float((Path(folder) / "worth").read_text())
+
+    def reset_config(self, config: dict[str, Any]) -> bool:
+        """Saves the start of a process."""
+        self.setup(config)
+        return True
+
+
+@pytest.fixture
+def ray_session() -> Iterator[None]:
+    """Ray, with room for two of the three trials."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def test_the_worst_continues_as_the_best_and_nobody_waits_for_a_trial_that_failed(
+    ray_session: None, tmp_path: Path
+) -> None:
+    axes = read_axes(["lr=uniform:0.001:1"])
+    settings = Settings(updates=8, eval_every=2)
+    start = {0: 0.5, 1: 0.4, 2: 0.01}
+    space = {
+        "seed": tune.grid_search(list(start)),
+        "lr": tune.sample_from(lambda spec: start[spec.config["cory_settings"]["seed"]]),
+    }
+    found = tune.Tuner(
+        Climb,
+        param_space={"cory_settings": space},
+        tune_config=tune.TuneConfig(
+            metric="combined_reward", mode="max", scheduler=population(settings, axes), reuse_actors=True
+        ),
+        run_config=tune.RunConfig(name="climb", storage_path=str(tmp_path), stop={"updates": 8}, verbose=0),
+    ).fit()
+    trials = found._experiment_analysis.trials
+    assert [(trial.status, trial.last_result["updates"]) for trial in trials] == [
+        ("TERMINATED", 8),
+        ("ERROR", 3),
+        ("TERMINATED", 8),
+    ]
+    with Path(trials[2].path, "progress.csv").open() as file:  # result.json loses lines where a trial was paused
+        reports = list(csv.DictReader(file))
+    assert [int(report["updates"]) for report in reports] == list(range(1, 9))
+    worth = [float(report["combined_reward"]) for report in reports]
+    assert worth[:2] == pytest.approx([0.01, 0.02])
+    drawn = worth[3] - worth[2]
+    assert drawn != 0.01 and 0.001 <= drawn <= 1
+    assert worth[2] == pytest.approx(2 * 0.5 + drawn)  # the first one's after two updates, and one with its own rate
+
+
+def test_a_search_that_ray_has_no_room_for_is_refused(ray_session: None) -> None:
+    def check(concurrent: int | None, **settings: Any) -> None:
+        base = Settings(backend="transformers", num_runners=0, **settings)
+        check_room(Search(base, [], None, samples=1, seeds=1, concurrent=concurrent), [base])
+
+    check(2)
+    with pytest.raises(CommandError, match="3 trials at a time ask for 3 CPUs and 0 GPUs, but Ray finds 2 and 0"):
+        check(3)
+    with pytest.raises(CommandError, match=r"ask for 0\.5 GPUs in all, but Ray finds 0"):
+        check(None, gpus_per_learner=0.5)

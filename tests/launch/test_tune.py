@@ -1,0 +1,102 @@
+"""`cory tune` end to end: its driver killed, continued, a trial that fails; and what it refuses."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch.run_directory import LOCK
+from launch.search import recorded
+from tests.launch.conftest import ENVIRONMENT, Cory
+from tests.launch.test_training import BREVITY, SMALL
+
+SEARCH = (*SMALL, "dtype=fp32", "grad_clip=null", "checkpoint_every=1", "eval_every=1")
+
+
+def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_no_other(
+    cory: Cory, tmp_path: Path
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    command = ("tune", *SEARCH, "--over", "lr=1e-4,1e30", "--concurrent", "1", "--out", "found")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch.main", *command],
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "TUNE_GLOBAL_CHECKPOINT_S": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stderr
+    while line := process.stdout.readline():
+        if line.split()[:2] == ["trial_00000", "2/3"]:
+            break
+    assert line, process.stderr.read()  # it ended before
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+
+    assert "go on with it by `cory tune --resume found`" in refused(cory(*command))
+    resumed = cory("tune", "--resume", "found")
+    assert resumed.returncode == 1, resumed.stderr
+    assert "trial_00000  goes on from trial_00000 after update" in resumed.stdout
+    with (tmp_path / "found" / "results.csv").open() as file:
+        good, bad = csv.DictReader(file)
+    assert (good["lr"], good["status"], good["updates"], good["exchanges"]) == ("0.0001", "done", "3", "3")
+    assert (bad["lr"], bad["status"]) == ("1e+30", "failed")
+    assert "The gradient of llm_1 is not finite in update 2" in bad["reason"]
+    assert bad["reason"] in resumed.stdout
+
+    of_good = [report for report in recorded(tmp_path / "found") if report["trial"] == "trial_00000"]
+    assert [report["updates"] for report in of_good] == [1, 2, 3]
+    assert [report["cory"]["roles"]["pioneer"] for report in of_good] == ["llm_1", "llm_2", "llm_1"]
+    assert float(good["combined_reward"]) == of_good[-1]["combined_reward"]
+    assert yaml.safe_load((tmp_path / "found" / "best.yaml").read_text())["lr"] == 1e-4
+    for name in ("objective.png", "parallel.png"):
+        assert (tmp_path / "found" / name).stat().st_size > 5_000
+    assert json.loads((tmp_path / "found" / "trial_00000" / "params.json").read_text())["cory_settings"]["lr"] == 1e-4
+
+
+def refused(result: "subprocess.CompletedProcess[str]") -> str:
+    """The one sentence that a mistake is answered with."""
+    assert result.returncode == 2 and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "Nothing to search"),
+        (("--over", "lr=log:1:0"), "LOW must be above zero and below HIGH"),
+        (("--over", "lr=1e-5,1e-4", "--samples", "3"), "--samples is for ranges"),
+        (("--over", "seed=1,2", "--seeds", "2"), "say the same twice"),
+        (("--over", "lr=1e-5,1e-4", "--scheduler", "pbt", "--seeds", "2"), "do not go with --scheduler pbt"),
+        (("--over", "num_agents=1,2", "--scheduler", "pbt"), "cannot change num_agents while a trial runs"),
+        (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"), "the first of these is after 50 of 45"),
+        (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
+        (("--over", "lr=1e-5", "wandb=true"), "Set wandb=false"),
+        (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
+        (("--resume", "taken"), "has no search.yaml"),
+    ],
+)
+def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
+    words: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from launch.tune import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    assert main(["backend=transformers", *words] if "--resume" not in words else list(words)) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
+    assert not (tmp_path / "taken" / LOCK).exists()
