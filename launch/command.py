@@ -67,9 +67,9 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
 
 def reason(error: Exception) -> str:
     """Returns in one sentence what an exception says, a defect too."""
-    cause = _cause(error)
-    lines = str(cause).strip().splitlines()
-    return _sentence(cause) or f"{type(cause).__name__}: {lines[-1] if lines else 'no more is known'}"
+    found = cause(error)
+    lines = str(found).strip().splitlines()
+    return _sentence(found) or f"{type(found).__name__}: {lines[-1] if lines else 'no more is known'}"
 
 
 def is_defect(error: Exception) -> bool:
