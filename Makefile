@@ -18,7 +18,7 @@ UV_LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --extra assets --ext
 export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench install packages lock assets
+.PHONY: help demo test test-all lint bench install packages lock assets
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ demo: $(READY) ## Train two language models on film reviews, offline; a few minu
 
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-all: $(READY) ## Run all tests, those too that take a minute each on 2 cores
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'slow or not slow'
 
 lint: $(READY) ## Check style and types
 	@$(BIN)/ruff check .

@@ -71,6 +71,7 @@ raise SystemExit(train.main(["imdb-tiny"]))
 """
 
 
+@pytest.mark.slow
 def test_rays_own_command_works_and_workers_have_the_secret(head: Head, work: Path) -> None:
     (work / "probe.py").write_text(PROBE)
     given = json.dumps({"env_vars": {"CORY_SECRETS": str(head.secrets)}})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.nodes import LEARNER, kill, named, wait_until
 from tests.cluster.conftest import PATIENCE, Run, assert_as_undisturbed
 
 
+@pytest.mark.slow
 def test_a_learner_that_is_killed_costs_no_update(ray_session: None, run: Run) -> None:
     process = run.start(*run.words, "num_runners=0", "num_learners=1", "--max-failures", "1")
     try:

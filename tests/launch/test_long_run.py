@@ -20,6 +20,7 @@ def folder() -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.slow
 def test_memory_and_handles_stay_flat_across_a_kill_and_nothing_is_left(folder: Path) -> None:
     since = time.time()
     run = SmallRun(folder, "transformers", UPDATES)

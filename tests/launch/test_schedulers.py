@@ -55,6 +55,7 @@ def ray_session() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_the_worst_continues_as_the_best_and_nobody_waits_for_a_trial_that_failed(
     ray_session: None, tmp_path: Path
 ) -> None:

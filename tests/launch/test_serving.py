@@ -86,6 +86,7 @@ def likeliest(model: Any, folder: Path) -> str:
     return str(tokenizer.decode(answer, skip_special_tokens=True))
 
 
+@pytest.mark.slow
 def test_vllm_serves_a_policy_and_answers_as_transformers_does(policies_run: RunDirectory, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0

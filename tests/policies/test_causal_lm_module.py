@@ -176,15 +176,16 @@ def test_keeping_only_the_response_s_logits_changes_nothing(path: str) -> None:
         torch.testing.assert_close(column, kept[name], rtol=0, atol=1e-5)
 
 
-def test_the_kl_is_exactly_zero_until_the_weights_move(path: str) -> None:
+def test_the_kl_is_zero_until_the_weights_move(path: str) -> None:
     module, rows = build(path), ragged()
     before = module.score(rows)
     mask = rows["mask"].bool()
-    assert (before["full_kl"][mask] == 0).all()
-    assert torch.equal(before["logprobs"][mask], before["reference_logprobs"][mask])
+    rounding = {"rtol": 0, "atol": 1e-5}  # equal weights elsewhere in memory: some processors round otherwise
+    torch.testing.assert_close(before["full_kl"][mask], torch.zeros_like(before["full_kl"][mask]), **rounding)
+    torch.testing.assert_close(before["logprobs"][mask], before["reference_logprobs"][mask], **rounding)
     module.set_state(perturb(module.get_state(), seed=0))
     after = module.score(rows)
-    assert (after["full_kl"][mask] > 0).all()
+    assert (after["full_kl"][mask] > 1e-4).all()
     assert torch.equal(after["reference_logprobs"], before["reference_logprobs"])
 
 

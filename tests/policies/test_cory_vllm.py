@@ -35,6 +35,7 @@ def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with
         assert loaded[module_id].checksum == checksum(trained)
 
 
+@pytest.mark.slow
 def test_vllm_and_transformers_sample_from_the_same_policy(make_cory: MakeCory) -> None:
     found = {}
     for backend, runners in (("vllm", 1), ("transformers", 0)):

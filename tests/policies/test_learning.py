@@ -9,7 +9,9 @@ from tests.policies.conftest import MakeCory
 UPDATES = 10
 
 
-@pytest.mark.parametrize(("weights", "lr", "seed"), [("full", 3e-4, 0), ("lora", 3e-3, 1)])
+@pytest.mark.parametrize(
+    ("weights", "lr", "seed"), [("full", 3e-4, 0), pytest.param("lora", 3e-3, 1, marks=pytest.mark.slow)]
+)
 def test_the_combined_reward_of_both_policies_rises(make_cory: MakeCory, weights: str, lr: float, seed: int) -> None:
     algorithm = make_cory(
         weights=weights,
