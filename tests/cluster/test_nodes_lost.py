@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.nodes import RUNNER, Nodes, named, wait_until
 from tests.cluster.conftest import PATIENCE, Run, assert_as_undisturbed
 
@@ -9,6 +11,7 @@ LIMIT = ("generation_timeout=20", "reward_timeout=100")
 """Runners may stay away for 40 s; a rollout that is held may take longer."""
 
 
+@pytest.mark.slow
 def test_nodes_that_are_lost_and_replaced_cost_no_update(ray_session: None, run: Run) -> None:
     nodes = Nodes(run.folder)
     first, second = nodes.add(2), nodes.add(2)

@@ -19,6 +19,7 @@ from tests.launch.test_training import BREVITY, SMALL
 SEARCH = (*SMALL, "dtype=fp32", "grad_clip=null", "checkpoint_every=1", "eval_every=1")
 
 
+@pytest.mark.slow
 def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_no_other(
     cory: Cory, tmp_path: Path
 ) -> None:

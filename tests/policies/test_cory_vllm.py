@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("weights", ["full", "lora"])
+@pytest.mark.parametrize("weights", [pytest.param("full", marks=pytest.mark.slow), "lora"])
 def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with_the_learner(
     make_cory: MakeCory, weights: str
 ) -> None:

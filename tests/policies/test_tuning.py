@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,19 +15,25 @@ from tests.policies.conftest import TINY, MakeCory
 from tests.policies.test_cory import flat, learner_state
 
 
+def said(samples: list[dict[str, Any]]) -> list[list[tuple[str, str, str]]]:
+    return [
+        [(answer["role"], answer["policy"], answer["text"]) for answer in sample["responses"]] for sample in samples
+    ]
+
+
 def test_a_clone_continues_from_its_donor_on_all_runners_with_its_own_settings_in_effect(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:
     donor = make_cory(exchange_period=1, updates=9)
     for _ in range(3):
         report = donor.train()
-    samples, roles = donor.held_out_samples(4), donor.mapping
+    samples, roles = said(donor.held_out_samples(4)), donor.mapping
     saved = donor.save(str(tmp_path / "donor"))
 
     clone = make_cory(num_runners=2, exchange_period=2, updates=9, lr=3e-5, kl_coef=0.7, eval_kl_coef=0.3)
     clone.train()
     clone.restore(saved)  # as Tune does
-    assert clone.held_out_samples(4) == samples  # two by each runner
+    assert said(clone.held_out_samples(4)) == samples  # two by each runner
     assert (clone.mapping, clone.exchanges, clone.updates_since_exchange) == (roles, 3, 0)
     assert roles.as_dict() == {"pioneer": "llm_2", "observer": "llm_1"}
     assert clone.combined_reward == report["combined_reward"]
