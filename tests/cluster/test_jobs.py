@@ -8,7 +8,7 @@ import pytest
 from launch.run_directory import RunDirectory
 from tests.cluster.head import SECRET, Head
 
-pytestmark = pytest.mark.timeout(600)  # much of it is waiting for processes that start
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # much of it is waiting for processes that start
 REWARD = """
 import os
 

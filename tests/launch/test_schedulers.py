@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray import tune
 
 from launch.command import CommandError
@@ -16,6 +14,9 @@ from launch.schedulers import population
 from launch.search import Search, check_room
 from launch.search_space import read_axes
 from policies.settings import Settings
+from tests.policies.conftest import ray_session
+
+__all__ = ["ray_session"]
 
 
 class Climb(tune.Trainable):
@@ -47,14 +48,6 @@ class Climb(tune.Trainable):
         return True
 
 
-@pytest.fixture
-def ray_session() -> Iterator[None]:
-    """Ray, with room for two of the three trials."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.slow
 def test_the_worst_continues_as_the_best_and_nobody_waits_for_a_trial_that_failed(
     ray_session: None, tmp_path: Path
@@ -67,7 +60,7 @@ def test_the_worst_continues_as_the_best_and_nobody_waits_for_a_trial_that_faile
         "lr": tune.sample_from(lambda spec: start[spec.config["cory_settings"]["seed"]]),
     }
     found = tune.Tuner(
-        Climb,
+        tune.with_resources(Climb, {"cpu": 2}),  # there is room for two of the three
         param_space={"cory_settings": space},
         tune_config=tune.TuneConfig(
             metric="combined_reward", mode="max", scheduler=population(settings, axes), reuse_actors=True
@@ -95,8 +88,8 @@ def test_a_search_that_ray_has_no_room_for_is_refused(ray_session: None) -> None
         base = Settings(backend="transformers", num_runners=0, **settings)
         check_room(Search(base, [], None, samples=1, seeds=1, concurrent=concurrent), [base])
 
-    check(2)
-    with pytest.raises(CommandError, match="3 trials at a time ask for 3 CPUs and 0 GPUs, but Ray finds 2 and 0"):
-        check(3)
+    check(4)
+    with pytest.raises(CommandError, match="5 trials at a time ask for 5 CPUs and 0 GPUs, but Ray finds 4 and 0"):
+        check(5)
     with pytest.raises(CommandError, match=r"ask for 0\.5 GPUs in all, but Ray finds 0"):
         check(None, gpus_per_learner=0.5)

@@ -20,7 +20,7 @@ from policies.self_test import perturb
 from tests.policies.conftest import MakeCory
 
 
-@pytest.fixture(params=["full", "lora"])
+@pytest.fixture(params=["full", pytest.param("lora", marks=pytest.mark.slow)])
 def make_either(make_cory: MakeCory, request: pytest.FixtureRequest) -> MakeCory:
     """Builds algorithms with weights of either kind."""
     return partial(make_cory, weights=request.param)

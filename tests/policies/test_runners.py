@@ -85,6 +85,7 @@ def test_a_runner_that_cannot_start_says_why(make_cory: MakeCory, tmp_path: Path
         make_cory(num_runners=1, model=str(model))
 
 
+@pytest.mark.slow
 def test_queries_that_end_every_runner_are_given_up(make_cory: MakeCory) -> None:
     algorithm = make_cory(num_runners=1, queries=2, minibatch=2, reward=f"{REWARDS}:kill_runner")
     with pytest.raises(GenerationError, match="All runners failed 3 times in a row on the same queries"):

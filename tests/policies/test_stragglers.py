@@ -6,13 +6,16 @@ import os
 import signal
 import time
 
+import pytest
+
 from tests.policies.conftest import MakeCory
 from tests.policies.test_runners import texts
 
 
+@pytest.mark.slow
 def test_a_runner_that_stands_still_is_given_up_replaced_and_its_queries_played(make_cory: MakeCory) -> None:
     settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": "tests.policies.sample_rewards:longer"}
-    settings |= {"generation_timeout": 8.0, "reward_timeout": 2.0}
+    settings |= {"generation_timeout": 8.0, "reward_timeout": 10.0}
     calm, shaken = make_cory(num_runners=0, **settings), make_cory(num_runners=2, **settings)
     expected = [calm.train()["cory"] for _ in range(3)]
     found = [shaken.train()["cory"]]

@@ -294,6 +294,7 @@ def kill_an_engine_and_generate_again() -> tuple[str, list[bool]]:
         generator.close()
 
 
+@pytest.mark.slow
 def test_an_engine_process_that_is_killed_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         message, as_wanted = pool.submit(kill_an_engine_and_generate_again).result(timeout=280)
