@@ -181,7 +181,7 @@ def test_the_kl_is_zero_until_the_weights_move(path: str) -> None:
     before = module.score(rows)
     mask = rows["mask"].bool()
     # Equal weights elsewhere in memory: some processors round otherwise.
-    torch.testing.assert_close(before["full_kl"][mask], torch.zeros_like(before["full_kl"][mask]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(before["full_kl"][mask], torch.zeros_like(before["full_kl"][mask]), rtol=0, atol=1e-6)
     torch.testing.assert_close(before["logprobs"][mask], before["reference_logprobs"][mask], rtol=0, atol=1e-5)
     module.set_state(perturb(module.get_state(), seed=0))
     after = module.score(rows)
