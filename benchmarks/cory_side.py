@@ -22,7 +22,10 @@ def main() -> None:
     work, took = asked(), Took()
     with watched_memory() as peak:
         cpus = max(os.cpu_count() or 1, work["settings"]["num_runners"] * work["settings"].get("runner_threads", 1))
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+        if "RAY_ADDRESS" in os.environ:
+            ray.init(log_to_driver=False)
+        else:
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
         algorithm = CoryConfig().cory(**work["settings"]).build_algo()
         for _ in range(work["warm_up"]):
             one_update(algorithm)

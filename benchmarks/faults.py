@@ -25,10 +25,11 @@ from benchmarks.record import Figure, Record, median
 CLAIM = "a process or machine that dies costs no more than the updates since the last checkpoint, and none is doubled"
 REWARD = "def brevity(completions):\n    return [-float(len(text)) for text in completions]\n"
 SETTINGS = (
-    *("backend=transformers", "dtype=fp32", "queries=8", "minibatch=8", "micro_batch=8", "epochs=1", "lr=1e-5"),
+    *("dtype=fp32", "queries=8", "minibatch=8", "micro_batch=8", "epochs=1", "lr=1e-5"),
     *("max_response=6", "eval_queries=4", "eval_every=100", "samples_every=1000", "checkpoint_every=5"),
     *("exchange_period=3", "self_test=false", "reward=my_reward:brevity", "updates=100000", "generation_timeout=60"),
 )
+TRANSFORMERS, VLLM = "backend=transformers", "backend=vllm"
 LIMIT = 600.0
 """Seconds without a new update after which a run counts as lost."""
 _NEAR = 1e-4  # figures of runs with other numbers of processes differ by rounding
@@ -188,10 +189,10 @@ def _near(one: Mapping[str, Mapping[str, float | None]], two: Mapping[str, Mappi
     return True
 
 
-def undisturbed(updates: int) -> list[dict[str, Any]]:
-    """The metrics of so many updates in which nothing dies, in one process."""
+def undisturbed(updates: int, backend: str) -> list[dict[str, Any]]:
+    """The metrics of so many updates in which nothing dies, in one process where the backend allows that."""
     with short_folder() as folder:
-        run = Shaken(folder, "num_runners=0")
+        run = Shaken(folder, backend, "num_runners=0" if backend == TRANSFORMERS else "num_runners=1")
         run.settings.append(f"updates={updates}")
         run.start()
         run.reach(updates)
@@ -200,13 +201,16 @@ def undisturbed(updates: int) -> list[dict[str, Any]]:
 
 
 LOCAL: dict[str, tuple[Fault, tuple[str, ...]]] = {
-    "a runner of two": (runner, ("num_runners=2",)),
-    "the learner": (learner, ("num_runners=0", "num_learners=1", "--max-failures", "1000")),
-    "the driver": (driver, ("num_runners=0",)),
-    "the driver, writing a checkpoint": (checkpoint, ("num_runners=0", "checkpoint_every=1")),
-    "a straggler of two": (straggler, ("num_runners=2", "generation_timeout=10", "reward_timeout=2")),
+    "a runner of two": (runner, (TRANSFORMERS, "num_runners=2")),
+    "the only runner, with its vLLM engines": (runner, (VLLM, "num_runners=1")),
+    "the learner": (learner, (TRANSFORMERS, "num_runners=0", "num_learners=1", "--max-failures", "1000")),
+    "the driver": (driver, (TRANSFORMERS, "num_runners=0")),
+    "the driver, writing a checkpoint": (checkpoint, (TRANSFORMERS, "num_runners=0", "checkpoint_every=1")),
+    "a straggler of two": (straggler, (TRANSFORMERS, "num_runners=2", "generation_timeout=10", "reward_timeout=2")),
 }
 """Faults within one machine, and what is asked for beside `SETTINGS`."""
+ON_NODES = {"a node of two, and another joins": False, "the whole cluster, and a new one": True}
+"""Faults of machines; whether all are lost."""
 
 
 def on_local(fault: Fault, words: tuple[str, ...], times: int) -> tuple[list[float], int, list[dict[str, Any]]]:
@@ -222,7 +226,7 @@ def on_local(fault: Fault, words: tuple[str, ...], times: int) -> tuple[list[flo
 def on_nodes(whole: bool, times: int) -> tuple[list[float], int, list[dict[str, Any]]]:
     """Shakes a run whose runners are on nodes of their own, by the loss of one node, or of the `whole` cluster."""
     with short_folder() as folder:
-        run = Shaken(folder, "num_runners=2", "runner_threads=2")
+        run = Shaken(folder, TRANSFORMERS, "num_runners=2", "runner_threads=2")
         # Each runner fits on a node, and both on none.
         there: list[Any] = []
 
@@ -257,18 +261,27 @@ def _end_all(run: Shaken) -> None:
             run.end(signal.SIGKILL)
 
 
-def run(folder: Path, quick: bool, times: int = 20) -> Record:
-    """Every fault, so many times."""
+def run(folder: Path, quick: bool, times: int = 20, only: str = "") -> Record:
+    """Every fault whose name holds `only`, so many times."""
     times = 2 if quick else times
     record = Record("faults", CLAIM, {"times": times, "words": SETTINGS})
-    found = {name: on_local(fault, words, times) for name, (fault, words) in LOCAL.items()}
-    found["a node of two, and another joins"] = on_nodes(False, times)
-    found["the whole cluster, and a new one"] = on_nodes(True, times)
-    calm = undisturbed(max(len(lines) for _, _, lines in found.values()) - 1)
-    for name, (seconds, lost, lines) in found.items():
+    calm: dict[str, list[dict[str, Any]]] = {}
+    for name in (name for name in (*LOCAL, *ON_NODES) if only in name):
+        if name in LOCAL:
+            fault, words = LOCAL[name]
+            seconds, lost, lines = on_local(fault, words, times)
+        else:
+            words = (TRANSFORMERS,)
+            seconds, lost, lines = on_nodes(ON_NODES[name], times)
+        backend = words[0]
+        if len(calm.get(backend, [])) < len(lines):
+            calm[backend] = undisturbed(len(lines) - 1, backend)
         record.figures.append(Figure(f"{name}: runs lost of {times}", lost, at_most=0))
-        record.figures.append(Figure(f"{name}: updates lost, doubled or changed", compare(lines, calm), at_most=0))
+        record.figures.append(
+            Figure(f"{name}: updates lost, doubled or changed", compare(lines, calm[backend]), at_most=0)
+        )
         if seconds:
             record.figures.append(median(f"{name}: until the next new update", seconds, "s"))
         record.detail[name] = {"seconds": seconds, "updates": len(lines) - 1}
+        print(f"{name}: {lost} of {times} lost, {len(lines) - 1} updates", file=sys.stderr, flush=True)
     return record

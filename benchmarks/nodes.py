@@ -37,9 +37,9 @@ class Nodes:
         self.address = str(self._answer())
         """What drivers name in `RAY_ADDRESS`."""
 
-    def add(self, cpus: int) -> int:
-        """Starts a worker node and returns its number, when it has joined."""
-        self._orders.send(("add", cpus))
+    def add(self, cpus: int, **resources: float) -> int:
+        """Starts a worker node, with custom resources too, and returns its number, when it has joined."""
+        self._orders.send(("add", (cpus, resources)))
         return int(self._answer())
 
     def lose(self, node: int) -> None:
@@ -66,15 +66,16 @@ def _start_nodes(orders: Connection, folder: str) -> None:
     orders.send(cluster.address)
     nodes: list[Any] = []
     while True:
-        order, number = orders.recv()
+        order, what = orders.recv()
         if order == "add":
-            nodes.append(cluster.add_node(num_cpus=number))
+            cpus, resources = what
+            nodes.append(cluster.add_node(num_cpus=cpus, resources=resources))
             orders.send(len(nodes) - 1)
             continue
-        processes = [info.process for kind in nodes[number].all_processes.values() for info in kind]
+        processes = [info.process for kind in nodes[what].all_processes.values() for info in kind]
         for parent in [psutil.Process(process.pid) for process in processes if process.poll() is None]:
             kill(parent, *parent.children(recursive=True))
-        cluster.remove_node(nodes[number], allow_graceful=False)
+        cluster.remove_node(nodes[what], allow_graceful=False)
         orders.send(None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.machines import Machines, can_make_networks
 from benchmarks.nodes import RUNNER, Nodes, named, wait_until
 from tests.cluster.conftest import PATIENCE, Run, assert_as_undisturbed
 
@@ -40,5 +41,28 @@ def test_nodes_that_are_lost_and_replaced_cost_no_update(ray_session: None, run:
     finally:
         process.kill()
         nodes.close()
+    assert process.returncode == 0, run.said
+    assert_as_undisturbed(run)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_networks(), reason="needs root and iproute2")
+def test_a_machine_that_vanishes_from_the_network_costs_no_update(ray_session: None, run: Run) -> None:
+    machines = Machines(run.folder)
+    machines.add(2)
+    second = machines.add(2)
+    process = run.start(*run.words, "num_runners=2", "runner_threads=2", *LIMIT, RAY_ADDRESS=machines.address)
+    try:
+        run.hold_after(2)
+        machines.cut(second)
+        run.go_on()  # Ray notices after a minute
+        run.hold.touch()
+        assert "died; its queries are dealt again." in run.said
+        machines.add(2)
+        run.go_on()
+        wait_until(lambda: process.poll() is not None, PATIENCE)
+    finally:
+        process.kill()
+        machines.close()
     assert process.returncode == 0, run.said
     assert_as_undisturbed(run)
