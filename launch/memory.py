@@ -11,7 +11,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from policies.adapters import linear_layers
-from policies.language_model import base_dtype, compute_dtype, empty_language_model
+from policies.language_model import base_dtype, check_split, compute_dtype, empty_language_model, key_value_heads
 from policies.settings import Settings
 
 LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0.3e9}
@@ -40,8 +40,10 @@ class Shape(NamedTuple):
     layers: int
     hidden: int
     vocabulary: int
-    cached: int
-    """Keys and values of one token, over all layers."""
+    heads: int
+    """Of keys and values."""
+    head: int
+    """Keys and values of one token and head, over all layers."""
 
 
 class Memory(NamedTuple):
@@ -50,7 +52,7 @@ class Memory(NamedTuple):
     device: str
     """`cpu` or `cuda`: where models are."""
     parts: dict[str, float]
-    """On that device."""
+    """On that device; where an engine is split over several, on each."""
     host: float
     """Beside it in the machine's memory."""
     share: float | None = None
@@ -66,11 +68,11 @@ def shape(settings: Settings) -> Shape:
     """Reads a model's sizes, without its weights.
 
     Raises:
-        ModelError: there is no such model.
+        ModelError: there is no such model, or `tensor_parallel` cannot split it.
     """
     model = empty_language_model(settings.model_path, settings.trust_remote_code)
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    check_split(config, settings.tensor_parallel)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     adapter = 0
     if settings.lora is not None:
@@ -85,7 +87,8 @@ def shape(settings: Settings) -> Shape:
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
-        cached=2 * config.num_hidden_layers * heads * width,
+        heads=key_value_heads(config),
+        head=2 * config.num_hidden_layers * width,
     )
 
 
@@ -124,20 +127,25 @@ def runner(settings: Settings, model: Shape) -> Memory:
     at_once = min(settings.queries, 256)
     context = settings.max_prompt + settings.max_response
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
+    split = settings.tensor_parallel
     if settings.backend == "vllm":
         blocks = at_once * -(-context // BLOCK) + 16
         parts = {
-            "weights": engines * float(size) * model.parameters,
-            "adapters": 4.0 * agents * model.adapter,
-            "KV caches": engines * float(blocks * BLOCK * model.cached * size),
+            "weights": engines * float(size) * model.parameters / split,
+            "adapters": 4.0 * agents * model.adapter,  # on each device, at most
+            "KV caches": engines * float(blocks * BLOCK * max(model.heads // split, 1) * model.head * size),
         }
+        if device.type == "cpu":
+            parts = {name: split * held for name, held in parts.items()}
+        if split > 1:
+            libraries += engines * (split + 1) * LIBRARIES["vllm"]
         share = GPU_SHARE * min(settings.gpus_per_runner, 1.0) if device.type == "cuda" else None
         return _placed(parts, device, libraries, share)
     held = _base(settings, model, device) if settings.lora is not None else 4.0 * agents * model.parameters
     parts = {
         "weights": held,
         "adapters": 4.0 * agents * model.adapter,
-        "KV cache": float(at_once * context * model.cached * size),
+        "KV cache": float(at_once * context * model.heads * model.head * size),
     }
     return _placed(parts, device, libraries)
 

@@ -115,13 +115,16 @@ def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Me
         "driver": " and ".join(
             ["leads"] + ["learns"] * (settings.num_learners == 0) + ["generates"] * (settings.num_runners == 0)
         ),
-        "runner": f"{engines} vLLM engine{'s' * (engines > 1)}" if settings.backend == "vllm" else "transformers",
+        "runner": _counted(engines, "vLLM engine") if settings.backend == "vllm" else "transformers",
         "learner": "learns",
     }
+    if settings.tensor_parallel > 1:
+        over = "GPUs" if settings.gpus_per_runner else "processes"
+        does["runner"] += f", {'each ' * (engines > 1)}over {settings.tensor_parallel} {over}"
     print(f"{'process':<16}{'CPUs':>5}{'GPUs':>6}  memory of each, estimated (GB)")
     for kind in kinds:
         custom = "".join(f", {amount:g} {name}" for name, amount in kind.custom.items())
-        what = " + ".join(_size(need) for need in needs[kind.name])
+        what = " + ".join(_size(need, kind.gpus) for need in needs[kind.name])
         print(
             f"{_counted(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {what} ({does[kind.name]}{custom})"
         )
@@ -130,10 +133,11 @@ def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Me
             print(f"{'':<29}{parts}")
 
 
-def _size(need: Memory) -> str:
-    where = "" if need.device == "cpu" else f" of a GPU, {need.host / GB:.1f} beside it"
+def _size(need: Memory, gpus: float) -> str:
+    on, beside = (f"each of {gpus:g} GPUs", "them") if gpus > 1 else ("a GPU", "it")
+    where = "" if need.device == "cpu" else f" of {on}, {need.host / GB:.1f} beside {beside}"
     if need.share is not None:
-        where += f"; its engines take {need.share:.0%} of one"
+        where += f"; its engines take {need.share:.0%} of {'each' if gpus > 1 else 'one'}"
     return f"{need.total / GB:.1f}{where}"
 
 
@@ -178,8 +182,9 @@ def _lack(node: Node, kind: Process, host: float, device: float) -> str | None:
     for name, amount in kind.custom.items():
         if amount > node.custom.get(name, 0):
             return f"{node.name} has {node.custom.get(name, 0):g} {name} left"
-    if node.gpu_memory is not None and kind.gpus and device > node.gpu_memory * kind.gpus:
-        return f"{node.name}: {kind.gpus:g} of a GPU is {node.gpu_memory * kind.gpus / GB:.1f} GB"
+    part = min(kind.gpus, 1.0)
+    if node.gpu_memory is not None and kind.gpus and device > node.gpu_memory * part:
+        return f"{node.name}: {part:g} of a GPU is {node.gpu_memory * part / GB:.1f} GB"
     if host > node.memory:
         return f"{node.name} has {node.memory / GB:.1f} GB of memory left"
     return None

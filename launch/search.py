@@ -184,9 +184,10 @@ def check_room(search: Search, checked: Sequence[Settings]) -> None:
     """
     import ray
 
-    found = ray.cluster_resources()
+    found, nodes = ray.cluster_resources(), session.living_nodes()
     for settings in checked:
         session.check_resources(settings, found)
+        session.check_nodes(settings, nodes)
     if search.concurrent is not None:
         cpus = search.concurrent * max(map(session.logical_cpus, checked))
         gpus = search.concurrent * max(map(session.gpus, checked))

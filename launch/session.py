@@ -141,6 +141,7 @@ def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Itera
             try:
                 ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
                 check_resources(settings, ray.cluster_resources())
+                check_nodes(settings, living_nodes())
             except Exception:
                 ray.shutdown()
                 raise
@@ -217,6 +218,31 @@ def check_resources(settings: Settings, found: Mapping[str, float]) -> None:
                 f"runner_resources and learner_resources ask for {total:g} of `{name}` in all, but the Ray cluster has "
                 f"{found.get(name, 0):g}. Start nodes that have it (`ray start --resources`), or lower them."
             )
+
+
+def living_nodes() -> list[dict[str, float]]:
+    """Returns the resources of each living node of the present Ray."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def check_nodes(settings: Settings, found: Sequence[Mapping[str, float]]) -> None:
+    """Refuses a run whose engines are split over more GPUs than any one node has: Ray would wait for such a node.
+
+    Args:
+        settings: of the run.
+        found: the resources of each node.
+
+    Raises:
+        CommandError: no node has that many.
+    """
+    most = max((node.get("GPU", 0) for node in found), default=0)
+    if settings.tensor_parallel > 1 and settings.gpus_per_runner > most:
+        raise CommandError(
+            f"tensor_parallel={settings.tensor_parallel} splits an engine over GPUs of one node, but no node of the "
+            f"Ray cluster has more than {most:g}. Lower it, and gpus_per_runner with it."
+        )
 
 
 def logical_cpus(settings: Settings) -> int:

@@ -212,7 +212,7 @@ def check_cluster(words: Sequence[str], driver: Mapping[str, float], found: Sequ
     if words[0] != "train":
         return
     from launch.configuration import DEFAULT_PRESET, resolve
-    from launch.session import check_resources
+    from launch.session import check_nodes, check_resources
     from launch.train import parse
 
     asked_for = parse(words[1:])
@@ -229,6 +229,7 @@ def check_cluster(words: Sequence[str], driver: Mapping[str, float], found: Sequ
     total["CPU"] = total.get("CPU", 0) - max(driver["CPU"] - 1, 0)  # one of the driver's is in what is checked
     total["GPU"] = total.get("GPU", 0) - driver["GPU"]
     check_resources(settings, total)
+    check_nodes(settings, found)
 
 
 def _check_free(client: "JobSubmissionClient", place: str) -> None:

@@ -104,6 +104,7 @@ class ChainRunner(EnvRunner, Checkpointable):
                 max_sequences=min(s.queries, 256),
                 seed=s.seed,
                 gpu_share=s.gpus_per_runner,
+                tensor_parallel=s.tensor_parallel,
                 in_process=bool(self.worker_index),  # the driver's own runner shares its process with the learner
                 timeout=s.generation_timeout,
             )

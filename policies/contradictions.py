@@ -56,6 +56,8 @@ def refuse_contradictions(settings: Settings) -> None:
             "backend=vllm with num_runners=0 would run the engine inside the learner's process, where it switches "
             "torch's threads off. Use num_runners=1, or backend=transformers."
         )
+    if settings.tensor_parallel > 1:
+        _refuse_split(settings)
     for of, count in (("runner", settings.num_runners), ("learner", settings.num_learners)):
         wanted = settings.runner_resources if of == "runner" else settings.learner_resources
         if wanted is not None and not named_resources(f"{of}_resources", wanted):
@@ -65,3 +67,28 @@ def refuse_contradictions(settings: Settings) -> None:
                 f"{of}_resources={wanted} places processes that num_{of}s=0 does not start: the driver does their "
                 f"work. Set num_{of}s to 1 or more, or {of}_resources=null."
             )
+
+
+def _refuse_split(settings: Settings) -> None:
+    """Checks that every runner owns the devices that its engines are split over."""
+    parts = settings.tensor_parallel
+    if settings.backend != "vllm":
+        raise ValueError(
+            f"tensor_parallel={parts} splits vLLM's engines, and backend={settings.backend} has none. Use "
+            "backend=vllm, or tensor_parallel=1."
+        )
+    if settings.num_runners == 0:
+        raise ValueError(
+            f"tensor_parallel={parts} splits an engine over devices of its runner, but num_runners=0 starts none. Set "
+            "num_runners to 1 or more, or tensor_parallel=1."
+        )
+    if settings.gpus_per_runner not in (0, parts):
+        raise ValueError(
+            f"gpus_per_runner={settings.gpus_per_runner:g} with tensor_parallel={parts}: an engine is split over whole "
+            f"GPUs, and no others of its runner would be used. Set gpus_per_runner={parts}, or lower tensor_parallel."
+        )
+    if settings.gpus_per_runner == 0 and settings.runner_threads < parts:
+        raise ValueError(
+            f"tensor_parallel={parts} without GPUs splits an engine over {parts} processes, but runner_threads="
+            f"{settings.runner_threads}. Set runner_threads to {parts} or more, or gpus_per_runner={parts}."
+        )

@@ -26,7 +26,7 @@ class ModelError(ValueError):
     """A model cannot be loaded or used; the message says which, why, and what to do."""
 
 
-def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = False) -> int:
+def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = False, tensor_parallel: int = 1) -> int:
     """Checks that a model goes with its tokenizer and with the lengths asked for, without loading its weights.
 
     Args:
@@ -34,12 +34,14 @@ def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = 
         tokens: size of the tokenizer.
         context: longest prompt and response together, in tokens.
         trust_remote_code: run code that comes with the model.
+        tensor_parallel: devices that the model is split over.
 
     Returns:
         The model's vocabulary: embedding rows, which may be more than the tokenizer's tokens.
 
     Raises:
-        ModelError: nothing loadable there, fewer embeddings than tokens, or a context longer than the model's.
+        ModelError: nothing loadable there, fewer embeddings than tokens, a context longer than the model's, or heads
+            that cannot be split.
     """
     _check_weights(Path(path))
     config = _load_config(path, trust_remote_code).get_text_config()
@@ -53,7 +55,30 @@ def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = 
         raise ModelError(
             f"max_prompt + max_response is {context} tokens, but `{path}` has {positions} positions. Lower them to fit."
         )
+    check_split(config, tensor_parallel)
     return int(config.vocab_size)
+
+
+def check_split(config: PreTrainedConfig, parts: int) -> None:
+    """Checks that a model's attention heads can be dealt to so many devices, as vLLM does it: the query heads evenly,
+    and of grouped keys and values an equal number, or copies, to each.
+
+    Raises:
+        ModelError: they cannot; the message names the numbers that would work.
+    """
+    heads = config.num_attention_heads
+    groups = key_value_heads(config)
+    fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (groups % n == 0 or n % groups == 0)]
+    if parts not in fitting:
+        raise ModelError(
+            f"tensor_parallel={parts} cannot split a model with {heads} attention heads and {groups} of keys and "
+            f"values. What would work: {', '.join(map(str, fitting))}."
+        )
+
+
+def key_value_heads(config: PreTrainedConfig) -> int:
+    """Heads of a model's keys and values: as many as of its queries, unless they are grouped."""
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def stop_token_ids(path: str, trust_remote_code: bool = False) -> list[int]:

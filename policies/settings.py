@@ -117,6 +117,8 @@ class Settings(BaseModel):
     """Learner processes; 0 learns in the driver."""
     gpus_per_runner: float = Field(0, ge=0)
     """GPUs of each runner, fractions allowed."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Devices that each vLLM engine's model is split over: GPUs of its runner, or without any, processes on CPUs."""
     gpus_per_learner: float = Field(0, ge=0)
     """GPUs of each learner."""
     runner_threads: int = Field(1, ge=1)
@@ -277,7 +279,11 @@ class Settings(BaseModel):
             max_prompt=self.max_prompt,
             max_response=self.max_response,
             vocab_size=check_model(
-                self.model_path, len(tokenizer), self.max_prompt + self.max_response, self.trust_remote_code
+                self.model_path,
+                len(tokenizer),
+                self.max_prompt + self.max_response,
+                self.trust_remote_code,
+                self.tensor_parallel,
             ),
             stop_token_ids=self.stop_token_ids(tokenizer),
             chat=self.chat,

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from policies import vllm_lora
 from policies.generator import GenerationError, Loaded, Response, Sampling, Weights
-from policies.language_model import compute_dtype
+from policies.language_model import compute_dtype, key_value_heads
 from policies.settings import Lora
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class VLLMGenerator:
         trust_remote_code: bool = False,
         lora: Lora | None = None,
         gpu_share: float = 1.0,
+        tensor_parallel: int = 1,
         in_process: bool = True,
         timeout: float = 600.0,
     ) -> None:
@@ -93,16 +94,19 @@ class VLLMGenerator:
             trust_remote_code: run code that comes with the model.
             lora: what the adapters are like; None: every LLM has all weights of its own.
             gpu_share: on CUDA, the part of a GPU that is this runner's; the engines share 90 % of it evenly.
+            tensor_parallel: devices that each engine's model is split over, the first ones of this process. Their
+                workers are processes, so that such an engine is never in-process.
             in_process: run the engines in this process.
             timeout: longest wait for one `generate`, in seconds (own processes only; in-process, the caller watches).
         """
         self.stop_token_ids = list(stop_token_ids)
-        self.in_process = in_process
+        self.in_process = in_process and tensor_parallel == 1
+        self.tensor_parallel = tensor_parallel
         self.timeout = timeout
         self.lora = lora
         self.modules = list(modules)
         self._weights: dict[str, tuple[Weights, int]] = {}
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if self.in_process else "1"
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -119,6 +123,10 @@ class VLLMGenerator:
             "worker_extension_cls": "policies.vllm_worker.WeightSync",
             "disable_log_stats": True,
         }
+        if tensor_parallel > 1:
+            self._arguments["tensor_parallel_size"] = tensor_parallel
+            # Inside a Ray actor vLLM may choose Ray, whose workers would want GPUs beside those of the runner.
+            self._arguments["distributed_executor_backend"] = "policies.vllm_executor.OwnedExecutor"
         if lora is not None:
             self._arguments |= vllm_lora.engine_arguments(lora, len(modules))
         engines = [_SHARED] if lora is not None else self.modules
@@ -126,12 +134,14 @@ class VLLMGenerator:
             self._arguments["gpu_memory_utilization"] = 0.9 * min(gpu_share, 1.0) / len(engines)
         else:
             self._arguments["enforce_eager"] = True
+            if tensor_parallel > 1:  # each worker would start as many threads as this process may
+                os.environ["OMP_NUM_THREADS"] = str(max(torch.get_num_threads() // tensor_parallel, 1))
             # A prompt that is cut into chunks makes vLLM 0.32 rewind its request's seed, which CPU generators cannot.
             self._arguments["enable_chunked_prefill"] = False
             self._arguments["max_num_batched_tokens"] = max(_STEP_TOKENS, max_prompt + max_response)
             cache = self._cache_bytes(path, max_sequences, trust_remote_code)
             self._arguments["kv_cache_memory_bytes"] = cache
-            self._check_memory(cache * len(engines), max_sequences)
+            self._check_memory(cache * tensor_parallel * len(engines), max_sequences)
         self.engines: dict[str, LLM] = {name: self._start() for name in engines}
 
     def _start(self) -> LLM:
@@ -152,12 +162,14 @@ class VLLMGenerator:
             ) from error
 
     def _cache_bytes(self, path: str, max_sequences: int, trust_remote_code: bool) -> int:
-        """KV cache for `max_sequences` full contexts; by default a CPU engine asks for most of the machine's memory."""
+        """KV cache of each of an engine's devices for `max_sequences` full contexts; by default a CPU engine asks for
+        most of the machine's memory.
+        """
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        heads = max(key_value_heads(config) // self.tensor_parallel, 1)
         size = 2 if self._arguments["dtype"] == "bfloat16" else 4
         blocks = max_sequences * -(-int(self._arguments["max_model_len"]) // _BLOCK_TOKENS) + 16
         return int(blocks * _BLOCK_TOKENS * 2 * config.num_hidden_layers * heads * width * size)
@@ -214,6 +226,8 @@ class VLLMGenerator:
             else:
                 arguments = (path, self._number(module_id), self.lora.rank, self.lora.alpha)
                 read = engine.collective_rpc("load_adapter", args=arguments)
+            if len(set(read)) > 1:
+                raise GenerationError(f"The workers of {module_id}'s vLLM engine read different weights: {read}.")
             if not engine.reset_prefix_cache():
                 raise GenerationError(f"vLLM did not drop {module_id}'s cached activations after new weights.")
         if not self.in_process:

@@ -9,8 +9,9 @@ import pytest
 from launch.command import CommandError
 from launch.memory import Memory, learner, runner, shape
 from launch.plan import Node, place, plan
-from launch.session import check_resources
+from launch.session import check_nodes, check_resources
 from policies.cory_config import CoryConfig
+from policies.language_model import ModelError
 from policies.placement import Process, processes
 from policies.settings import make_settings
 from tests.launch.conftest import ENVIRONMENT
@@ -62,6 +63,40 @@ def test_adapters_are_counted_as_peft_makes_them_and_cost_less_than_copies() -> 
     assert learner(settings, shape(settings)).total < learner(full, shape(full)).total
 
 
+def test_each_of_the_gpus_that_an_engine_is_split_over_holds_its_part_and_on_a_cpu_all_parts_are_one_sum() -> None:
+    whole = make_settings({"gpus_per_runner": 1, "weights": "lora", "dtype": "bf16"})
+    split = make_settings({"gpus_per_runner": 2, "tensor_parallel": 2, "weights": "lora", "dtype": "bf16"})
+    model = shape(split)
+    one, each = runner(whole, model), runner(split, model)
+    assert each.parts["weights"] == one.parts["weights"] / 2 == model.parameters
+    assert each.parts["KV caches"] == one.parts["KV caches"] / 2
+    assert each.parts["adapters"] == one.parts["adapters"]
+    assert each.host > one.host and each.share == one.share == 0.9
+    copied = runner(split, model._replace(heads=1))
+    assert copied.parts["KV caches"] == runner(whole, model._replace(heads=1)).parts["KV caches"]
+    on_cpu = runner(make_settings({"runner_threads": 2, "tensor_parallel": 2, "dtype": "bf16"}), model)
+    assert on_cpu.parts["weights"] == runner(make_settings({"dtype": "bf16"}), model).parts["weights"]
+
+
+def test_a_split_engine_finds_room_on_gpus_that_would_not_hold_it_alone_but_not_on_those_of_two_nodes() -> None:
+    need = {"runner": [Memory("cuda", {"weights": 15e9}, 0.0)]}
+    split = Process("runner", 1, 1, 2, {})
+
+    def gpus(count: int, memory: float) -> Node:
+        return Node("a", 4, [1.0] * count, {}, 8e9, memory)
+
+    assert place([split], need, [gpus(2, 16e9)]) == []
+    assert "1 of a GPU is 14.0 GB" in place([split], need, [gpus(2, 14e9)])[0]
+    assert "no room for 1 of 1 runner" in place([split], need, [gpus(1, 80e9), gpus(1, 80e9)])[0]
+    values = {"tensor_parallel": 2, "gpus_per_runner": 2}
+    config = CoryConfig().cory(**values)
+    config.validate()
+    assert config.num_gpus_per_env_runner == 2
+    check_nodes(make_settings(values), [{"GPU": 1}, {"GPU": 2}])
+    with pytest.raises(CommandError, match="no node of the Ray cluster has more than 1"):
+        check_nodes(make_settings(values), [{"GPU": 1}, {"GPU": 1}])
+
+
 def test_processes_go_where_what_they_ask_for_is() -> None:
     kinds = [
         Process("runner", 2, 1, 0, {"sampling": 1}),
@@ -100,6 +135,16 @@ def test_this_machine_holds_the_preset_and_no_gpu_it_does_not_have(
     assert plan(["imdb-tiny", "num_learners=1", "gpus_per_learner=64"]) == 1
     output = capsys.readouterr().out
     assert "Lacking: no room for 1 of 1 learner: this machine" in output and output.endswith("It does not fit.\n")
+    with pytest.raises(ModelError, match="tensor_parallel=8 cannot split a model with 4 attention heads"):
+        plan(["imdb-tiny", "gpus_per_runner=8", "tensor_parallel=8"])
+    assert plan(["imdb-tiny", "gpus_per_runner=4", "tensor_parallel=4"]) == 1
+    output = capsys.readouterr().out
+    assert re.search(
+        r"^1 runner +1 +4 +\d\.\d of each of 4 GPUs, \d+\.\d beside them; its engines take 90% of each "
+        r"\(2 vLLM engines, each over 4 GPUs\)$",
+        output,
+        re.MULTILINE,
+    )
 
 
 def test_a_cluster_is_asked_for_what_its_nodes_have() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from transformers import LlamaConfig
 
 from cory_env import cory_v0
 from policies.cory_config import CoryConfig
-from policies.language_model import ModelError, check_model
+from policies.language_model import ModelError, check_model, check_split
 from policies.settings import SettingsError, make_settings
 
 
@@ -40,6 +41,11 @@ def test_defaults_are_the_papers() -> None:
         ({"runner_resources": "sampling"}, "`sampling` is not a custom resource and how much of it"),
         ({"runner_resources": "GPU=1"}, "have settings of their own"),
         ({"learner_resources": "big=1"}, "places processes that num_learners=0 does not start"),
+        ({"tensor_parallel": 2, "backend": "transformers"}, "Use backend=vllm, or tensor_parallel=1."),
+        ({"tensor_parallel": 2, "num_runners": 0, "gpus_per_runner": 2}, "num_runners=0 starts none. Set num_runners"),
+        ({"tensor_parallel": 2, "gpus_per_runner": 0.5}, "Set gpus_per_runner=2, or lower tensor_parallel."),
+        ({"tensor_parallel": 2, "gpus_per_runner": 4}, "no others of its runner would be used. Set gpus_per_runner=2"),
+        ({"tensor_parallel": 2}, "Set runner_threads to 2 or more, or gpus_per_runner=2."),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_sentence_that_names_it(values: dict[str, object], message: str) -> None:
@@ -67,6 +73,20 @@ def test_a_model_that_is_not_there_a_context_too_long_and_a_tokenizer_too_big_ar
         check_model(path, 4096, 10_000)
     with pytest.raises(ModelError, match="has 5000 tokens, but the model has embeddings for 4096"):
         check_model(path, 5000, 80)
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "fitting"),
+    [(8, 8, "1, 2, 4, 8"), (8, 2, "1, 2, 4, 8"), (12, 4, "1, 2, 4, 12"), (6, 3, "1, 3, 6")],
+)
+def test_a_number_of_devices_that_cannot_share_a_model_s_heads_is_refused_with_those_that_can(
+    heads: int, groups: int, fitting: str
+) -> None:
+    config = LlamaConfig(hidden_size=8 * heads, num_attention_heads=heads, num_key_value_heads=groups)
+    for parts in fitting.split(", "):
+        check_split(config, int(parts))
+    with pytest.raises(ModelError, match=f"tensor_parallel=5 .* {heads} attention heads .*: {fitting}\\."):
+        check_split(config, 5)
 
 
 def test_the_longest_response_is_drawn_anew_for_each_update_from_the_seed_and_is_fixed_unless_asked_for() -> None:

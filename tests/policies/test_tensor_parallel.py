@@ -1,0 +1,97 @@
+"""An engine over two devices, for real: on a CPU they are processes. It answers as one over one device does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import torch
+
+from policies.generator import GenerationError, Response, Sampling
+from policies.vllm_generator import VLLMGenerator, vllm_installed
+from tests.policies.conftest import MakeCory
+from tests.policies.test_model_families import PROMPTS, check, follow, lora_of, save_model
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
+    pytest.mark.timeout(300),
+]
+
+
+class Seen(NamedTuple):
+    """What an engine over some devices did."""
+
+    followed: dict[str, float]
+    """New weights, beside the learner (`follow`)."""
+    responses: list[Response]
+    """Under the new weights."""
+    workers: int
+    """Processes with a part of the model."""
+    killed: str
+    """What was said when the last of them was killed."""
+    again: list[Response]
+    """Of the engine in its place."""
+
+
+def observe(path: str, way: str, parts: int) -> Seen:
+    """Runs in a process of its own: vLLM decides once per process where its engines run."""
+    settings: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4, "lora": lora_of(way)}
+    generator = VLLMGenerator(
+        path,
+        ["llm_1"],
+        stop_token_ids=[0],
+        dtype="fp32",
+        device=torch.device("cpu"),
+        tensor_parallel=parts,
+        in_process=False,
+        **settings,
+    )
+    sampling = Sampling(1.0, 8, range(len(PROMPTS)))
+    try:
+        followed = follow(generator, path, way)
+        responses = generator.generate(PROMPTS, "llm_1", sampling)
+        children = psutil.Process().children(recursive=True)
+        workers = [child for child in children if "Worker" in "".join(child.cmdline())]
+        os.kill(workers[-1].pid, signal.SIGKILL)
+        try:
+            generator.generate(PROMPTS, "llm_1", sampling)
+            killed = "nothing"
+        except GenerationError as error:
+            killed = str(error)
+        return Seen(followed, responses, len(workers), killed, generator.generate(PROMPTS, "llm_1", sampling))
+    finally:
+        generator.close()
+
+
+@pytest.mark.parametrize(("way", "family"), [("full", "gpt2"), ("full", "llama"), ("lora", "gpt2"), ("lora", "llama")])
+def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_outlives_a_worker(
+    tmp_path: Path, way: str, family: str
+) -> None:
+    path = save_model(tmp_path, family, tied=True)
+    seen = []
+    for parts in (1, 2):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            seen.append(pool.submit(observe, path, way, parts).result(timeout=140))
+    whole, split = seen
+    assert (whole.workers, split.workers) == (1, 2)
+    check(split.followed)
+    assert [response.tokens for response in split.responses] == [response.tokens for response in whole.responses]
+    for one, two in zip(whole.responses, split.responses, strict=True):
+        assert two.logprobs == pytest.approx(one.logprobs, abs=1e-4)
+    assert "The vLLM engine of llm_1 died; it was started anew." in split.killed
+    assert [response.tokens for response in split.again] == [response.tokens for response in split.responses]
+
+
+def test_a_runner_trains_with_an_engine_over_two_devices(make_cory: MakeCory) -> None:
+    settings = {"backend": "vllm", "num_runners": 1, "num_agents": 1, "runner_threads": 2, "tensor_parallel": 2}
+    algorithm = make_cory(**settings, self_test=True, lr=1e-3)
+    assert algorithm.probes["llm_1"].perturbed < 1e-3 < algorithm.probes["llm_1"].moved
+    for report in [algorithm.train()["cory"] for _ in range(2)]:
+        assert report["sampler_gap_max"] < 1e-3 and report["weight_version_lag"] == 0
