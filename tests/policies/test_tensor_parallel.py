@@ -70,7 +70,7 @@ def observe(path: str, way: str, parts: int) -> Seen:
         generator.close()
 
 
-@pytest.mark.parametrize(("way", "family"), [("full", "gpt2"), ("full", "llama"), ("lora", "gpt2"), ("lora", "llama")])
+@pytest.mark.parametrize(("way", "family"), [("full", "gpt2"), ("lora", "llama")])
 def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_outlives_a_worker(
     tmp_path: Path, way: str, family: str
 ) -> None:
