@@ -42,6 +42,7 @@ def test_defaults_are_the_papers() -> None:
         ({"runner_resources": "GPU=1"}, "have settings of their own"),
         ({"learner_resources": "big=1"}, "places processes that num_learners=0 does not start"),
         ({"tensor_parallel": 2, "backend": "transformers"}, "Use backend=vllm, or tensor_parallel=1."),
+        ({"tensor_parallel": 2, "weights": "lora"}, "Use weights=full, or tensor_parallel=1."),
         ({"tensor_parallel": 2, "num_runners": 0, "gpus_per_runner": 2}, "num_runners=0 starts none. Set num_runners"),
         ({"tensor_parallel": 2, "gpus_per_runner": 0.5}, "Set gpus_per_runner=2, or lower tensor_parallel."),
         ({"tensor_parallel": 2, "gpus_per_runner": 4}, "no others of its runner would be used. Set gpus_per_runner=2"),
