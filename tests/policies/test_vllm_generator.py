@@ -311,3 +311,10 @@ def test_an_engine_that_cannot_start_says_why_in_one_line() -> None:
     with pytest.raises(EngineStartError, match=r"could not start an engine .*max_model_len") as raised:
         make_generator(max_prompt=300)  # the bundled model has 256 positions
     assert "\n" not in str(raised.value)
+
+
+def test_the_number_of_devices_reaches_the_engine() -> None:
+    with pytest.raises(
+        EngineStartError, match=r"attention heads \(4\) must be divisible by tensor parallel size \(3\)"
+    ):
+        make_generator(tensor_parallel=3)
