@@ -124,7 +124,7 @@ def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Me
     print(f"{'process':<16}{'CPUs':>5}{'GPUs':>6}  memory of each, estimated (GB)")
     for kind in kinds:
         custom = "".join(f", {amount:g} {name}" for name, amount in kind.custom.items())
-        what = " + ".join(_size(need, kind.gpus) for need in needs[kind.name])
+        what = " + ".join(_size(need, settings.tensor_parallel) for need in needs[kind.name])
         print(
             f"{_counted(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {what} ({does[kind.name]}{custom})"
         )
@@ -133,11 +133,13 @@ def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Me
             print(f"{'':<29}{parts}")
 
 
-def _size(need: Memory, gpus: float) -> str:
-    on, beside = (f"each of {gpus:g} GPUs", "them") if gpus > 1 else ("a GPU", "it")
-    where = "" if need.device == "cpu" else f" of {on}, {need.host / GB:.1f} beside {beside}"
+def _size(need: Memory, tensor_parallel: int) -> str:
+    if need.share is not None and tensor_parallel > 1:
+        where = f" of each of {tensor_parallel} GPUs, {need.host / GB:.1f} beside them"
+        return f"{need.total / GB:.1f}{where}; its engines take {need.share:.0%} of each"
+    where = "" if need.device == "cpu" else f" of a GPU, {need.host / GB:.1f} beside it"
     if need.share is not None:
-        where += f"; its engines take {need.share:.0%} of {'each' if gpus > 1 else 'one'}"
+        where += f"; its engines take {need.share:.0%} of one"
     return f"{need.total / GB:.1f}{where}"
 
 

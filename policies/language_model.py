@@ -66,6 +66,8 @@ def check_split(config: PreTrainedConfig, parts: int) -> None:
     Raises:
         ModelError: they cannot; the message names the numbers that would work.
     """
+    if parts == 1:
+        return
     heads = config.num_attention_heads
     groups = key_value_heads(config)
     fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (groups % n == 0 or n % groups == 0)]
