@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from multiprocessing import parent_process
-
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+from policies.orphans import end_with_parent
 
 
 class OwnedExecutor(MultiprocExecutor):
-    """Ends with the process that started its engine, however that ends.
-
-    vLLM's own would go on (0.32): the workers watch the engine, but the engine does not watch its parent, so that a
-    runner killed by `kill -9` would leave the devices occupied.
-    """
+    """Ends its engine's process with the one that started it; the workers do so themselves (`vllm_worker`)."""
 
     def _init_executor(self) -> None:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        end_with_parent()
         super()._init_executor()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None, "the engine runs in a process of its own"
-    parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)  # workers see it, and end

@@ -12,8 +12,10 @@ from safetensors import safe_open
 from policies import vllm_lora
 from policies.adapters import peft_names
 from policies.generator import checksum
+from policies.orphans import end_with_parent
 
 vllm_lora.prepare()
+end_with_parent()
 
 
 class WeightSync:
