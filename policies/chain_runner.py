@@ -20,7 +20,7 @@ from cory_env.tasks.task import Split
 from policies.generator import GenerationError, Generator, Loaded, Response, Sampling, Weights, sampling_seed
 from policies.role_exchange import RoleMapping
 from policies.settings import Settings
-from policies.token_batch import ENDED, LOGPROBS, TASK_REWARD
+from policies.token_batch import ENDED, LOGPROBS, QUERY, TASK_REWARD
 
 
 class Deal(NamedTuple):
@@ -101,7 +101,7 @@ class ChainRunner(EnvRunner, Checkpointable):
                 **common,
                 max_prompt=s.max_prompt,
                 max_response=s.max_response,
-                max_sequences=min(s.queries, 256),
+                max_sequences=min(s.responses, 256),
                 seed=s.seed,
                 gpu_share=s.gpus_per_runner,
                 in_process=bool(self.worker_index),  # the driver's own runner shares its process with the learner
@@ -281,6 +281,7 @@ def as_rllib_episode(
                 role: {
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
                     TASK_REWARD: task_rewards[position],
+                    QUERY: episode.query.id,
                     ENDED: tokens[-1] in chain.stop_token_ids,
                 }
             },
