@@ -34,7 +34,7 @@ class Rollout(NamedTuple):
     """What one call of `sample` brings back."""
 
     episodes: list[MultiAgentEpisode]
-    """One per query whose reward could be computed, in the order dealt."""
+    """One per chain whose reward could be computed, in the order dealt."""
     deals: list[Deal]
     """What was dealt, per episode."""
     samples: list[dict[str, Any]]
@@ -46,7 +46,7 @@ class Rollout(NamedTuple):
     truncated_prompts: int
     """Prompts whose reference was cut."""
     reward_errors: int
-    """Queries dropped because their reward failed (`on_reward_error: skip`)."""
+    """Chains dropped because their reward failed (`on_reward_error: skip`)."""
     rollout_seconds: float
     reward_seconds: float
 

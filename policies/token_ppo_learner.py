@@ -238,8 +238,8 @@ class TokenPPOLearner(PPOTorchLearner):
             self._add(module_id, "value_loss", value_sum.item(), tokens)
             loss = loss + s.value_coef * value_sum
         if s.kl_in_loss:
-            kl = token_ppo.sampled_kl(logprobs, batch["reference_logprobs"], "k3")
-            loss = loss + self.kl_coefs[module_id] * (kl * mask).sum()
+            kl = token_ppo.sampled_kl(logprobs * mask, batch["reference_logprobs"], "k3")  # its exp could be infinite
+            loss = loss + self.kl_coefs[module_id] * kl.sum()
         return loss
 
     def _sum_gradients_over_ranks(self, modules: list[str]) -> None:

@@ -30,7 +30,7 @@ def test_defaults_are_the_papers() -> None:
         ({"advantage": "rloo"}, "num_generations=1. Set it to 2 or more (4 or 8 are usual), or advantage=reinforce"),
         (
             {"advantage": "grpo", "num_generations": 2},
-            "kl_estimator=k1 has no gradient on average. Set kl_estimator=k3",
+            "k1 has no gradient on average. Set kl_estimator=k3",
         ),
         ({"advantage": "dr_grpo", "num_generations": 2, "kl_estimator": "full"}, "kl_estimator=full is not computed."),
         ({"advantage": "rloo", "num_generations": 2, "gamma": 0.9}, "gamma=0.9 has no effect. Set gamma=1."),
