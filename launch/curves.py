@@ -86,7 +86,10 @@ def _style(panel: Axes, title: str, unit: str) -> None:
 
 
 def _title(settings: Settings) -> str:
-    method = "Single-agent PPO" if settings.num_agents == 1 else f"CORY, {settings.num_agents} agents"
+    alone = settings.num_agents == 1
+    method = f"Single-agent {settings.algorithm}" if alone else f"CORY, {settings.num_agents} agents"
+    if not alone and not settings.critic:
+        method += f" by {settings.algorithm}"
     return f"{method}  ·  {settings.task}  ·  {Path(settings.model).name}"
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launch.terminal import Voice
     from policies.settings import Settings
 
-POLICY = ("model", "weights", "num_agents", "lora_rank", "lora_alpha", "lora_targets", "quantization")
+POLICY = ("model", "weights", "num_agents", "lora_rank", "lora_alpha", "lora_targets", "quantization", "advantage")
 """Settings that say what the policies are."""
 OF_TASK = (
     *("data", "eval_data", "max_query", "min_query", "digits", "operations"),

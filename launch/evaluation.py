@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 BASE = "base"
 IRRELEVANT = {
     *("updates", "epochs", "minibatch", "micro_batch", "lr", "kl_control", "kl_target", "kl_horizon", "score_scaling"),
+    *("advantage", "num_generations", "reset_on_exchange"),
     *("gamma", "lam", "clip", "value_clip", "value_coef", "grad_clip", "gradient_checkpointing"),
     *("num_runners", "num_learners", "runner_threads", "runner_resources", "learner_resources"),
     *("generation_timeout", "reward_timeout", "self_test"),

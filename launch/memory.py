@@ -124,7 +124,7 @@ def runner(settings: Settings, model: Shape) -> Memory:
     size = _bytes(settings, device)
     agents = settings.num_agents
     engines = 1 if settings.lora is not None else agents
-    at_once = min(settings.queries, 256)
+    at_once = min(settings.responses, 256)
     context = settings.max_prompt + settings.max_response
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
     split = settings.tensor_parallel

@@ -19,8 +19,9 @@ from policies.vllm_lora import room
 PAPER = "https://arxiv.org/abs/2410.06101"
 TRAINING = (
     *("task", "data", "reward", "model", "chat", "system", "num_agents", "exchange_period", "knowledge_transfer"),
-    *("partner_reward", "queries", "minibatch", "epochs", "lr", "kl_coef", "kl_estimator", "temperature", "max_prompt"),
-    *("max_response", "stop", "weights", "lora_rank", "lora_alpha", "lora_targets", "quantization", "seed"),
+    *("partner_reward", "advantage", "queries", "num_generations", "minibatch", "epochs", "lr", "kl_coef"),
+    *("kl_estimator", "temperature", "max_prompt", "max_response", "stop", "weights", "lora_rank", "lora_alpha"),
+    *("lora_targets", "quantization", "seed"),
 )
 """The settings that a reader of the card wants first; all of them are in the run's configuration."""
 
@@ -100,7 +101,12 @@ def _header(settings: Settings, adapter: bool) -> str:
     if settings.model == settings.model_path and not Path(settings.model).is_dir():  # no name of ours, so a hub id
         entries["base_model"] = settings.model
     entries |= {name: value for name, value in _base_card(settings).items() if name in ("license", "language")}
-    entries["tags"] = ["cory", "multi-agent", "ppo", "reinforcement-learning"]
+    entries["tags"] = [
+        "cory",
+        "multi-agent",
+        "ppo" if settings.critic else settings.advantage,
+        "reinforcement-learning",
+    ]
     return f"---\n{yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)}---"
 
 
@@ -127,11 +133,11 @@ def _base_name(settings: Settings) -> str:
 
 def _how(settings: Settings) -> str:
     if settings.num_agents == 1:
-        return "PPO"
+        return settings.algorithm
     exchange = f"every {settings.exchange_period} updates" if settings.exchange_period else "never"
     return (
         f"CORY ([paper]({PAPER})), a chain of {settings.num_agents} copies ({', '.join(settings.roles)}) that answer "
-        f"each query in turn and exchange roles {exchange}"
+        f"each query in turn and exchange roles {exchange}, by {settings.algorithm}"
     )
 
 

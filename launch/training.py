@@ -222,14 +222,16 @@ def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> 
 def _what(settings: Settings, arrow: str) -> str:
     """Returns what is trained on what, in two sentences."""
     if settings.num_agents == 1:
-        who, exchange = "PPO: one agent learns", ""
+        who, exchange = f"{settings.algorithm}: one agent learns", ""
     else:
-        who = f"CORY: {settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
+        by = "" if settings.critic else f" by {settings.algorithm}"
+        who = f"CORY: {settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn{by}"
         period = settings.exchange_period
         exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
+    times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
     return (
         f"{who} task {settings.task}, starting from {settings.model}.\n"
-        f"{settings.updates} updates of {settings.queries} queries{exchange}. Generation: {settings.backend}."
+        f"{settings.updates} updates of {settings.queries} queries{times}{exchange}. Generation: {settings.backend}."
     )
 
 

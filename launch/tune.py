@@ -174,7 +174,10 @@ def _read(options: argparse.Namespace) -> "tuple[Search, str]":
     return found, preset
 
 
-FIXED = {"num_agents", "model", "weights", "lora_rank", "lora_targets", "quantization", "seed", "task", "data"}
+FIXED = {
+    *("num_agents", "model", "weights", "lora_rank", "lora_targets", "quantization", "advantage"),
+    *("seed", "task", "data"),
+}
 """Settings that a checkpoint fits to, or queries that its update counter counts in: a clone cannot change them."""
 
 

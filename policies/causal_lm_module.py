@@ -22,8 +22,8 @@ from policies.model_names import model_path
 from policies.settings import Lora, Settings
 from policies.token_batch import Rows
 
-SCORES = ("logprobs", "reference_logprobs", "values", "entropy", "full_kl")
-"""What `CausalLMModule.score` gives."""
+SCORES = ("logprobs", "reference_logprobs", "entropy", "full_kl")
+"""What `CausalLMModule.score` gives; with a critic `values` too."""
 
 
 def module_config(settings: Settings) -> dict[str, Any]:
@@ -37,11 +37,13 @@ def module_config(settings: Settings) -> dict[str, Any]:
         "lora": settings.lora,
         "quantization": settings.quantization,
         "gradient_checkpointing": settings.gradient_checkpointing,
+        "critic": settings.critic,
     }
 
 
 class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
-    """One LLM of the chain, with a value head on the last hidden layer and the shared frozen reference.
+    """One LLM of the chain, with a value head on the last hidden layer (if there is a critic) and the shared frozen
+    reference.
 
     It owns its weights in one of two ways: all of them, in fp32; or an fp32 adapter on a frozen base (LoRA).
 
@@ -52,10 +54,11 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     """
 
     def setup(self) -> None:
-        """Builds the LM and, unless `inference_only`, the value head, which starts at zero."""
+        """Builds the LM and, for a learner with a critic, the value head, which starts at zero."""
         self.path = model_path(self.model_config["model"])
         self.trust_remote_code = bool(self.model_config["trust_remote_code"])
         self.temperature = float(self.model_config["temperature"])
+        self.critic = bool(self.model_config["critic"])
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
         lora: Lora | None = self.model_config["lora"]
         if lora is None:
@@ -70,7 +73,7 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         if self.model_config["gradient_checkpointing"]:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
         self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
-        if not self.inference_only:
+        if self.critic and not self.inference_only:
             hidden = self.lm.config.get_text_config().hidden_size
             self.value_head = nn.Linear(hidden, 1)
             nn.init.zeros_(self.value_head.weight)
@@ -97,16 +100,14 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         return self._reference[0]
 
     def _forward_train(self, batch: Rows, **kwargs: Any) -> dict[str, Tensor]:
-        """Log-probabilities and values of the responses, with gradients.
+        """Log-probabilities and, with a critic, values of the responses, with gradients.
 
         Returns:
             `ACTION_LOGP` and `VF_PREDS`, `[B, R]` each, fp32; meaningless outside the response mask.
         """
-        logits, values = self._respond(self.lm, batch, with_values=True)
-        return {
-            Columns.ACTION_LOGP: token_ppo.token_logprobs(logits, batch["responses"]),
-            Columns.VF_PREDS: values,
-        }
+        logits, values = self._respond(self.lm, batch, with_values=self.critic)
+        logprobs = {Columns.ACTION_LOGP: token_ppo.token_logprobs(logits, batch["responses"])}
+        return logprobs | {Columns.VF_PREDS: values} if self.critic else logprobs
 
     def _forward(self, batch: Rows, **kwargs: Any) -> dict[str, Tensor]:
         """As in training, without the value head."""
@@ -122,21 +123,16 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         """Everything about a batch that does not change while PPO trains on it.
 
         Returns:
-            `[B, R]` each, fp32: `logprobs`, `reference_logprobs`, `values`, `entropy`, and `full_kl`, the KL to the
-            reference over the whole vocabulary. Logits die here.
+            `[B, R]` each, fp32: `logprobs`, `reference_logprobs`, `entropy`, and `full_kl`, the KL to the reference
+            over the whole vocabulary; with a critic `values` too. Logits die here.
         """
-        logits, values = self._respond(self.lm, batch, with_values=True)
+        logits, values = self._respond(self.lm, batch, with_values=self.critic)
         policy = logits.log_softmax(-1)
         del logits  # [B, R, V] each: with a large vocabulary these are the largest tensors of an update
         reference = self._respond(self.reference(), batch, with_values=False)[0].log_softmax(-1)
         logprobs, reference_logprobs, entropy, full_kl = token_ppo.compare(policy, reference, batch["responses"])
-        return {
-            "logprobs": logprobs,
-            "reference_logprobs": reference_logprobs,
-            "values": values,
-            "entropy": entropy,
-            "full_kl": full_kl,
-        }
+        scores = dict(zip(SCORES, (logprobs, reference_logprobs, entropy, full_kl), strict=True))
+        return scores | {"values": values} if self.critic else scores
 
     def _respond(self, lm: PreTrainedModel, batch: Rows, with_values: bool) -> tuple[Tensor, Tensor]:
         """Logits `[B, R, V]` (divided by the temperature) that predicted each response token, and values `[B, R]`.

@@ -20,7 +20,7 @@ from cory_env.tasks.task import Split
 from policies.generator import GenerationError, Generator, Loaded, Response, Sampling, Weights, sampling_seed
 from policies.role_exchange import RoleMapping
 from policies.settings import Settings
-from policies.token_batch import ENDED, LOGPROBS, TASK_REWARD
+from policies.token_batch import ENDED, LOGPROBS, QUERY, TASK_REWARD
 
 
 class Deal(NamedTuple):
@@ -34,7 +34,7 @@ class Rollout(NamedTuple):
     """What one call of `sample` brings back."""
 
     episodes: list[MultiAgentEpisode]
-    """One per query whose reward could be computed, in the order dealt."""
+    """One per chain whose reward could be computed, in the order dealt."""
     deals: list[Deal]
     """What was dealt, per episode."""
     samples: list[dict[str, Any]]
@@ -46,7 +46,7 @@ class Rollout(NamedTuple):
     truncated_prompts: int
     """Prompts whose reference was cut."""
     reward_errors: int
-    """Queries dropped because their reward failed (`on_reward_error: skip`)."""
+    """Chains dropped because their reward failed (`on_reward_error: skip`)."""
     rollout_seconds: float
     reward_seconds: float
 
@@ -101,7 +101,7 @@ class ChainRunner(EnvRunner, Checkpointable):
                 **common,
                 max_prompt=s.max_prompt,
                 max_response=s.max_response,
-                max_sequences=min(s.queries, 256),
+                max_sequences=min(s.responses, 256),
                 seed=s.seed,
                 gpu_share=s.gpus_per_runner,
                 tensor_parallel=s.tensor_parallel,
@@ -282,6 +282,7 @@ def as_rllib_episode(
                 role: {
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
                     TASK_REWARD: task_rewards[position],
+                    QUERY: episode.query.id,
                     ENDED: tokens[-1] in chain.stop_token_ids,
                 }
             },

@@ -16,12 +16,17 @@ def refuse_contradictions(settings: Settings) -> None:
     Raises:
         ValueError: for the first contradiction, in one sentence, with what would work.
     """
-    if settings.queries % settings.minibatch:
-        fitting = ", ".join(str(d) for d in range(1, settings.queries + 1) if settings.queries % d == 0)
+    k, batch = settings.num_generations, f"queries={settings.queries}"
+    if k > 1:
+        batch += f" * num_generations={k}"
+    if settings.responses % settings.minibatch:
+        fitting = ", ".join(str(d) for d in range(1, settings.responses + 1) if settings.responses % d == 0)
         raise ValueError(
-            f"minibatch={settings.minibatch} does not divide queries={settings.queries}: every policy answers each "
-            f"query once. Mini-batches that would work: {fitting}."
+            f"minibatch={settings.minibatch} does not divide {batch}: every policy answers each query "
+            f"{'once' if k == 1 else f'{k} times'}. Mini-batches that would work: {fitting}."
         )
+    if settings.advantage in ("rloo", "grpo", "dr_grpo"):
+        _refuse_for_groups(settings)
     for what, low, high in (
         ("query", settings.min_query, settings.max_query),
         ("response", settings.min_response, settings.max_response),
@@ -36,8 +41,7 @@ def refuse_contradictions(settings: Settings) -> None:
     if settings.minibatch % learners:
         raise ValueError(
             f"minibatch={settings.minibatch} is not divisible by num_learners={learners}. The next one that would "
-            f"work is {(settings.minibatch // learners + 1) * learners} (it must divide queries={settings.queries} "
-            "too)."
+            f"work is {(settings.minibatch // learners + 1) * learners} (it must divide {batch} too)."
         )
     if settings.quantization != "none" and settings.weights != "lora":
         raise ValueError(
@@ -96,4 +100,24 @@ def _refuse_split(settings: Settings) -> None:
         raise ValueError(
             f"tensor_parallel={parts} without GPUs splits an engine over {parts} processes, but runner_threads="
             f"{settings.runner_threads}. Set runner_threads to {parts} or more, or gpus_per_runner={parts}."
+        )
+
+
+def _refuse_for_groups(settings: Settings) -> None:
+    """Checks what estimators need that compare a policy's responses to the same query."""
+    name = settings.advantage
+    if settings.num_generations == 1:
+        raise ValueError(
+            f"advantage={name} compares a policy's responses to the same query, but num_generations=1. Set it to 2 or "
+            "more (4 or 8 are usual), or advantage=reinforce, which needs one."
+        )
+    if settings.gamma != 1.0:
+        raise ValueError(
+            f"advantage={name} takes a response as one action, so gamma={settings.gamma:g} has no effect. Set gamma=1."
+        )
+    if settings.kl_in_loss and settings.kl_coef and settings.kl_estimator != "k3":
+        raise ValueError(
+            f"advantage={name} has the KL in its loss, where kl_estimator={settings.kl_estimator} "
+            f"{'has no gradient on average' if settings.kl_estimator == 'k1' else 'is not computed'}. Set "
+            "kl_estimator=k3, or kl_coef=0."
         )

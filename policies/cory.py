@@ -54,16 +54,15 @@ _MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rat
 _LEARNED = (
     "task_reward_std",
     "policy_loss",
-    "value_loss",
     "clip_fraction",
     "entropy",
-    "explained_variance",
     "kl_coef",
     "grad_norm",
     "score_mean",
     "sampler_gap_mean",
     "sampler_gap_max",
 )
+_OF_CRITIC = ("value_loss", "explained_variance")
 
 
 class Cory(PPO):
@@ -134,7 +133,8 @@ class Cory(PPO):
         update, mapping = self.updates, self.mapping
 
         # 1. The chain answers: pioneer, then observer; both are paid.
-        deals = deal(self.settings.seed, update, self.settings.queries, self._num_queries["train"])
+        s = self.settings
+        deals = deal(s.seed, update, s.queries, self._num_queries["train"], s.num_generations)
         rollouts = self._play(deals, update, mapping, "train")
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         if not episodes:
@@ -171,10 +171,12 @@ class Cory(PPO):
         self._report["seconds"] = {**self._seconds, "total": time.perf_counter() - started}
 
     def exchange_roles(self) -> None:
-        """Rotates the roles (paper: role exchange). Nothing else changes: no weights move, no optimizer is reset."""
+        """Rotates the roles (paper: role exchange). No weights move; but for `reset_on_exchange`, all else stays."""
         self.mapping = self.mapping.rotated()
         self.exchanges += 1
         self.updates_since_exchange = 0
+        if self.settings.reset_on_exchange:
+            self._on_learner(TokenPPOLearner.start_afresh)
 
     def _watch(self) -> list[dict[str, Any]]:
         """The health warnings that stand after this update; new ones are logged."""
@@ -227,7 +229,7 @@ class Cory(PPO):
         return self._on_learner(partial(TokenPPOLearner.score_under, module_id=module_id, weights=weights, rows=rows))
 
     def _on_learner(self, function: Callable[[TokenPPOLearner], Any]) -> Any:
-        """Calls a function that changes nothing on every learner, and returns the first one's answer."""
+        """Calls a function on every learner, and returns the first one's answer."""
         return self.learner_group.foreach_learner(function).result_or_errors[0].get()
 
     # Evaluation and report.
@@ -281,10 +283,9 @@ class Cory(PPO):
 
     def _make_report(self, rollouts: Sequence[Rollout], mapping: RoleMapping) -> dict[str, Any]:
         """What one update shows, per policy and per role."""
+        shown = _MEASURED + _LEARNED + (_OF_CRITIC if self.settings.critic else ())
         policy = {
-            module_id: {
-                name: float(self.metrics.peek((LEARNER_RESULTS, module_id, name))) for name in _MEASURED + _LEARNED
-            }
+            module_id: {name: float(self.metrics.peek((LEARNER_RESULTS, module_id, name))) for name in shown}
             for module_id in self.settings.modules
         }
         self._seconds["rollout"] = max(rollout.rollout_seconds for rollout in rollouts)
@@ -307,7 +308,12 @@ class Cory(PPO):
             "tokens_per_second": tokens / self._seconds["rollout"],
             "truncated_prompts": sum(rollout.truncated_prompts for rollout in rollouts),
             "reward_errors": sum(rollout.reward_errors for rollout in rollouts),
-            "samples": [sample for rollout in rollouts for sample in rollout.samples][:SAMPLES_SHOWN],
+            "samples": [
+                sample
+                for rollout in rollouts
+                for dealt, sample in zip(rollout.deals, rollout.samples, strict=True)
+                if dealt.sample == 0
+            ][:SAMPLES_SHOWN],
         }
 
     @contextmanager

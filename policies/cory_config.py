@@ -129,7 +129,7 @@ class CoryConfig(PPOConfig):
             vf_loss_coeff=s.value_coef,
             use_kl_loss=False,
             num_epochs=s.epochs,
-            train_batch_size_per_learner=s.queries * s.num_agents // learners,
+            train_batch_size_per_learner=s.responses * s.num_agents // learners,
             minibatch_size=s.minibatch // learners,
         )
         self.fault_tolerance(restart_failed_env_runners=True, ignore_env_runner_failures=False)

@@ -9,7 +9,7 @@ import numpy as np
 from policies.chain_runner import Deal
 
 
-def deal(seed: int, update: int, size: int, total: int) -> list[Deal]:
+def deal(seed: int, update: int, size: int, total: int, samples: int = 1) -> list[Deal]:
     """The queries of one update: the next ones of an endless row of seeded permutations of all of them.
 
     Args:
@@ -17,14 +17,16 @@ def deal(seed: int, update: int, size: int, total: int) -> list[Deal]:
         update: counted from 0.
         size: queries per update.
         total: training queries that there are.
+        samples: times that each query is played.
     """
     deals: list[Deal] = []
     dealt: dict[int, int] = {}
     for place in range(update * size, (update + 1) * size):
         epoch, offset = divmod(place, total)
         query = int(query_order(seed, epoch, total)[offset])
-        deals.append(Deal(query, dealt.get(query, 0)))
-        dealt[query] = dealt.get(query, 0) + 1
+        first = dealt.get(query, 0)
+        dealt[query] = first + samples
+        deals += [Deal(query, sample) for sample in range(first, first + samples)]
     return deals
 
 

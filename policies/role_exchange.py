@@ -35,8 +35,9 @@ class RoleMapping:
 class RoleExchange(RLlibCallback):
     """Rotates the roles every `exchange_period` real updates (paper: T_REx).
 
-    No weights move and no optimizer is reset. It runs after an update's metrics are final, so they carry the roles
-    that the update was generated with, and before any checkpoint of that update. Empty iterations do not count.
+    No weights move, and no optimizer is reset unless `reset_on_exchange` says so. It runs after an update's metrics are
+    final, so they carry the roles that the update was generated with, and before any checkpoint of that update. Empty
+    iterations do not count.
     """
 
     def on_train_result(self, *, algorithm: Cory, result: dict[str, Any], **kwargs: Any) -> None:

@@ -86,6 +86,9 @@ class Settings(BaseModel):
     """Agents in the chain: 1 is single-agent PPO, 2 is CORY."""
     exchange_period: int | None = Field(5, ge=1)
     """Updates between role exchanges (T_REx); null: never."""
+    reset_on_exchange: bool = False
+    """At each role exchange forget Adam's moments, the adaptive KL coefficient and the moments of score scaling, as the
+    paper's code does."""
     knowledge_transfer: bool = True
     """Later agents see the responses before them."""
     partner_reward: float = 1.0
@@ -138,6 +141,8 @@ class Settings(BaseModel):
     """Updates of the whole run."""
     queries: int = Field(256, ge=1)
     """Queries per update."""
+    num_generations: int = Field(1, ge=1)
+    """Chains played per query, so responses of each policy to it."""
     minibatch: int = Field(256, ge=1)
     """Responses of one policy per optimizer step, over all learners."""
     micro_batch: int = Field(64, ge=1)
@@ -156,11 +161,15 @@ class Settings(BaseModel):
     """Sampling temperature; also divides the logits that are trained."""
 
     # The objective.
+    advantage: Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"] = "gae"
+    """What an action is compared with (docs/estimators.md): the estimate of a value head (`gae`: PPO); without one, the
+    policy's other responses to the query (`rloo`, `grpo`, `dr_grpo`), or all of its responses (`reinforce`)."""
     kl_coef: float = Field(0.3, ge=0)
     """Weight of the KL penalty to the reference policy (eta)."""
     kl_estimator: Literal["full", "k1", "k3"] = "k1"
     """Per-token KL of the penalty: from the sampled token (k1, k3), or over the whole vocabulary (full). Only k1's
-    gradient is that of the KL: full does not depend on the token that was chosen, so restrains later tokens alone."""
+    gradient is that of the KL: full does not depend on the token that was chosen, so restrains later tokens alone.
+    `grpo` and `dr_grpo` have it in the loss instead of the reward, and there it is k3."""
     kl_control: Literal["fixed", "adaptive"] = "fixed"
     """Keep `kl_coef`, or steer it towards `kl_target`."""
     kl_target: float = Field(6.0, gt=0)
@@ -225,6 +234,26 @@ class Settings(BaseModel):
     def modules(self) -> tuple[str, ...]:
         """The LLMs: `llm_1 ... llm_n`."""
         return tuple(f"llm_{k + 1}" for k in range(self.num_agents))
+
+    @property
+    def responses(self) -> int:
+        """Responses of one policy per update."""
+        return self.queries * self.num_generations
+
+    @property
+    def critic(self) -> bool:
+        """Whether policies have a value head."""
+        return self.advantage == "gae"
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether the KL penalty is a term of the loss, instead of the reward."""
+        return self.advantage in ("grpo", "dr_grpo")
+
+    @property
+    def algorithm(self) -> str:
+        """What the field calls the learning of one policy."""
+        return {"gae": "PPO", "dr_grpo": "Dr. GRPO"}.get(self.advantage, self.advantage.upper())
 
     @property
     def lora(self) -> Lora | None:

@@ -18,6 +18,7 @@ from policies.language_model import left_padded
 LOGPROBS = "logprobs"
 TASK_REWARD = "task_reward"
 ENDED = "ended"
+QUERY = "query"
 
 
 class Rows(TypedDict):
@@ -39,6 +40,8 @@ class Rows(TypedDict):
     """fp32 `[B]`, the response's own raw reward."""
     ended: Tensor
     """fp32 `[B]`, 1 where the response ends with the end-of-sequence token, 0 where its length was cut."""
+    queries: Tensor
+    """int64 `[B]`, the query's index in its split."""
 
 
 def make_rows(
@@ -48,8 +51,9 @@ def make_rows(
     rewards: Sequence[float],
     task_rewards: Sequence[float],
     ended: Sequence[bool],
+    queries: Sequence[int] | None = None,
 ) -> Rows:
-    """Pads ragged lists into tensors, prompts on the left and responses on the right."""
+    """Pads ragged lists into tensors, prompts on the left and responses on the right; default: no query comes twice."""
     prompt_tokens, prompt_mask = left_padded(prompts)
     width = max(len(response) for response in responses)
     tokens = np.zeros((len(responses), width), dtype=np.int64)
@@ -68,6 +72,7 @@ def make_rows(
         rewards=torch.as_tensor(rewards, dtype=torch.float32),
         task_rewards=torch.as_tensor(task_rewards, dtype=torch.float32),
         ended=torch.as_tensor(ended, dtype=torch.float32),
+        queries=torch.as_tensor(range(len(responses)) if queries is None else queries, dtype=torch.int64),
     )
 
 
@@ -144,6 +149,7 @@ class TokenBatch(ConnectorV2):
                         agent.rewards[0],
                         agent.extra_model_outputs[TASK_REWARD][0],
                         agent.extra_model_outputs[ENDED][0],
+                        agent.extra_model_outputs[QUERY][0],
                     )
                 )
         return {module_id: make_rows(*zip(*collected[module_id], strict=True)) for module_id in sorted(collected)}

@@ -24,13 +24,14 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from torch import Tensor
 
 from policies import token_ppo
+from policies.advantages import GROUPED, reinforce
 from policies.causal_lm_module import SCORES
 from policies.generator import Weights
+from policies.measures import measure, measure_responses
 from policies.settings import Settings
 from policies.token_batch import Rows, TokenBatch, by_length, micro_batches, take
 
 UPDATE = "update"
-_TRAINED = ("policy_loss", "value_loss", "clip_fraction", "grad_norm")  # added up over mini-batches
 
 
 class NonFiniteUpdate(RuntimeError):
@@ -60,14 +61,23 @@ class TokenPPOLearner(PPOTorchLearner):
     """Trains every LLM on its own responses (paper Algorithm 1, lines 14-16)."""
 
     def build(self) -> None:
-        """Builds modules and optimizers; KL coefficients and score moments start afresh, one of each per LLM."""
+        """Builds modules and optimizers."""
         self.settings: Settings = self.config.settings
+        critic = self.settings.critic
+        self._scored = (*SCORES, "values") if critic else SCORES
+        self._trained = ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if critic else ()))
         super().build()
-        self.kl_coefs = dict.fromkeys(sorted(self.module.keys()), self.settings.kl_coef)
-        self.score_moments = {module_id: token_ppo.ScoreMoments() for module_id in sorted(self.module.keys())}
+        self.start_afresh()
         self._update_index = 0
         self._rows: dict[str, dict[str, Tensor]] = {}
         self._totals: dict[str, dict[str, float]] = {}
+
+    def start_afresh(self) -> None:
+        """Forgets what was learned beside the weights, for every LLM: Adam's moments, KL coefficient, score moments."""
+        for optimizer in self._optimizer_parameters:
+            optimizer.state.clear()
+        self.kl_coefs = dict.fromkeys(sorted(self.module.keys()), self.settings.kl_coef)
+        self.score_moments = {module_id: token_ppo.ScoreMoments() for module_id in sorted(self.module.keys())}
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """No DDP: all ranks start from rank 0's weights and add their gradients up themselves."""
@@ -103,47 +113,57 @@ class TokenPPOLearner(PPOTorchLearner):
         """What `CausalLMModule.score` gives, `[B, R]` each, zero outside the mask; every learner must call it alike."""
         rank, ranks = self._place()
         own = by_length(rows)[rank::ranks]
-        scores = torch.zeros(len(SCORES), *rows["mask"].shape, device=self._device)
+        scores = torch.zeros(len(self._scored), *rows["mask"].shape, device=self._device)
         module = self.module[module_id].unwrapped()
         for index, micro in micro_batches(take(rows, own), self.settings.micro_batch) if len(own) else ():
             scored = module.score(micro)
-            for place, name in enumerate(SCORES):
+            for place, name in enumerate(self._scored):
                 scores[place, own[index], : scored[name].shape[1]] = scored[name]
         if ranks > 1:
             dist.all_reduce(scores)  # what another rank scored is zero here
-        return dict(zip(SCORES, scores * rows["mask"], strict=True))
+        return dict(zip(self._scored, scores * rows["mask"], strict=True))
 
     def _place(self) -> tuple[int, int]:
         """This learner's rank, and the number of learners."""
         return (dist.get_rank(), dist.get_world_size()) if self.config.num_learners > 1 else (0, 1)
 
     def _compute_advantages(self, rows: dict[str, dict[str, Tensor]]) -> None:
-        """Adds `returns` and whitened `advantages`, `[B, R]`, to the rows, and logs the batch."""
+        """Adds `kl` and what `_estimate` gives to the rows, and logs the batch."""
         s = self.settings
         for module_id, columns in rows.items():
-            mask, kl_coef = columns["mask"], self.kl_coefs[module_id]
+            mask, logprobs, reference = columns["mask"], columns["logprobs"], columns["reference_logprobs"]
             if s.kl_estimator == "full":
-                kl = columns["full_kl"]
+                columns["kl"] = columns["full_kl"]
             else:
-                kl = token_ppo.sampled_kl(columns["logprobs"], columns["reference_logprobs"], s.kl_estimator) * mask
+                columns["kl"] = token_ppo.sampled_kl(logprobs, reference, s.kl_estimator) * mask
             score_mean, _ = self.score_moments[module_id].update(columns["rewards"])
             scores = self.score_moments[module_id].scale(columns["rewards"], s.score_scaling)
-            rewards = token_ppo.token_rewards(scores, kl, mask, kl_coef)
-            advantages, returns = token_ppo.gae(rewards, columns["values"], mask, s.gamma, s.lam)
-            moments = token_ppo.masked_moments(advantages, mask)
-            columns["advantages"], columns["returns"] = token_ppo.whiten(advantages, mask, moments), returns
+            columns.update(self._estimate(columns, scores, self.kl_coefs[module_id]))
             measured = measure(columns, s.report_kl_coef)
-            measured |= {
-                "kl_coef": kl_coef,
-                "score_mean": score_mean,
-                "explained_variance": token_ppo.explained_variance(columns["values"], returns, mask),
-            }
+            measured |= {"kl_coef": self.kl_coefs[module_id], "score_mean": score_mean}
+            if s.critic:
+                explained = token_ppo.explained_variance(columns["values"], columns["returns"], mask)
+                measured["explained_variance"] = explained
             self._log(module_id, measured)
-            if s.kl_control == "adaptive":
-                count = len(mask)
-                self.kl_coefs[module_id] = token_ppo.adapt_kl_coef(
-                    kl_coef, float(kl.sum()) / count, s.kl_target, count, s.kl_horizon
-                )
+
+    def _estimate(self, rows: dict[str, Tensor], scores: Tensor, kl_coef: float) -> dict[str, Tensor]:
+        """The `advantages` of one LLM's rows, and with a critic their `returns`; `[B, R]` each.
+
+        Args:
+            rows: with `kl`.
+            scores: `[B]`, scaled rewards of whole responses.
+            kl_coef: weight of the KL in the reward; not used where it is in the loss.
+        """
+        s, mask = self.settings, rows["mask"]
+        rewards = token_ppo.token_rewards(scores, rows["kl"], mask, kl_coef)
+        if s.critic:
+            advantages, returns = token_ppo.gae(rewards, rows["values"], mask, s.gamma, s.lam)
+            moments = token_ppo.masked_moments(advantages, mask)
+            return {"advantages": token_ppo.whiten(advantages, mask, moments), "returns": returns}
+        if s.advantage == "reinforce":
+            return {"advantages": reinforce(rewards, mask, s.gamma)}
+        compared = GROUPED[s.advantage](scores if s.kl_in_loss else rewards.sum(1), rows["queries"])
+        return {"advantages": compared.unsqueeze(1) * mask}
 
     def _minibatches(self, rows: dict[str, dict[str, Tensor]]) -> Iterator[MultiAgentBatch]:
         """This learner's shares of the mini-batches: a permutation drawn from (seed, update, epoch, LLM), split evenly.
@@ -151,7 +171,7 @@ class TokenPPOLearner(PPOTorchLearner):
         All learners draw the same. A share may be empty, then its LLM is missing from it.
         """
         s, (rank, ranks) = self.settings, self._place()
-        steps = s.queries // s.minibatch
+        steps = s.responses // s.minibatch
         for epoch in range(s.epochs):
             parts: dict[str, Sequence[np.ndarray]] = {}
             for place, (module_id, columns) in enumerate(rows.items()):
@@ -201,16 +221,26 @@ class TokenPPOLearner(PPOTorchLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: dict[str, Tensor], fwd_out: dict[str, Tensor]
     ) -> Tensor:
-        """Clipped policy loss plus `value_coef` times clipped value loss, *summed* over response tokens; a scalar."""
+        """One LLM's loss, *summed* over response tokens; a scalar.
+
+        The clipped policy loss; with a critic `value_coef` times the clipped value loss, or, where the KL is in the
+        loss, `kl_coef` times its k3 estimate (GRPO).
+        """
         s, mask = self.settings, batch["mask"]
-        logprobs = fwd_out[Columns.ACTION_LOGP]
+        tokens, logprobs = float(mask.sum()), fwd_out[Columns.ACTION_LOGP]
         policy, clipped = token_ppo.policy_loss(logprobs, batch["logprobs"], batch["advantages"], s.clip)
-        value = token_ppo.value_loss(fwd_out[Columns.VF_PREDS], batch["values"], batch["returns"], s.value_clip)
-        policy_sum, value_sum, tokens = (policy * mask).sum(), (value * mask).sum(), float(mask.sum())
-        self._add(module_id, "policy_loss", policy_sum.item(), tokens)
-        self._add(module_id, "value_loss", value_sum.item(), tokens)
+        loss = (policy * mask).sum()
+        self._add(module_id, "policy_loss", loss.item(), tokens)
         self._add(module_id, "clip_fraction", (clipped * mask).sum().item(), tokens)
-        return policy_sum + s.value_coef * value_sum
+        if s.critic:
+            value = token_ppo.value_loss(fwd_out[Columns.VF_PREDS], batch["values"], batch["returns"], s.value_clip)
+            value_sum = (value * mask).sum()
+            self._add(module_id, "value_loss", value_sum.item(), tokens)
+            loss = loss + s.value_coef * value_sum
+        if s.kl_in_loss:
+            kl = token_ppo.sampled_kl(logprobs * mask, batch["reference_logprobs"], "k3")  # its exp could be infinite
+            loss = loss + self.kl_coefs[module_id] * kl.sum()
+        return loss
 
     def _sum_gradients_over_ranks(self, modules: list[str]) -> None:
         """One flat all-reduce; a rank without rows of an LLM adds zeros."""
@@ -242,14 +272,22 @@ class TokenPPOLearner(PPOTorchLearner):
     # What is reported.
 
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """Logs the update's mean losses, clip fractions and gradient norms."""
+        """Logs the update's mean losses, clip fractions and gradient norms; adapts KL coefficients."""
         super().after_gradient_based_update(timesteps=timesteps)
         for module_id in sorted(self._rows):
             totals = self._totals.get(module_id, {})  # of this rank, which may have had no share in anything
-            sums = [[totals.get(f"{name}/sum", 0.0), totals.get(f"{name}/count", 0.0)] for name in _TRAINED]
+            sums = [[totals.get(f"{name}/sum", 0.0), totals.get(f"{name}/count", 0.0)] for name in self._trained]
             whole = token_ppo.sum_over_ranks(torch.tensor(sums, dtype=torch.float64, device=self._device))
-            self._log(module_id, {name: float(whole[i, 0] / whole[i, 1]) for i, name in enumerate(_TRAINED)})
+            self._log(module_id, {name: float(whole[i, 0] / whole[i, 1]) for i, name in enumerate(self._trained)})
+            self._adapt_kl_coef(module_id, self._rows[module_id]["kl"])
         self._rows = {}
+
+    def _adapt_kl_coef(self, module_id: str, kl: Tensor) -> None:
+        s, count = self.settings, len(kl)
+        if s.kl_control == "adaptive":
+            self.kl_coefs[module_id] = token_ppo.adapt_kl_coef(
+                self.kl_coefs[module_id], float(kl.sum()) / count, s.kl_target, count, s.kl_horizon
+            )
 
     def measure_episodes(self, episodes: Sequence[Any]) -> dict[str, dict[str, np.ndarray]]:
         """What `measure_responses` gives for episodes that are not trained on (held-out ones).
@@ -310,45 +348,3 @@ class TokenPPOLearner(PPOTorchLearner):
             self.kl_coefs.update(state.get("kl_coefs", {}))
         for module_id, moments in state.get("score_moments", {}).items():
             self.score_moments[module_id] = token_ppo.ScoreMoments(**moments)
-
-
-def measure_responses(rows: dict[str, Tensor], eval_kl_coef: float) -> dict[str, Tensor]:
-    """What is reported of each response of one LLM.
-
-    Args:
-        rows: columns of `Rows` and of `CausalLMModule.score`.
-        eval_kl_coef: weight of the KL in the combined reward (paper §5: own task reward - eta * summed KL).
-
-    Returns:
-        fp32 `[B]` each: `task_reward`, `kl` (nats, summed over the response), `combined_reward`, `response_length`
-        (tokens), `eos_rate` (1 where it ends by itself), `repetition`.
-    """
-    kl = rows["full_kl"].sum(1)
-    return {
-        "task_reward": rows["task_rewards"],
-        "kl": kl,
-        "combined_reward": rows["task_rewards"] - eval_kl_coef * kl,
-        "response_length": rows["mask"].sum(1),
-        "eos_rate": rows["ended"],
-        "repetition": token_ppo.repetition(rows["responses"], rows["mask"]),
-    }
-
-
-def measure(rows: dict[str, Tensor], eval_kl_coef: float) -> dict[str, float]:
-    """What is reported of one LLM's scored rows; for the arguments see `measure_responses`.
-
-    Returns:
-        The means over responses of what `measure_responses` gives; means over tokens of `entropy` and
-        `sampler_gap_mean` (|sampler - learner| log-probability), and `sampler_gap_max`, its largest; the deviation
-        `task_reward_std`.
-    """
-    mask, tokens = rows["mask"], rows["mask"].sum()
-    gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
-    figures = {
-        **{name: column.mean() for name, column in measure_responses(rows, eval_kl_coef).items()},
-        "task_reward_std": rows["task_rewards"].std(unbiased=False),
-        "entropy": rows["entropy"].sum() / tokens,
-        "sampler_gap_mean": gap.sum() / tokens,
-        "sampler_gap_max": gap.max(),
-    }
-    return {name: float(value) for name, value in figures.items()}

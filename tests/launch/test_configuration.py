@@ -37,6 +37,20 @@ def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
     assert (s.kl_control, s.score_scaling, s.temperature, s.chat) == ("fixed", "none", 1.0, False)
 
 
+def test_imdb_paper_compat_changes_of_imdb_gpt2_what_the_released_code_does_otherwise_and_nothing_else() -> None:
+    paper, code = (resolve(name, [], []).model_dump() for name in ("imdb-gpt2", "imdb-paper-compat"))
+    assert {key: code[key] for key in code if code[key] != paper[key]} == {
+        "score_scaling": "normalize",
+        "kl_control": "adaptive",
+        "kl_estimator": "full",
+        "reset_on_exchange": True,
+        "max_query": 7,
+        "grad_clip": None,
+    }
+    assert (code["kl_target"], code["kl_horizon"], code["exchange_period"]) == (6.0, 10000, 5)
+    assert resolve("imdb-paper-compat", [], []).report_kl_coef == 0.3  # which no controller moves
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -146,6 +146,15 @@ def test_this_machine_holds_the_preset_and_no_gpu_it_does_not_have(
     )
 
 
+def test_the_preset_like_the_released_code_is_planned_with_a_model_at_hand(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    small = ["model=imdb-gpt2-tiny", "gpus_per_runner=0", "gpus_per_learner=0"]
+    assert plan(["imdb-paper-compat", *small]) == 0
+    assert capsys.readouterr().out.endswith("It fits.\n")
+
+
 def test_a_cluster_is_asked_for_what_its_nodes_have() -> None:
     result = subprocess.run(
         [sys.executable, "-c", ON_CLUSTER], env=ENVIRONMENT, capture_output=True, text=True, timeout=200

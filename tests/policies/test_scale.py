@@ -105,6 +105,40 @@ def test_runners_and_learners_of_any_number_play_the_same_and_learn_the_same(sha
 
 
 @pytest.mark.slow
+def test_groups_of_responses_are_whole_on_any_number_of_learners() -> None:
+    shapes = [(0, 0), (2, 2)]
+    settings = {"advantage": "rloo", "num_generations": 4, "queries": 2, "micro_batch": 1, "lr": 2e-5}
+    assert_same(in_own_session(one_update, shapes, settings), shapes)
+
+
+def states_of(algorithm: Cory) -> list[tuple[int, dict[str, float]]]:
+    """Per learner, the parameters that Adam has moments of, and the KL coefficients."""
+    answers = algorithm.learner_group.foreach_learner(
+        lambda learner: (sum(len(o.state) for o in learner._optimizer_parameters), dict(learner.kl_coefs))
+    )
+    return [answer.get() for answer in answers.result_or_errors]
+
+
+def exchange_with_reset(learners: int) -> list[list[tuple[int, dict[str, float]]]]:
+    """The learners' states after each of three updates, of which the second ends with a role exchange."""
+    algorithm = build(num_learners=learners, exchange_period=2, reset_on_exchange=True, kl_control="adaptive")
+    states = []
+    for _ in range(3):
+        algorithm.train()
+        states.append(states_of(algorithm))
+    return states
+
+
+@pytest.mark.slow
+def test_all_learners_start_afresh_at_an_exchange() -> None:
+    before, at, after = in_own_session(exchange_with_reset, 2)
+    assert at == [(0, {"llm_1": 0.3, "llm_2": 0.3})] * 2
+    for states in (before, after):
+        assert len(states) == 2 and states[0] == states[1]
+        assert states[0][0] > 0 and 0.3 not in states[0][1].values()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
 def test_vllm_runners_of_any_number_play_the_same_and_learn_the_same() -> None:
     shapes = [(1, 0), (2, 2)]

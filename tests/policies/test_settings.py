@@ -26,6 +26,15 @@ def test_defaults_are_the_papers() -> None:
         ({"lr": float("inf")}, "Setting `lr`=inf: Input should be a finite number."),
         ({"backend": "triton"}, "'vllm' or 'transformers'"),
         ({"queries": 12, "minibatch": 8}, "Mini-batches that would work: 1, 2, 3, 4, 6, 12."),
+        ({"queries": 3, "num_generations": 2, "minibatch": 4}, "divide queries=3 * num_generations=2: every policy"),
+        ({"queries": 3, "num_generations": 2, "minibatch": 4}, "2 times. Mini-batches that would work: 1, 2, 3, 6."),
+        ({"advantage": "rloo"}, "num_generations=1. Set it to 2 or more (4 or 8 are usual), or advantage=reinforce"),
+        (
+            {"advantage": "grpo", "num_generations": 2},
+            "k1 has no gradient on average. Set kl_estimator=k3",
+        ),
+        ({"advantage": "dr_grpo", "num_generations": 2, "kl_estimator": "full"}, "kl_estimator=full is not computed."),
+        ({"advantage": "rloo", "num_generations": 2, "gamma": 0.9}, "gamma=0.9 has no effect. Set gamma=1."),
         ({"num_runners": 0}, "Use num_runners=1, or backend=transformers."),
         ({"min_response": 9, "max_response": 8}, "min_response=9, but max_response=8. Set max_response to 9 or more."),
         ({"min_query": 2}, "min_query=2, but max_query=None. Set max_query to 2 or more."),
@@ -98,6 +107,12 @@ def test_the_longest_response_is_drawn_anew_for_each_update_from_the_seed_and_is
     assert drawn == [make_settings(s.model_dump()).response_limit(update) for update in range(400)]
     other = make_settings({"min_response": 4, "max_response": 15, "seed": 2})
     assert drawn != [other.response_limit(update) for update in range(400)]
+
+
+def test_minibatches_may_divide_all_responses_of_an_update_and_a_kl_weight_of_0_needs_no_estimator() -> None:
+    s = make_settings({"queries": 3, "num_generations": 4, "minibatch": 6, "advantage": "dr_grpo", "kl_coef": 0.0})
+    assert (s.responses, s.critic, s.algorithm) == (12, False, "Dr. GRPO")
+    assert make_settings({}).critic and make_settings({}).algorithm == "PPO"
 
 
 def test_the_layers_of_adapters_are_a_list_with_commas() -> None:

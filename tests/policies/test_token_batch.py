@@ -56,7 +56,7 @@ def test_the_mask_counts_tokens_and_not_their_ids() -> None:
 def test_every_column_has_its_documented_type() -> None:
     rows = ragged()
     types = {name: column.dtype for name, column in columns().items()}
-    integers = {"prompts", "prompt_mask", "responses"}
+    integers = {"prompts", "prompt_mask", "responses", "queries"}
     assert {name for name, dtype in types.items() if dtype == torch.int64} == integers
     assert {dtype for name, dtype in types.items() if name not in integers} == {torch.float32}
     assert rows["rewards"].tolist() == [0, 1, 2, 3, 4]
