@@ -19,8 +19,9 @@ from policies.vllm_lora import room
 PAPER = "https://arxiv.org/abs/2410.06101"
 TRAINING = (
     *("task", "data", "reward", "model", "chat", "system", "num_agents", "exchange_period", "knowledge_transfer"),
-    *("partner_reward", "queries", "minibatch", "epochs", "lr", "kl_coef", "kl_estimator", "temperature", "max_prompt"),
-    *("max_response", "stop", "weights", "lora_rank", "lora_alpha", "lora_targets", "quantization", "seed"),
+    *("observed", "partner_reward", "queries", "minibatch", "epochs", "lr", "kl_coef", "kl_estimator", "temperature"),
+    *("max_prompt", "max_response", "stop", "weights", "lora_rank", "lora_alpha", "lora_targets", "quantization"),
+    "seed",
 )
 """The settings that a reader of the card wants first; all of them are in the run's configuration."""
 

@@ -130,7 +130,7 @@ class Terminal(Voice):
             self._rows = self._make_rows()
 
     def _make_rows(self) -> Rows:
-        return Rows(self._settings, self.arrow, self.console.width if self._real else None)
+        return Rows(self._settings, self.arrow, self.console.width)
 
     def begin(self) -> None:
         """Starts the clock of the first update."""

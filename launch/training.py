@@ -224,7 +224,8 @@ def _what(settings: Settings, arrow: str) -> str:
     if settings.num_agents == 1:
         who, exchange = "PPO: one agent learns", ""
     else:
-        who = f"CORY: {settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
+        roles = settings.roles if settings.num_agents < 4 else (*settings.roles[:2], "...", settings.roles[-1])
+        who = f"CORY: {settings.num_agents} agents ({f' {arrow} '.join(roles)}) learn"
         period = settings.exchange_period
         exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
     return (
