@@ -26,9 +26,9 @@ def action(env: cory_v0.raw_env, text: str) -> Action:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # api_test's advice on Dict spaces and numbered names
-@pytest.mark.parametrize("num_agents", [1, 2, 3])
-def test_it_passes_pettingzoo_s_api_test(num_agents: int) -> None:
-    env = make(num_agents)
+@pytest.mark.parametrize(("num_agents", "observed"), [(1, "all"), (2, "all"), (3, "all"), (3, "best")])
+def test_it_passes_pettingzoo_s_api_test(num_agents: int, observed: str) -> None:
+    env = make(num_agents, observed=observed)
     api_test(env, num_cycles=30)
     env.close()
 
