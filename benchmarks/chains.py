@@ -22,8 +22,8 @@ def run(folder: Path, quick: bool) -> Record:
         "model": make_model(size, folder),
         "weights": "lora",
         "observed": "last",
-        "queries": 8 if quick else 32,
-        "minibatch": 8 if quick else 32,
+        "queries": 8 if quick else 16,
+        "minibatch": 8 if quick else 16,
         "eval_every": 10**6,
     }
     points: dict[str, dict[str, Any]] = {f"n = {n}": {"num_agents": n} for n in ((1, 4) if quick else (1, 2, 4, 8))}

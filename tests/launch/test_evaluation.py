@@ -28,6 +28,7 @@ def brevity(completions):
     return [-float(len(completion)) for completion in completions]
 """
 ASKED = ("run", "--queries", "6", "--samples", "2", "--solved-at", "-20", "--checkpoint", "2", "--out", "found")
+FEW = ("--queries", "4", "--samples", "1", "--quiet")
 BACKEND = ("backend=vllm",) if vllm_installed() else ("backend=transformers", "num_runners=0")
 ALONE = (*BACKEND, "self_test=false", "reward=my_rewards:brevity")
 
@@ -46,11 +47,11 @@ def scenario() -> None:
     (found / "evaluation.json").rename("again.json")
     (found / "responses.jsonl").unlink()
     assert evaluate.main([*ASKED, "--quiet"]) == 0
-    assert evaluate.main(["run", "--checkpoint", "0", "--queries", "3", "--samples", "1", "--quiet"]) == 0
+    assert evaluate.main(["run", "--checkpoint", "0", *FEW]) == 0
     assert evaluate.main([*ASKED, "seed=1"]) == 2  # another evaluation is there
     lora = ("weights=lora", "num_agents=3", "observed=best", "updates=1", "eval_every=1", "lr=1e-2")
     assert train.main([*SMALL, *lora, "--quiet", "--out", "adapters"]) == 0
-    assert evaluate.main(["adapters", "--queries", "4", "--samples", "1", "--quiet", "--out", "adapted"]) == 0
+    assert evaluate.main(["adapters", "--checkpoint", "1", *FEW, "--out", "adapted"]) == 0
     assert evaluate.main(["imdb-gpt2-tiny", *ALONE, "--queries", "2", "--samples", "3", "--out", "model"]) == 0
 
 
