@@ -26,6 +26,7 @@ NAMES = (
     "against_trl",
     "scaling",
     "runners",
+    "chains",
     "long_run",
     "faults",
 )

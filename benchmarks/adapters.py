@@ -50,7 +50,7 @@ def run(folder: Path, quick: bool) -> Record:
         "reward": "benchmarks.no_reward:zero",
     }
     record = Record("adapters", CLAIM, settings)
-    record.figures += memory(settings | alike(folder), (1, 2) if quick else (1, 2, 4))
+    record.figures += memory(settings | alike(folder), (1, 2) if quick else (1, 2, 4, 8))
     record.figures += sync(settings, 3 if quick else 9)
     record.figures += rollouts(settings["model"], SHAPES[size].vocabulary, 8 if quick else 24, 1)
     return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,34 @@ def run(folder: Path, quick: bool) -> Record:
         points |= {f"{n} response tokens": {"max_response": n, "max_prompt": 64 + n} for n in (24, 48, 96)}
         points["vocabulary 50,257"] = {"model": make_model("5M-50k", folder)}
         points["2 runners"] = {"num_runners": 2}
+    measure(record, points)
+    return record
+
+
+def measure(record: Record, points: Mapping[str, dict[str, Any]], updates: int = 3) -> None:
+    """Adds the time and memory of an update, after one that does not count, at every point.
+
+    Args:
+        record: whose settings all points share.
+        points: what is changed, by label.
+        updates: how many are measured; a figure is their median.
+    """
     for label, changes in points.items():
-        took = run_side("benchmarks.cory_side", {"settings": base | changes, "warm_up": 1, "updates": 3})
-        phases = {name: statistics.median(one[name] for one in took.phases) for name in ("rollout", "learn", "sync")}
+        took = run_side(
+            "benchmarks.cory_side", {"settings": record.settings | changes, "warm_up": 1, "updates": updates}
+        )
         record.figures += [
             Figure(f"{label}: an update", statistics.median(took.wall), "s"),
-            *(Figure(f"{label}: {name}", seconds, "s") for name, seconds in phases.items()),
+            *(
+                Figure(f"{label}: {phase}", statistics.median(one[phase] for one in took.phases), "s")
+                for phase in ("rollout", "reward", "learn", "sync")
+            ),
             Figure(f"{label}: CPU", statistics.median(took.cpu), "CPU-s"),
             Figure(f"{label}: response tokens", statistics.median(took.tokens)),
             Figure(f"{label}: peak memory", took.peak_mb, "MB"),
+            *(
+                Figure(f"{label}: of it {process}", took.peak_mb_by_process[process], "MB")
+                for process in ("driver", "runner")
+            ),
         ]
         record.detail[label] = vars(took)
-    return record

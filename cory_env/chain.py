@@ -13,14 +13,13 @@ are kept as the tokens that came: decoded for the reward and for the next agent'
 
 import math
 from collections.abc import Sequence
-from numbers import Integral
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from cory_env.chat import ChatError, ChatFormat
+from cory_env.episode import ChainEpisode
 from cory_env.tasks.task import Message, Query, Task
 
 if TYPE_CHECKING:
@@ -29,19 +28,8 @@ if TYPE_CHECKING:
 MAX_PROMPT = 128
 MAX_RESPONSE = 15  # the paper's longest IMDB response
 
-
-class Observation(TypedDict):
-    """What an agent sees, its prompt: `tokens` int32 [max_prompt], of which the first `length` are real."""
-
-    tokens: NDArray[np.int32]
-    length: int
-
-
-class Action(TypedDict):
-    """A whole response: `tokens` int [at most max_response], of which the first `length` are real."""
-
-    tokens: NDArray[np.integer] | Sequence[int]
-    length: int | np.integer
+Observed = Literal["all", "last", "best"]
+"""Which earlier responses an agent sees: all of them, the last one, or the one with the best task reward."""
 
 
 class QueryTooLong(ValueError):
@@ -71,6 +59,7 @@ class Chain:
         *,
         num_agents: int = 2,
         knowledge_transfer: bool = True,
+        observed: Observed = "all",
         partner_reward: float = 1.0,
         max_prompt: int = MAX_PROMPT,
         max_response: int = MAX_RESPONSE,
@@ -86,6 +75,8 @@ class Chain:
             tokenizer: The tokenizer of the model that plays.
             num_agents: How many agents answer; 1 is the single-agent baseline, 2 is CORY.
             knowledge_transfer: Whether an agent sees the responses before its own; without, each sees the bare query.
+            observed: Which of them it sees, from the third agent on: `all`, the `last`, or the `best` by task reward
+                (of equals the earliest).
             partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive.
             max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
             max_response: The longest response, in tokens.
@@ -102,6 +93,8 @@ class Chain:
             raise ValueError(
                 f"max_prompt is {max_prompt} and max_response {max_response}, but both must be at least 1 token."
             )
+        if observed not in get_args(Observed):
+            raise ValueError(f"observed is {observed!r}, but must be one of: {', '.join(get_args(Observed))}.")
         if not math.isfinite(partner_reward):
             raise ValueError(f"partner_reward is {partner_reward}, but must be a finite number; the paper's is 1.")
         ends = [tokenizer.eos_token_id, *stop_token_ids] if tokenizer.eos_token_id is not None else stop_token_ids
@@ -115,17 +108,24 @@ class Chain:
         self.tokenizer = tokenizer
         self.roles = role_names(num_agents)
         self.knowledge_transfer = knowledge_transfer
+        self.observed = observed
         self.partner_reward = partner_reward
         self.max_prompt = max_prompt
         self.max_response = max_response
         self.vocab_size = vocab_size or len(tokenizer)
         self.stop_token_ids = tuple(dict.fromkeys(ends))
-        self._ends = frozenset(ends)  # they may be hundreds
+        self.ends = frozenset(ends)  # they may be hundreds
         self.chat = ChatFormat(tokenizer, system) if chat else None
         self.pad_token_id: int = tokenizer.pad_token_id or 0
         self._known = max(tokenizer.get_vocab().values()) + 1
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
         self._anchor_text = self._decode(self._anchor)
+
+    @property
+    def max_references(self) -> int:
+        """The most earlier responses that one prompt holds."""
+        earlier = len(self.roles) - 1 if self.knowledge_transfer else 0
+        return earlier if self.observed == "all" else min(earlier, 1)
 
     def observation_space(self) -> spaces.Dict:
         """Returns a new observation space, the same for each role. Length 0 is the view before an agent's turn."""
@@ -165,7 +165,7 @@ class Chain:
         Some tokenizers drop the first space of whatever they decode, so a known token stands before the response and is
         taken off again.
         """
-        tokens = [token for token in tokens if token not in self._ends]  # not all of them need be special
+        tokens = [token for token in tokens if token not in self.ends]  # not all of them need be special
         text = self._decode([*self._anchor, *tokens])
         return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
 
@@ -176,14 +176,14 @@ class Chain:
         return text
 
     def build_prompt(self, query: Query, responses: Sequence[Sequence[int]]) -> tuple[list[int], bool]:
-        """Builds the prompt of the agent that follows `responses`.
+        """Builds the prompt of an agent that sees `responses`.
 
         A prompt that would not fit `max_prompt` is cut: the query is kept whole, and the reference loses tokens from
-        its end (the last response first) until the prompt fits.
+        its end (the last response first) until the prompt fits. A response that has lost all of them is left out.
 
         Args:
             query: The query.
-            responses: The earlier responses as tokens, in the chain's order; none of them for the pioneer.
+            responses: Earlier responses as tokens, in the chain's order; none of them for the pioneer.
 
         Returns:
             The prompt's tokens, 1 to `max_prompt` of them, and whether the reference was cut.
@@ -217,11 +217,12 @@ class Chain:
     def _refer(self, query: Query, responses: Sequence[Sequence[int]], keep: int | None) -> list[int]:
         """Returns the prompt with the first `keep` tokens of the responses, or with all of them."""
         texts = []
+        left = sum(map(len, responses)) if keep is None else keep
         for response in responses:
-            kept = response if keep is None else response[:keep]
-            keep = None if keep is None else keep - len(kept)
-            texts.append(self.decode(kept))
-        return self.encode_later([(query, texts)])[0]
+            if left > 0:
+                texts.append(self.decode(response[:left]))
+            left -= len(response)
+        return self.encode_later([(query, texts or [""])])[0]
 
     def _too_long(self, query: Query, length: int) -> QueryTooLong:
         return QueryTooLong(
@@ -238,127 +239,3 @@ def _refuse_conversations(task: Task) -> None:
                 f"Query {query.id} of task {task.name} is a conversation, but chat is off: {query.text[:80]!r}. Set "
                 "chat=true for a model with a chat template, or give the queries as plain text."
             )
-
-
-class ChainEpisode:
-    """One query on its way through a chain.
-
-    Attributes:
-        query: The query.
-        responses: Per role so far, the tokens as kept: up to `length` and to the first stop token, included; none is
-            invented.
-        completions: Per role so far, the decoded response.
-        truncated: Per prompt so far, whether its reference was cut.
-    """
-
-    def __init__(self, chain: Chain, query: Query) -> None:
-        self.chain = chain
-        self.query = query
-        self.responses: list[list[int]] = []
-        self.completions: list[str] = []
-        self.truncated: list[bool] = []
-        self._prompts: list[list[int]] = []
-
-    @property
-    def role(self) -> str | None:
-        """Whose turn it is; None when all have answered."""
-        position = len(self.responses)
-        return self.chain.roles[position] if position < len(self.chain.roles) else None
-
-    def prompt_ids(self) -> list[int]:
-        """Returns the tokens of the current role's prompt, 1 to `max_prompt` of them.
-
-        Raises:
-            QueryTooLong: The prompt does not fit even without any reference.
-            ValueError: All agents have answered.
-        """
-        position = len(self.responses)
-        if self.role is None:
-            raise ValueError("All agents of this episode have answered, so there is no prompt. Start a new episode.")
-        if len(self._prompts) == position:
-            prompt, truncated = self.chain.build_prompt(self.query, self.responses)
-            self._prompts.append(prompt)
-            self.truncated.append(truncated)
-        return self._prompts[position]
-
-    def observation(self, role: str | None = None) -> Observation:
-        """Returns what `role` sees: its prompt, or nothing (length 0) where its turn has not come. Default: whose turn
-        it is.
-
-        Raises:
-            ValueError: There is no such role, or no role is given and all have answered.
-        """
-        role = self.role if role is None else role
-        if role is None or role not in self.chain.roles:
-            raise ValueError(f"There is no observation for {role!r}. Ask for one of: {', '.join(self.chain.roles)}.")
-        position = self.chain.roles.index(role)
-        if position == len(self.responses):
-            self.prompt_ids()
-        prompt = self._prompts[position] if position < len(self._prompts) else []
-        tokens = np.full(self.chain.max_prompt, self.chain.pad_token_id, np.int32)
-        tokens[: len(prompt)] = prompt
-        return {"tokens": tokens, "length": len(prompt)}
-
-    def respond(self, action: Action) -> None:
-        """Takes the current role's response and passes the turn on; tokens past `length` or a stop token are ignored.
-
-        Raises:
-            ValueError: All agents have answered, or the action is not a response; says what came and what was expected.
-        """
-        role = self.role
-        if role is None:
-            raise ValueError(
-                "All agents of this episode have answered, so it takes no more actions. Start a new episode."
-            )
-        self.prompt_ids()  # an agent answers its prompt, looked at or not
-        response = self._checked(role, action)
-        ends = (place for place, token in enumerate(response, start=1) if token in self.chain._ends)
-        response = response[: next(ends, None)]
-        self.responses.append(response)
-        self.completions.append(self.chain.decode(response))
-
-    def _checked(self, role: str, action: Action) -> list[int]:
-        """Returns the first `length` tokens of an action that is one."""
-        limit, vocab = self.chain.max_response, self.chain.vocab_size
-        if not isinstance(action, dict) or set(action) != {"tokens", "length"}:
-            came = f"keys {sorted(action)}" if isinstance(action, dict) else f"{action!r}"
-            raise ValueError(f"{role}: expected an action {{'tokens': ..., 'length': ...}}, but {came} came.")
-        tokens, length = np.asarray(action["tokens"]), action["length"]
-        if tokens.ndim != 1 or not 1 <= len(tokens) <= limit or not np.issubdtype(tokens.dtype, np.integer):
-            raise ValueError(
-                f"{role}: expected tokens to be 1 to {limit} integers in one row (max_response is {limit}), "
-                f"but shape {tokens.shape} of {tokens.dtype} came."
-            )
-        size = length.item() if isinstance(length, np.ndarray) and length.ndim == 0 else length
-        if not isinstance(size, Integral) or not 1 <= size <= len(tokens):
-            raise ValueError(
-                f"{role}: expected length to be an integer from 1 to {len(tokens)}, the number of tokens given, "
-                f"but {length!r} came."
-            )
-        response: list[int] = tokens[: int(size)].tolist()
-        for index, token in enumerate(response):
-            if not 0 <= token < vocab:
-                raise ValueError(
-                    f"{role}: expected token ids from 0 to {vocab - 1}, but {token} came at position {index}."
-                )
-        return response
-
-    def collective_rewards(self, task_rewards: Sequence[float]) -> dict[str, float]:
-        """Returns what each agent trains on, r_i + α · Σ_{j≠i} r_j (paper §2, collective reward; α is
-        `partner_reward`).
-
-        The sum is rounded once, so with α = 1 all agents receive exactly the same number.
-
-        Args:
-            task_rewards: r_i of each role, in the chain's order.
-
-        Raises:
-            ValueError: There is not one reward per role.
-        """
-        roles = self.chain.roles
-        if len(task_rewards) != len(roles):
-            raise ValueError(
-                f"Expected {len(roles)} task rewards, one for each of {', '.join(roles)}, but {len(task_rewards)} came."
-            )
-        shares = [self.chain.partner_reward * reward for reward in task_rewards]
-        return {role: math.fsum([task_rewards[i], *shares[:i], *shares[i + 1 :]]) for i, role in enumerate(roles)}

@@ -27,8 +27,9 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv
 
-from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Action, Chain, ChainEpisode, Observation
-from cory_env.rewards import RewardWorker, score_episodes
+from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
+from cory_env.episode import Action, ChainEpisode, Observation
+from cory_env.rewards import RewardWorker, score_episodes, score_observed
 from cory_env.tasks import Operations, Query, Split, Task, make_task
 from cory_env.tokenizer import load_tokenizer
 
@@ -50,6 +51,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         *,
         split: Split = "train",
         knowledge_transfer: bool = True,
+        observed: Observed = "all",
         partner_reward: float = 1.0,
         max_prompt: int = MAX_PROMPT,
         max_response: int = MAX_RESPONSE,
@@ -70,13 +72,14 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         reward_timeout: float = 60.0,
         render_mode: str | None = None,
     ) -> None:
-        """Makes the environment. The reward's process starts at the end of the first episode.
+        """Makes the environment. The reward's process starts when the first response is scored.
 
         Args:
             task: A task's name (see `cory_env.tasks.make_task`, also for the settings from `data` on) or a `Task`.
             num_agents: How many agents answer; 1 is the single-agent baseline, 2 is CORY.
             split: The queries to play, `train` or `test`.
             knowledge_transfer: Whether an agent sees the responses before its own.
+            observed: Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward.
             partner_reward: α in r_i + α · Σ_{j≠i} r_j.
             max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
             max_response: The longest response, in tokens.
@@ -133,6 +136,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             tokenizer,
             num_agents=num_agents,
             knowledge_transfer=knowledge_transfer,
+            observed=observed,
             partner_reward=partner_reward,
             max_prompt=max_prompt,
             max_response=max_response,
@@ -194,6 +198,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         return self.queries[int(index)]
 
     def _take_turn(self, episode: ChainEpisode, agent: str) -> None:
+        score_observed(self._worker, [episode])
         episode.prompt_ids()
         self.agent_selection = agent
         self.infos[agent]["truncated_prompt"] = episode.truncated[-1]

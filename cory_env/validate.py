@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain
-from cory_env.rewards import RewardError, RewardWorker, score_episodes
+from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
+from cory_env.rewards import RewardError, RewardWorker, score_episodes, score_observed
 from cory_env.tasks import Query, Split, Task
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def validate(
     *,
     num_agents: int = 2,
     knowledge_transfer: bool = True,
+    observed: Observed = "all",
     max_prompt: int | None = MAX_PROMPT,
     max_response: int = MAX_RESPONSE,
     stop_token_ids: Sequence[int] = (),
@@ -88,6 +89,7 @@ def validate(
         tokenizer: The tokenizer of the model that will play.
         num_agents: How many agents answer.
         knowledge_transfer: Whether an agent sees the responses before its own.
+        observed: Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward.
         max_prompt: The longest prompt, in tokens; None: not decided yet (the report's own says what is needed).
         max_response: The longest response, in tokens.
         stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
@@ -106,6 +108,7 @@ def validate(
         tokenizer,
         num_agents=num_agents,
         knowledge_transfer=knowledge_transfer,
+        observed=observed,
         max_prompt=sys.maxsize if max_prompt is None else max_prompt,
         max_response=max_response,
         stop_token_ids=stop_token_ids,
@@ -153,14 +156,15 @@ def check_queries(task: Task, report: Report) -> None:
 
 def check_lengths(chain: Chain, report: Report) -> None:
     """Finds queries whose prompts cannot fit, and those whose references may be cut."""
-    references = (len(chain.roles) - 1) * chain.max_response if chain.knowledge_transfer else 0
+    references = chain.max_references * chain.max_response
     for split in SPLITS:
         queries = chain.task.queries(split)
-        lengths = longest_prompts(chain, queries)
-        if not lengths:
+        if not queries:
             continue
-        report.facts.append(f"{split}: prompts take up to {max(lengths)} tokens, references up to {references} more")
-        report.max_prompt = max(report.max_prompt, max(lengths) + references)
+        lengths = longest_prompts(chain, queries, min(chain.max_references, 1))
+        whole = longest_prompts(chain, queries, chain.max_references)
+        report.facts.append(f"{split}: prompts take up to {max(whole)} tokens, references up to {references} more")
+        report.max_prompt = max(report.max_prompt, max(whole) + references)
         empty = [query.id for query, length in zip(queries, lengths, strict=True) if not length]
         if empty:
             report.problems.append(
@@ -168,7 +172,7 @@ def check_lengths(chain: Chain, report: Report) -> None:
                 f"{empty[0]}. Correct or remove them."
             )
         too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt]
-        cut = sum(length + references > chain.max_prompt for length in lengths) - len(too_long)
+        cut = sum(length + references > chain.max_prompt for length in whole) - len(too_long)
         if too_long:
             report.problems.append(
                 f"{len(too_long)} of {len(queries)} queries of {split} do not fit max_prompt = {chain.max_prompt}, the "
@@ -178,26 +182,29 @@ def check_lengths(chain: Chain, report: Report) -> None:
         if cut:
             report.warnings.append(
                 f"{cut} queries of {split} leave too little room for full-length references, which will be cut. "
-                f"With max_prompt = {max(lengths) + references} none would be."
+                f"With max_prompt = {max(whole) + references} none would be."
             )
 
 
-def longest_prompts(chain: Chain, queries: Sequence[Query]) -> list[int]:
-    """Returns, for each query, the most tokens that a role's prompt takes without any reference."""
-    if not queries:
-        return []
+def longest_prompts(chain: Chain, queries: Sequence[Query], references: int) -> list[int]:
+    """Returns, for each query, the most tokens that a role's prompt takes with so many references, all empty."""
     lengths = [len(prompt) for prompt in chain.encode_first(queries)]
-    if not chain.knowledge_transfer or len(chain.roles) == 1:
+    if not references:
         return lengths
-    nothing = [""] * (len(chain.roles) - 1)
+    nothing = [""] * references
     later = chain.encode_later([(query, nothing) for query in queries])
     return [max(length, len(prompt)) for length, prompt in zip(lengths, later, strict=True)]
 
 
 def show_prompts(chain: Chain, report: Report) -> None:
-    """Adds each role's prompt for the first training query, with responses that say what they stand for."""
+    """Adds each role's prompt for the first training query, with responses that say what they stand for.
+
+    Where the best of them is seen, all count as equally good.
+    """
     episode = chain.start(chain.task.train[0])
     while episode.role is not None:
+        if episode.awaits_rewards:
+            episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
         prompt = episode.prompt_ids()
         report.prompts[episode.role] = (chain.tokenizer.decode(prompt), len(prompt))
         response = chain.tokenizer(f" <{episode.role}'s response>", add_special_tokens=False)["input_ids"]
@@ -213,6 +220,7 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
     for query, response in [*zip(queries, responses, strict=True), (queries[0], [chain.stop_token_ids[0]])]:
         episode = chain.start(query)
         while episode.role is not None:
+            score_observed(worker, [episode])
             episode.respond({"tokens": response, "length": len(response)})
         episodes.append(episode)
     for episode, values in zip(episodes, score_episodes(worker, episodes), strict=True):

@@ -33,7 +33,8 @@ WIDTH = 100
 USAGE = "cory evaluate RUN|MODEL [key=value ...] [options]"
 
 EPILOG = """what is measured:
-  RUN (a run's folder): every policy of a checkpoint, on the bare query and as observer of another one's response.
+  RUN (a run's folder): every policy of a checkpoint, on the bare query and in each later role of the chain. Of chains
+  of three or more the table shows later roles with all policies together; evaluation.json has each.
   MODEL (a folder, hub id or bundled name): the model, on the bare query.
   Beside the untouched base: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2
   (over all responses to a query), and pass@k where the task says what is correct; with 95 % bootstrap intervals.

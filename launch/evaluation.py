@@ -22,6 +22,7 @@ from launch.command import CommandError
 from launch.interrupt import Interrupts
 from launch.journal import Journal, replace_text
 from launch.records import Batch, MeasuredChain, MeasuredResponse
+from launch.results import BASE
 from launch.run_directory import lock_folder
 from launch.terminal import Voice
 from policies.settings import Settings
@@ -29,7 +30,6 @@ from policies.settings import Settings
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-BASE = "base"
 IRRELEVANT = {
     *("updates", "epochs", "minibatch", "micro_batch", "lr", "kl_control", "kl_target", "kl_horizon", "score_scaling"),
     *("advantage", "num_generations", "reset_on_exchange"),
@@ -46,7 +46,7 @@ LINES = 20
 
 
 class Lineup(NamedTuple):
-    """Who answers: one policy alone, or a pioneer and its observer. A pioneer's answers are those it gives alone."""
+    """Who answers: one policy alone, or the whole chain in some order. A pioneer's answers are those it gives alone."""
 
     trained: bool
     modules: tuple[str, ...]
@@ -72,11 +72,11 @@ class Plan(NamedTuple):
 
     @property
     def lineups(self) -> list[Lineup]:
-        """The base, then every policy of the checkpoint: as pioneer, and as observer of the one before it."""
+        """The base, then the policies of the checkpoint in every order that role exchange brings: each in each role."""
         modules = self.settings.modules
         trained: list[tuple[str, ...]] = [(module,) for module in modules]
-        if len(modules) > 1 and self.settings.knowledge_transfer:  # else nobody sees another's response
-            trained = list(zip(modules, modules[1:] + modules[:1], strict=True))
+        if self.settings.knowledge_transfer:  # else nobody sees another's response
+            trained = [modules[place:] + modules[:place] for place in range(len(modules))]
         lineups = [Lineup(False, trained[0])]
         return lineups + [Lineup(True, each) for each in trained] if self.checkpoint is not None else lineups
 

@@ -19,7 +19,7 @@ from policies.vllm_lora import room
 PAPER = "https://arxiv.org/abs/2410.06101"
 TRAINING = (
     *("task", "data", "reward", "model", "chat", "system", "num_agents", "exchange_period", "knowledge_transfer"),
-    *("partner_reward", "advantage", "queries", "num_generations", "minibatch", "epochs", "lr", "kl_coef"),
+    *("observed", "partner_reward", "advantage", "queries", "num_generations", "minibatch", "epochs", "lr", "kl_coef"),
     *("kl_estimator", "temperature", "max_prompt", "max_response", "stop", "weights", "lora_rank", "lora_alpha"),
     *("lora_targets", "quantization", "seed"),
 )

@@ -33,7 +33,7 @@ def report(run: RunDirectory, settings: Settings, terminal: Terminal) -> None:
     before, after = run.held_out_samples(first["update"]), run.held_out_samples(last["update"])
     if before and after:
         terminal.say(Text("\nThe chain on such queries, before and after", style="bold"))
-        for earlier, later in zip(before, after, strict=False):
+        for earlier, later in list(zip(before, after, strict=False))[: max(6 // settings.num_agents, 1)]:
             terminal.say(before_and_after(earlier, f"update {first['update']}", later, f"update {last['update']}"))
     best = run.best_update()
     terminal.say()

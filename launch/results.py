@@ -8,9 +8,10 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from cory_env.chain import role_names
 from launch.records import Batch, MeasuredResponse
 from launch.rows import show
-from launch.statistics import distinct, means_with_intervals, pass_at_k
+from launch.statistics import distinct, mean_of_known, means_with_intervals, pass_at_k
 
 FIGURES = {
     "task_reward": ("task reward", "{:+.2f}"),
@@ -22,6 +23,9 @@ FIGURES = {
     "distinct_2": ("distinct-2", "{:.2f}"),
 }
 """Every figure but pass@k, with its heading and format."""
+BASE, ALL = "base", "all"
+"""Rows that are of no trained policy, or of every one."""
+PIONEER = role_names(1)[0]
 GAP = 3
 """Between two columns: the padding of both, and their border, which is a space."""
 
@@ -56,39 +60,52 @@ class Estimate(TypedDict):
 
 
 class Row(TypedDict):
-    """The figures of one policy, alone or as observer."""
+    """The figures of one policy in one role, or of all policies in it."""
 
     policy: str
+    """`all`: all policies together, whose figures are each query's means over them."""
+    role: str
     after: str | None
-    """The policy whose response it saw; None: it saw the bare query."""
+    """In a chain of two, the policy whose response it saw; else None."""
     figures: dict[str, Estimate]
 
 
 def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, Row]:
-    """Returns the figures by row: first all policies on the bare query, then as observers.
+    """Returns the figures by row: all policies on the bare query, as pioneers answer it, then in each later role.
 
-    Every figure is computed per query, from all responses to it, and averaged over queries.
+    Every figure is computed per query, from all responses to it, and averaged over queries. In a chain of three or more
+    each later role has a row for all its policies together too.
     """
-    answers: dict[tuple[str, str | None], dict[int, list[MeasuredResponse]]] = {}
+    answers: dict[int, dict[str, dict[int, list[MeasuredResponse]]]] = {}
+    after: dict[str, str] = {}
+    longest = 0
     for batch in batches:
         for chain in batch["chains"]:
-            before = None
-            for response in chain["responses"]:
-                of_row = answers.setdefault((response["policy"], before), {})
-                of_row.setdefault(chain["query"], []).append(response)
-                before = response["policy"]
-    keys = sorted(answers, key=lambda key: key[1] is not None)
-    values = [
-        [figure for key in keys for figure in of_query(answers[key].get(query, []), scoring)]
-        for query in range(scoring.queries)
-    ]
-    estimates = iter(_estimates(np.array(values, dtype=np.float64), scoring.seed))
-    return {
-        policy if after is None else f"{policy} after {after}": Row(
-            policy=policy, after=after, figures={name: next(estimates) for name in scoring.names}
-        )
-        for policy, after in keys
-    }
+            longest = max(longest, len(chain["responses"]))
+            for place, response in enumerate(chain["responses"]):
+                of_policy = answers.setdefault(place, {}).setdefault(response["policy"], {})
+                of_policy.setdefault(chain["query"], []).append(response)
+                if place == 1:
+                    after[response["policy"]] = chain["responses"][0]["policy"]
+    rows: dict[str, Row] = {}
+    values: list[np.ndarray] = []
+    for place, role in enumerate(role_names(longest) if longest else ()):
+        found = {
+            policy: np.array([of_query(of_policy.get(query, []), scoring) for query in range(scoring.queries)])
+            for policy, of_policy in answers[place].items()
+        }
+        together = [figures for policy, figures in found.items() if policy != BASE]
+        if place > 0 and longest > 2 and together:
+            found[ALL] = mean_of_known(np.array(together))
+        for policy, figures in found.items():
+            before = after[policy] if place == 1 and longest == 2 else None
+            label = policy if place == 0 else f"{policy} as {role}" if before is None else f"{policy} after {before}"
+            rows[label] = Row(policy=policy, role=role, after=before, figures={})
+            values.append(figures)
+    estimates = iter(_estimates(np.hstack(values), scoring.seed)) if values else iter(())
+    for row in rows.values():
+        row["figures"] = {name: next(estimates) for name in scoring.names}
+    return rows
 
 
 def of_query(responses: Sequence[MeasuredResponse], scoring: Scoring) -> list[float]:
@@ -117,7 +134,15 @@ def of_query(responses: Sequence[MeasuredResponse], scoring: Scoring) -> list[fl
 
 
 def tables(rows: Mapping[str, Row], names: Sequence[str], width: int) -> list[Table]:
-    """Returns the figures as tables of at most `width` characters, as many as that takes."""
+    """Returns the figures as tables of at most `width` characters, as many as that takes.
+
+    Of a later role in a chain of three or more they show the base and all policies together, not each.
+    """
+    rows = {
+        label: row
+        for label, row in rows.items()
+        if row["role"] == PIONEER or row["after"] is not None or row["policy"] in (BASE, ALL)
+    }
     blocks: list[dict[str, list[str]]] = []
     room = 0
     for name in names:

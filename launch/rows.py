@@ -1,5 +1,6 @@
 """The table that grows while a run trains: a heading, and a row per update. Pure text, no terminal."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich.text import Text
@@ -14,7 +15,12 @@ FIGURES = (
 )
 """What is shown of each policy: key, heading, format and width."""
 GROUP = sum(width for *_, width in FIGURES)
+SPREAD = (("lowest", min, 9), ("highest", max, 9))
+"""What is shown of the combined reward beside the mean of policies that do not fit: heading, choice and width."""
 CHAIN = 12
+"""Least width of the chain's column."""
+SPEED = 13
+"""Width of the last two columns."""
 
 
 class Rows:
@@ -26,7 +32,8 @@ class Rows:
         Args:
             settings: of the run.
             arrow: stands between the LLMs of a chain.
-            width: that rows may take, at most; policies that do not fit are shown as their mean.
+            width: that rows may take, at most; policies that do not fit are shown as their mean, with the lowest and
+                highest combined reward.
         """
         self._modules = settings.modules
         self._roles = settings.roles
@@ -34,28 +41,35 @@ class Rows:
         self._arrow = arrow
         self._digits = max(len(str(settings.updates)), 3)
         self.indent = 2 * self._digits + 2
-        fits = width is None or self.indent + CHAIN + GROUP * settings.num_agents + 13 <= width
-        self._shown = self._modules if fits else ()
+        players = dict(zip(settings.roles, settings.modules, strict=True))
+        self._chain = max(len(self.chain(players)) + 1, CHAIN)
+        room = math.inf if width is None else width - self.indent - self._chain - SPEED
+        self._shown = self._modules if GROUP * settings.num_agents <= room else ()
+        spread = GROUP + sum(width for *_, width in SPREAD)
+        self._spread = SPREAD if not self._shown and spread <= room else ()
 
     def heading(self) -> list[Text]:
         """Returns the two lines above the rows."""
         names = self._shown or ("mean",)
-        blank = " " * (self.indent + CHAIN)
-        labels = "".join(f"{label:>{width}}" for _, label, _, width in FIGURES)
+        above = " " * (self.indent + self._chain) + "".join(f"{name:>{GROUP}}" for name in names)
+        labels = "".join(f"{label:>{width}}" for _, label, _, width in FIGURES) * len(names)
+        if self._spread:
+            above += f"{'combined':>{sum(width for *_, width in self._spread)}}"
+            labels += "".join(f"{label:>{width}}" for label, _, width in self._spread)
         return [
-            Text(blank + "".join(f"{name:>{GROUP}}" for name in names), style="bold"),
-            Text(f"{'update':<{self.indent}}{'chain':<{CHAIN}}{labels * len(names)}  tok/s     s", style="bold"),
+            Text(above, style="bold"),
+            Text(f"{'update':<{self.indent}}{'chain':<{self._chain}}{labels}  tok/s     s", style="bold"),
         ]
 
     def update(self, line: Update) -> Text:
         """Returns the row of an update."""
-        row = Text(self._number(line)).append(f"{self.chain(line['roles']):<{CHAIN}}", style="cyan")
+        row = Text(self._number(line)).append(f"{self.chain(line['roles']):<{self._chain}}", style="cyan")
         row.append_text(self._figures(line["policy"]))
         return row.append(f"{line['tokens_per_second']:>7.0f}{line['seconds']['total']:>6.1f}", style="dim")
 
     def evaluation(self, line: Update) -> Text:
         """Returns the row of an update's held-out evaluation."""
-        row = Text(f"{self._number(line)}{'held-out':<{CHAIN}}", style="bold")
+        row = Text(f"{self._number(line)}{'held-out':<{self._chain}}", style="bold")
         return row.append_text(self._figures(line["evaluation"]))
 
     def chain(self, roles: Mapping[str, str]) -> str:
@@ -69,12 +83,15 @@ class Rows:
         return f"{line['update']:>{self._digits}}/{self._updates:<{self._digits + 1}}"
 
     def _figures(self, figures: Mapping[str, Figures]) -> Text:
-        groups = [figures[name] for name in self._shown] or [mean_of([figures[name] for name in self._modules])]
+        groups = [figures[name] for name in self._modules]
         text = Text()
-        for group in groups:
+        for group in groups if self._shown else [mean_of(groups)]:
             for key, _, pattern, width in FIGURES:
                 style = "bold green" if key == "combined_reward" else ""
                 text.append(f"{show(group[key], pattern):>{width}}", style=style)
+        known = [value for group in groups if (value := group["combined_reward"]) is not None]
+        for _, choose, width in self._spread:
+            text.append(f"{show(choose(known, default=None), '{:+.2f}'):>{width}}", style="green")
         return text
 
 

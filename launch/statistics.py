@@ -44,6 +44,13 @@ def distinct(responses: Sequence[Sequence[int]], n: int) -> float:
     return len(set(grams)) / len(grams) if grams else float("nan")
 
 
+def mean_of_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Averages over the first axis what is not NaN; NaN where all of it is."""
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):  # 0 / 0
+        return np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
+
+
 def means_with_intervals(
     values: NDArray[np.float64], seed: int, resamples: int = RESAMPLES
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

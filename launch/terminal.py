@@ -130,7 +130,7 @@ class Terminal(Voice):
             self._rows = self._make_rows()
 
     def _make_rows(self) -> Rows:
-        return Rows(self._settings, self.arrow, self.console.width if self._real else None)
+        return Rows(self._settings, self.arrow, self.console.width)
 
     def begin(self) -> None:
         """Starts the clock of the first update."""
@@ -157,9 +157,9 @@ class Terminal(Voice):
         self._shown += 1
         self.say(self._rows.evaluation(line))
 
-    def samples(self, samples: Sequence[Sample], limit: int = 2) -> None:
-        """Shows a few chains of this update's training queries."""
-        for sample in samples[:limit]:
+    def samples(self, samples: Sequence[Sample]) -> None:
+        """Shows a few chains of this update's training queries, one where chains are long."""
+        for sample in samples[: 2 if self._settings.num_agents < 4 else 1]:
             self.say(chain_text(sample, self._rows.indent))
 
     def _heading(self) -> None:

@@ -40,6 +40,11 @@ class TrainedChain:
         settings = trained.settings
         task, tokenizer = load_task(settings)
         _check_prompts(task, settings.knowledge_transfer and len(players) > 1)
+        if settings.knowledge_transfer and settings.observed == "best" and len(players) > 2:
+            raise CommandError(
+                "From the third one on, the policies of this run see the best of the earlier responses, and which one "
+                f"that is only the reward can tell. Let fewer answer: --roles {','.join(players[:2])}."
+            )
         self.players = players
         self.temperature = max(temperature, COLDEST)
         self.seed = seed

@@ -66,6 +66,7 @@ def validate(name: str, words: Sequence[str], debug: bool) -> int:
             tokenizer,
             num_agents=settings.num_agents,
             knowledge_transfer=settings.knowledge_transfer,
+            observed=settings.observed,
             max_prompt=settings.max_prompt if "max_prompt" in given else None,
             max_response=settings.max_response,
             stop_token_ids=settings.stop_token_ids(tokenizer),

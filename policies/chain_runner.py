@@ -1,4 +1,4 @@
-"""Plays chains: one batched generation per position, one batched reward call, RLlib episodes out."""
+"""Plays chains: one batched generation per position, batched reward calls, RLlib episodes out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.framework import get_device
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED
 
-from cory_env.chain import Chain, ChainEpisode
-from cory_env.rewards import RewardWorker, score_episodes
+from cory_env.chain import Chain
+from cory_env.episode import ChainEpisode
+from cory_env.rewards import RewardWorker, score_episodes, score_observed
 from cory_env.tasks.task import Split
 from policies.generator import GenerationError, Generator, Loaded, Response, Sampling, Weights, sampling_seed
 from policies.role_exchange import RoleMapping
@@ -75,10 +76,10 @@ class ChainRunner(EnvRunner, Checkpointable):
         self.make_module()
 
     def make_env(self) -> None:
-        """Loads the task and tokenizer: the chain of all agents, and for evaluation chains of one and of two."""
+        """Loads the task and tokenizer: the chain of all agents, and for evaluation a chain of one."""
         s = self.settings
         task, tokenizer = s.make_task(), s.make_tokenizer()
-        self.chains = {n: s.make_chain(task, tokenizer, num_agents=n) for n in {1, min(2, s.num_agents), s.num_agents}}
+        self.chains = {n: s.make_chain(task, tokenizer, num_agents=n) for n in {1, s.num_agents}}
         self.env = self.chains[s.num_agents]
         self.rewards = RewardWorker(task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
 
@@ -143,20 +144,24 @@ class ChainRunner(EnvRunner, Checkpointable):
         limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
         episodes = [chain.start(queries[deal.query]) for deal in deals]
         responses: list[list[Response]] = []
-        started = time.perf_counter()
+        started, reward_seconds = time.perf_counter(), 0.0
         for position, role in enumerate(chain.roles):
             module_id = mapping(role)
             if self._versions.get(module_id) != version:
                 raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
             seeds = [sampling_seed(self.settings.seed, stream, d.query, position, d.sample) for d in deals]
             sampling = Sampling(self.settings.temperature, limit, seeds)
+            asked = time.perf_counter()
+            score_observed(self.rewards, episodes)
+            reward_seconds += time.perf_counter() - asked
             prompts = [episode.prompt_ids() for episode in episodes]
             responses.append(self.generator.generate(prompts, module_id, sampling))
             for episode, response in zip(episodes, responses[-1], strict=True):
                 episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
-        generated = time.perf_counter()
+        rollout_seconds = time.perf_counter() - started - reward_seconds
+        asked = time.perf_counter()
         scores = score_episodes(self.rewards, episodes)
-        rewarded = time.perf_counter()
+        reward_seconds += time.perf_counter() - asked
         out = Rollout(
             episodes=[],
             deals=[],
@@ -165,8 +170,8 @@ class ChainRunner(EnvRunner, Checkpointable):
             tokens=sum(len(response.tokens) for turn in responses for response in turn),
             truncated_prompts=sum(sum(episode.truncated) for episode in episodes),
             reward_errors=sum(None in rewards for rewards in scores),
-            rollout_seconds=generated - started,
-            reward_seconds=rewarded - generated,
+            rollout_seconds=rollout_seconds,
+            reward_seconds=reward_seconds,
         )
         for deal, episode, turns, task_rewards in zip(
             deals, episodes, zip(*responses, strict=True), scores, strict=True

@@ -113,10 +113,11 @@ class Health:
                 continue
             rewards = f"task reward {figures['task_reward']:.2f} against {leading['task_reward']:.2f}"
             if s.knowledge_transfer and gap < -s.max_observer_loss:
+                sees = "whose" if s.observed == "all" or role == later[0][0] else "although an earlier"
                 yield Sign(
                     "dragged_down",
                     role,
-                    f"The {role} does worse than the {pioneer} whose response it sees ({rewards}, {-gap:.1f} standard "
+                    f"The {role} does worse than the {pioneer} {sees} response it sees ({rewards}, {-gap:.1f} standard "
                     f"deviations; max_observer_loss is {s.max_observer_loss:g}): the reference misleads it.",
                 )
             if abs(gap) > s.max_role_gap:

@@ -47,7 +47,8 @@ class Runners:
         """
         self.group = group
         self.timeout = settings.generation_timeout
-        self.play_timeout = self.timeout + _REWARD_CALLS * settings.reward_timeout
+        batches = max(settings.num_agents - 1, 1) if settings.observed == "best" else 1
+        self.play_timeout = self.timeout + batches * _REWARD_CALLS * settings.reward_timeout
         self.modules = settings.modules
         self.fetch = fetch
         self.version = -1

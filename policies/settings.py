@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from cory_env.chain import Chain, role_names
+from cory_env.chain import Chain, Observed, role_names
 from cory_env.tasks import Operations, Task, make_task
 from cory_env.tokenizer import load_tokenizer, tokens_holding
 from policies.contradictions import refuse_contradictions
@@ -91,6 +91,9 @@ class Settings(BaseModel):
     paper's code does."""
     knowledge_transfer: bool = True
     """Later agents see the responses before them."""
+    observed: Observed = "all"
+    """Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward. For `best`, rewards are
+    computed position by position instead of all at once."""
     partner_reward: float = 1.0
     """Agent i trains on r_i + partner_reward * sum of the others' r."""
 
@@ -304,6 +307,7 @@ class Settings(BaseModel):
             tokenizer,
             num_agents=self.num_agents if num_agents is None else num_agents,
             knowledge_transfer=self.knowledge_transfer,
+            observed=self.observed,
             partner_reward=self.partner_reward,
             max_prompt=self.max_prompt,
             max_response=self.max_response,
@@ -321,8 +325,8 @@ class Settings(BaseModel):
 
     def env_settings(self) -> dict[str, Any]:
         """Keyword arguments of `cory_v0.env` for the same chain."""
-        same = "task num_agents knowledge_transfer partner_reward max_prompt max_response data eval_data reward prompt"
-        also = "observer_prompt min_query max_query digits operations chat system reward_timeout"
+        same = "task num_agents knowledge_transfer observed partner_reward max_prompt max_response data eval_data"
+        also = "reward prompt observer_prompt min_query max_query digits operations chat system reward_timeout"
         names = [*same.split(), *also.split()]
         return {name: getattr(self, name) for name in names} | {
             "tokenizer": self.model_path,

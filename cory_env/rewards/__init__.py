@@ -10,7 +10,7 @@ coroutine function or any object that can be called may be named too. Where quer
 completions are lists of messages.
 """
 
-from cory_env.rewards.score import score_episodes
+from cory_env.rewards.score import score_episodes, score_observed
 from cory_env.rewards.worker import RewardError, RewardWorker
 
-__all__ = ["RewardError", "RewardWorker", "score_episodes"]
+__all__ = ["RewardError", "RewardWorker", "score_episodes", "score_observed"]

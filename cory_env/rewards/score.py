@@ -1,4 +1,4 @@
-"""Scores finished episodes, all roles together, in one call of the reward function."""
+"""Scores the responses of episodes in batches, one call of the reward function each."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from cory_env.rewards.worker import RewardWorker
 
 if TYPE_CHECKING:
-    from cory_env.chain import ChainEpisode
+    from cory_env.episode import ChainEpisode
     from cory_env.tasks.task import Message
 
 
 def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
-    """Returns the task rewards of finished episodes, from one call of the function.
+    """Returns the task rewards of finished episodes, from one call of the function for the responses not scored yet.
 
     The samples stand episode by episode, in each the roles in the chain's order. The columns are those of the queries,
     repeated to match, `role` and `completion_ids`; a query that lacks a column of another has None there. Where a query
@@ -33,7 +33,32 @@ def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> 
             raise ValueError(
                 f"The episode on query {episode.query.id} cannot be scored: {episode.role} has not answered yet."
             )
-    turns = [(episode, position) for episode in episodes for position in range(len(episode.chain.roles))]
+    scores = _score(worker, episodes)
+    return [[*episode.task_rewards, *found] for episode, found in zip(episodes, scores, strict=True)]
+
+
+def score_observed(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
+    """Scores, in one call, what the next agents must know to see the best response (`observed` is `best`).
+
+    The rewards are noted in the episodes, so that each response is scored once: `score_episodes` returns them with the
+    others. A response whose reward was skipped counts as the worst.
+
+    Args:
+        worker: The reward function.
+        episodes: Episodes at any turn; those whose next prompt does not depend on rewards are left alone.
+
+    Raises:
+        RewardError: The function failed.
+    """
+    waiting = [episode for episode in episodes if episode.awaits_rewards]
+    for episode, scores in zip(waiting, _score(worker, waiting), strict=True):
+        episode.note_rewards(scores)
+
+
+def _score(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
+    """Returns, per episode, the task rewards of the responses that have none noted."""
+    waiting = [range(len(episode.task_rewards), len(episode.responses)) for episode in episodes]
+    turns = [(episode, position) for episode, of in zip(episodes, waiting, strict=True) for position in of]
     names = dict.fromkeys(name for episode in episodes for name in episode.query.columns)
     columns: dict[str, list[object]] = {
         name: [episode.query.columns.get(name) for episode, _ in turns] for name in names
@@ -47,7 +72,7 @@ def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> 
             columns=columns,
         )
     )
-    return [[next(values) for _ in episode.chain.roles] for episode in episodes]
+    return [[next(values) for _ in of] for of in waiting]
 
 
 def _completion(episode: "ChainEpisode", position: int) -> "str | list[Message]":

@@ -13,6 +13,13 @@ def length(completions: list[str]) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
+def logged_length(completions: list[str], log: str) -> list[float]:
+    """Notes how many samples each call had."""
+    with open(log, "a") as file:
+        file.write(f"{len(completions)}\n")
+    return length(completions)
+
+
 def loud(completions: list[str]) -> list[float]:
     print("a reward may print")
     os.write(1, b"even from a library written in C\n")

@@ -1,9 +1,10 @@
 """A small task, its queries and chains for the tests."""
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cory_env.chain import Action, Chain
+from cory_env.chain import Chain
+from cory_env.episode import Action
 from cory_env.tasks import Query, Task
 from cory_env.tokenizer import load_tokenizer
 
@@ -31,8 +32,8 @@ def reviews(reward: str = LENGTH) -> Task:
     )
 
 
-def chain(num_agents: int = 2, **settings: bool | float) -> Chain:
-    return Chain(reviews(), tokenizer(), num_agents=num_agents, **settings)  # type: ignore[arg-type]
+def chain(num_agents: int = 2, **settings: Any) -> Chain:
+    return Chain(reviews(), tokenizer(), num_agents=num_agents, **settings)
 
 
 def tokens_of(text: str) -> list[int]:

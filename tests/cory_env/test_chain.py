@@ -1,11 +1,14 @@
 """The episode logic: turns, prompts, responses and collective rewards."""
 
+from typing import Any, get_args
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cory_env.chain import Chain, QueryTooLong, role_names
+from cory_env.chain import Chain, Observed, QueryTooLong, role_names
+from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from tests.cory_env.sample_tasks import QUERIES, chain, response, tokenizer, tokens_of
 
@@ -48,6 +51,72 @@ def test_a_third_agent_sees_both_earlier_responses_in_order() -> None:
     assert tokenizer().decode(episode.prompt_ids()) == (
         'I can make this sentence "I did not like it" and this sentence "I did not hate it" more positive: I did not'
     )
+
+
+def seen(episode: ChainEpisode) -> str:
+    """The reference inside the current role's prompt."""
+    start, end = 'I can make this sentence "This movie was', '" more positive: This movie was'
+    return tokenizer().decode(episode.prompt_ids()).removeprefix(start).removesuffix(end)
+
+
+def test_the_last_response_alone_can_be_observed() -> None:
+    episode = chain(4, observed="last").start(QUERIES[0])
+    for before, text in ((None, " good"), (" good", " fine"), (" fine", " bad"), (" bad", " dull")):
+        assert before is None or seen(episode) == before
+        episode.respond(response(text))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "best"),
+    [
+        ([3.0, 1.0, 2.0], " good"),
+        ([1.0, 2.0, 3.0], " bad"),
+        ([2.0, 5.0, 5.0], " fine"),  # of equals the earliest
+        ([None, -7.0, None], " fine"),  # a skipped reward is the worst
+        ([None, None, None], " good"),
+    ],
+)
+def test_the_best_response_alone_can_be_observed(rewards: list[float | None], best: str) -> None:
+    episode = chain(4, observed="best").start(QUERIES[0])
+    episode.respond(response(" good"))
+    assert not episode.awaits_rewards and seen(episode) == " good"
+    episode.respond(response(" fine"))
+    with pytest.raises(ValueError, match="observer_2 sees the best of 2 responses, but only 0 are scored"):
+        episode.respond(response(" bad"))
+    episode.note_rewards(rewards[:2])
+    episode.respond(response(" bad"))
+    with pytest.raises(ValueError, match="1 responses have no task reward yet, but 3 rewards came"):
+        episode.note_rewards(rewards)
+    assert episode.awaits_rewards
+    episode.note_rewards(rewards[2:])
+    assert seen(episode) == best
+    episode.respond(response(" dull"))
+    assert not episode.awaits_rewards  # nobody sees the last one
+
+
+@pytest.mark.parametrize("observed", ["all", "last", "best"])
+def test_two_agents_see_the_same_whichever_responses_are_observed(observed: Observed) -> None:
+    episode = chain(2, observed=observed).start(QUERIES[0])
+    episode.respond(response(" good"))
+    assert seen(episode) == " good" and not episode.awaits_rewards
+    silent = chain(3, observed=observed, knowledge_transfer=False).start(QUERIES[0])
+    for _ in range(3):
+        assert not silent.awaits_rewards
+        silent.respond(response(" good"))
+
+
+def test_one_observed_response_leaves_room_where_all_would_be_cut() -> None:
+    words = " one two three four five"
+    cut = {}
+    for observed in get_args(Observed):
+        episode = chain(8, observed=observed, max_prompt=48).start(QUERIES[0])
+        while episode.role is not None:
+            if episode.awaits_rewards:
+                episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
+            assert len(episode.prompt_ids()) <= 48
+            episode.respond(response(words))
+        cut[observed] = sum(episode.truncated)
+    assert cut == {"all": 5, "last": 0, "best": 0}
 
 
 def test_without_knowledge_transfer_every_agent_sees_the_bare_query() -> None:
@@ -138,6 +207,12 @@ def test_the_last_of_several_references_is_cut_first() -> None:
     assert '"This movie was good"' in prompt and "really good" not in prompt
 
 
+def test_a_response_that_lost_all_its_tokens_is_left_out() -> None:
+    only, both = [tokens_of(" good")], [tokens_of(" good"), tokens_of(" really good")]
+    alone, _ = chain().build_prompt(QUERIES[0], only)
+    assert chain(3, max_prompt=len(alone)).build_prompt(QUERIES[0], both) == (alone, True)
+
+
 def test_a_query_that_cannot_fit_is_named_with_the_setting_that_helps() -> None:
     with pytest.raises(QueryTooLong, match=r"Query 0 of task reviews .* max_prompt is 2") as error:
         chain(max_prompt=2).start(QUERIES[0]).prompt_ids()
@@ -203,8 +278,9 @@ def test_ids_beyond_the_tokenizer_decode_to_nothing_also_where_its_decoder_raise
 
 
 @pytest.mark.parametrize(
-    "settings", [{"max_prompt": 0}, {"max_response": 0}, {"partner_reward": float("nan")}, {"num_agents": 0}]
+    "settings",
+    [{"max_prompt": 0}, {"max_response": 0}, {"partner_reward": float("nan")}, {"num_agents": 0}, {"observed": "none"}],
 )
-def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
+def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
-        chain(**settings)  # type: ignore[arg-type]
+        chain(**settings)

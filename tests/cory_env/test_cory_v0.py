@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from pettingzoo.test import api_test, seed_test
 
 from cory_env import cory_v0
-from cory_env.chain import Action
+from cory_env.episode import Action
 from tests.cory_env.sample_tasks import LENGTH, reviews, tokenizer, tokens_of
 
 
@@ -25,9 +26,9 @@ def action(env: cory_v0.raw_env, text: str) -> Action:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # api_test's advice on Dict spaces and numbered names
-@pytest.mark.parametrize("num_agents", [1, 2, 3])
-def test_it_passes_pettingzoo_s_api_test(num_agents: int) -> None:
-    env = make(num_agents)
+@pytest.mark.parametrize(("num_agents", "observed"), [(1, "all"), (2, "all"), (3, "all"), (3, "best")])
+def test_it_passes_pettingzoo_s_api_test(num_agents: int, observed: str) -> None:
+    env = make(num_agents, observed=observed)
     api_test(env, num_cycles=30)
     env.close()
 
@@ -71,6 +72,24 @@ def test_the_observer_s_observation_holds_the_pioneer_s_response_only_with_knowl
     wanted = 'I can make this sentence "This movie was a great deal of fun." more positive: This movie was'
     assert text == (wanted if transfer else "This movie was")
     assert observation in env.observation_space("observer")
+
+
+def test_an_agent_sees_the_best_response_so_far_and_each_response_is_scored_once(tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    env = cory_v0.env(
+        reviews(f"tests.cory_env.sample_rewards:logged_length?log={log}"), 4, tokenizer=tokenizer(), observed="best"
+    )
+    env.reset(options={"query": 0})
+    for text, seen in ((" so good", None), (" bad", " so good"), (" dull", " so good"), (" very good", " so good")):
+        observation, *_ = env.last()
+        prompt = tokenizer().decode(observation["tokens"][: observation["length"]])
+        assert seen is None or prompt.startswith(f'I can make this sentence "This movie was{seen}" more')
+        assert not log.exists() or len(log.read_text().split()) < 3
+        env.step(action(env, text))
+    assert log.read_text().split() == ["2", "1", "1"]  # two before the third agent's turn, then one by one
+    assert [env.infos[role]["task_reward"] for role in env.possible_agents] == [8.0, 4.0, 5.0, 10.0]
+    assert set(env.rewards.values()) == {27.0}
+    env.close()
 
 
 def test_a_seed_fixes_all_following_queries_and_options_name_one() -> None:

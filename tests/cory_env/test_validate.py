@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+import pytest
+
+from cory_env.chain import Observed
 from cory_env.tasks import Query, Task
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import reviews, tokenizer
+from cory_env.validate import Report, check_lengths, validate
+from tests.cory_env.sample_tasks import QUERIES, chain, reviews, tokenizer, tokens_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +66,27 @@ def test_gold_answers_that_no_response_can_hold_are_a_warning() -> None:
     assert f"1 gold answers of train do not fit max_response = 1. Raise it to {needed} or more." in report.warnings
 
 
-def test_the_longest_prompt_that_is_needed_is_said_and_is_enough() -> None:
-    needed = validate(reviews(), tokenizer(), max_prompt=None, max_response=15).max_prompt
-    assert validate(reviews(), tokenizer(), max_prompt=needed, max_response=15).warnings == []
-    assert validate(reviews(), tokenizer(), max_prompt=needed - 1, max_response=15).warnings != []
+def lengths(num_agents: int, observed: Observed, max_prompt: int) -> Report:
+    report = Report("reviews")
+    check_lengths(chain(num_agents, observed=observed, max_prompt=max_prompt, max_response=15), report)
+    return report
+
+
+@pytest.mark.parametrize(("num_agents", "observed"), [(2, "all"), (4, "all"), (4, "best")])
+def test_the_longest_prompt_that_is_needed_is_said_and_is_enough(num_agents: int, observed: Observed) -> None:
+    needed = lengths(num_agents, observed, 1000).max_prompt
+    assert lengths(num_agents, observed, needed).warnings == []
+    assert lengths(num_agents, observed, needed - 1).warnings != []
+    between = len(tokens_of('" and this sentence "' + QUERIES[2].text))
+    more = 2 * (15 + between) if (num_agents, observed) == (4, "all") else 0  # two more references than a pair has
+    assert abs(needed - lengths(2, "all", 1000).max_prompt - more) <= 2  # tokens merge across seams
+
+
+def test_where_the_best_response_is_seen_all_count_as_equally_good_for_the_prompts_that_are_shown() -> None:
+    report = validate(reviews(), tokenizer(), num_agents=4, observed="best", max_response=15)
+    assert report.ok and ("observer_3", "This movie was", " This movie was", 15.0) in report.rewards
+    assert all("<pioneer's response>" in report.prompts[f"observer_{k}"][0] for k in (1, 2, 3))
+    assert "<observer_1's response>" not in str(report)
 
 
 def test_queries_that_do_not_fit_are_counted_with_the_length_that_would_do() -> None:

@@ -143,13 +143,13 @@ def plan(chosen: Settings, trained: bool = True) -> Plan:
     return Plan(chosen, chosen.make_task(), "test", queries=5, samples=3, checkpoint=checkpoint)
 
 
-def test_every_policy_is_pioneer_once_and_observer_of_its_neighbour_once() -> None:
+def test_every_policy_plays_every_role_once() -> None:
     bundled = SETTINGS.model_copy(update={"model": Settings().model})
     assert plan(bundled).lineups == [
-        Lineup(False, ("llm_1", "llm_2")),
-        Lineup(True, ("llm_1", "llm_2")),
-        Lineup(True, ("llm_2", "llm_3")),
-        Lineup(True, ("llm_3", "llm_1")),
+        Lineup(False, ("llm_1", "llm_2", "llm_3")),
+        Lineup(True, ("llm_1", "llm_2", "llm_3")),
+        Lineup(True, ("llm_2", "llm_3", "llm_1")),
+        Lineup(True, ("llm_3", "llm_1", "llm_2")),
     ]
     silent = bundled.model_copy(update={"knowledge_transfer": False, "num_agents": 2})
     assert [lineup.modules for lineup in plan(silent).lineups] == [("llm_1",), ("llm_1",), ("llm_2",)]

@@ -28,6 +28,7 @@ def brevity(completions):
     return [-float(len(completion)) for completion in completions]
 """
 ASKED = ("run", "--queries", "6", "--samples", "2", "--solved-at", "-20", "--checkpoint", "2", "--out", "found")
+FEW = ("--queries", "4", "--samples", "1", "--quiet")
 BACKEND = ("backend=vllm",) if vllm_installed() else ("backend=transformers", "num_runners=0")
 ALONE = (*BACKEND, "self_test=false", "reward=my_rewards:brevity")
 
@@ -46,11 +47,11 @@ def scenario() -> None:
     (found / "evaluation.json").rename("again.json")
     (found / "responses.jsonl").unlink()
     assert evaluate.main([*ASKED, "--quiet"]) == 0
-    assert evaluate.main(["run", "--checkpoint", "0", "--queries", "3", "--samples", "1", "--quiet"]) == 0
+    assert evaluate.main(["run", "--checkpoint", "0", *FEW]) == 0
     assert evaluate.main([*ASKED, "seed=1"]) == 2  # another evaluation is there
-    lora = ("weights=lora", "updates=1", "eval_every=1", "lr=1e-2")
+    lora = ("weights=lora", "num_agents=3", "observed=best", "updates=1", "eval_every=1", "lr=1e-2")
     assert train.main([*SMALL, *lora, "--quiet", "--out", "adapters"]) == 0
-    assert evaluate.main(["adapters", "--queries", "4", "--samples", "1", "--quiet", "--out", "adapted"]) == 0
+    assert evaluate.main(["adapters", "--checkpoint", "1", *FEW, "--out", "adapted"]) == 0
     assert evaluate.main(["imdb-gpt2-tiny", *ALONE, "--queries", "2", "--samples", "3", "--out", "model"]) == 0
 
 
@@ -109,6 +110,19 @@ def test_every_policy_is_there_alone_and_as_observer_beside_the_base(scene: Scen
         assert figures["pass@1"]["mean"] <= figures["pass@2"]["mean"]
         assert name in scene[1].stdout
     assert found["checkpoint"]["update"] == 2 and found["dropped"] == 0
+
+
+def test_of_a_chain_of_three_every_policy_is_there_in_every_role(scene: Scene) -> None:
+    folder = scene[0] / "adapted"
+    rows, chains = read(folder / "evaluation.json")["rows"], [line["chains"][0] for line in responses(folder)]
+    policies = ("base", "llm_1", "llm_2", "llm_3", "all")
+    later = {f"{policy} as observer_{place}" for policy in policies for place in (1, 2)}
+    assert set(rows) == {*policies[:4], *later}
+    assert rows["llm_2 as observer_2"]["figures"]["kl"]["mean"] > 0
+    assert [[response["policy"] for response in chain["responses"]] for chain in chains] == [
+        ["base", "base", "base"],
+        *(["llm_1", "llm_2", "llm_3"], ["llm_2", "llm_3", "llm_1"], ["llm_3", "llm_1", "llm_2"]),
+    ]
 
 
 @pytest.mark.parametrize(("run", "evaluation"), [("run", "found"), ("adapters", "adapted")])

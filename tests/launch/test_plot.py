@@ -8,7 +8,7 @@ from policies.settings import Settings
 from tests.launch.conftest import Cory, record
 
 
-@pytest.mark.parametrize("agents", [1, 2, 3])
+@pytest.mark.parametrize("agents", [1, 2, 8])
 def test_a_recorded_run_is_drawn(tmp_path: Path, agents: int) -> None:
     record(tmp_path / "run", Settings(num_agents=agents, updates=12))
     assert plot(tmp_path / "run") == 0

@@ -62,6 +62,35 @@ def test_a_row_for_each_policy_alone_then_for_each_as_observer() -> None:
     assert list(rows)[:3] == ["base", "llm_1", "llm_2"]
 
 
+def test_each_policy_in_each_role_of_a_longer_chain_and_all_of_them_together() -> None:
+    players = ("llm_1", "llm_2", "llm_3")
+    batches = [Batch(batch=0, chains=[chain(0, 0, *(response("base", 0.5, [1]) for _ in range(3)))])]
+    for turn in range(3):
+        order = players[turn:] + players[:turn]
+        responses = [response(policy, 10 * place + turn, [1]) for place, policy in enumerate(order)]
+        batches.append(Batch(batch=1 + turn, chains=[chain(0, 0, *responses)]))
+    known = response("llm_1", 7.0, [1])
+    batches.append(Batch(batch=4, chains=[chain(1, 0, known, known)]))  # the rewards of query 1 failed but for these
+    rows = summarise(batches, SCORING)
+    assert {name: row["figures"]["task_reward"]["mean"] for name, row in rows.items()} == {
+        **{"base": 0.5, "llm_1": (0 + 7) / 2, "llm_2": 1, "llm_3": 2},
+        **{"base as observer_1": 0.5, "llm_2 as observer_1": 10, "llm_3 as observer_1": 11},
+        **{"llm_1 as observer_1": (12 + 7) / 2, "all as observer_1": (11 + 7) / 2},
+        **{"base as observer_2": 0.5, "llm_3 as observer_2": 20, "llm_1 as observer_2": 21},
+        **{"llm_2 as observer_2": 22, "all as observer_2": 21},
+    }
+    assert rows["all as observer_1"]["figures"]["task_reward"]["n"] == 2
+    assert all(row["after"] is None for row in rows.values())
+    output = io.StringIO()
+    for table in tables(rows, SCORING.names, 100):
+        Console(file=output, width=200).print(table)
+    labels = [line.split("  ")[0].strip() for line in output.getvalue().splitlines()]
+    assert list(dict.fromkeys(label for label in labels if label in rows)) == [
+        *("base", "llm_1", "llm_2", "llm_3"),
+        *("base as observer_1", "all as observer_1", "base as observer_2", "all as observer_2"),
+    ]
+
+
 def test_tables_show_every_figure_within_the_width_and_a_dash_for_what_is_unknown() -> None:
     rows = summarise([Batch(batch=0, chains=[chain(0, 0, response("base", 0.25, [9], ended=True))])], SCORING)
     for width in range(40, 121):

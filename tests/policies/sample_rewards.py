@@ -42,6 +42,11 @@ def deadly(completions: list[str], flag: str) -> list[float]:
     raise AssertionError("this process ends with its runner")
 
 
+def letters(completions: list[str]) -> list[float]:
+    """Small whole numbers, some of them equal."""
+    return [float(len(text) % 5) for text in completions]
+
+
 def longer(completions: list[str]) -> list[float]:
     """Pays for length, so that ending a response is never worth it."""
     return [float(len(text)) for text in completions]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +18,29 @@ from policies.role_exchange import RoleMapping
 from policies.token_batch import TASK_REWARD
 from tests.policies.conftest import TINY
 
+CHAINS: list[dict[str, Any]] = [
+    {"num_agents": 1},
+    {"num_agents": 2},
+    {"num_agents": 3},
+    {"num_agents": 4, "weights": "lora", "observed": "last"},
+    {"num_agents": 4, "weights": "lora", "observed": "best", "reward": "tests.policies.sample_rewards:letters"},
+]
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def runner(request: pytest.FixtureRequest, ray_session: None) -> Any:
-    """A runner of 1, 2 and 3 agents with the bundled model's weights."""
-    config = CoryConfig().cory(**{**TINY, "num_agents": request.param})
+
+def make_runner(**settings: Any) -> ChainRunner:
+    """A runner with the bundled model's weights."""
+    config = CoryConfig().cory(**{**TINY, **settings})
     config.validate()
     runner = ChainRunner(config=config, worker_index=0)
     for module_id in runner.settings.modules:
         runner._versions[module_id] = 0
+    return runner
+
+
+@pytest.fixture(scope="module", params=CHAINS)
+def runner(request: pytest.FixtureRequest, ray_session: None) -> Any:
+    """A runner of each kind of chain."""
+    runner = make_runner(**request.param)
     yield runner
     runner.stop()
 
@@ -56,6 +72,38 @@ def test_episodes_equal_those_of_the_environment_stepped_alone_with_the_same_tok
             task_reward = agent.extra_model_outputs[TASK_REWARD][0]
             assert env.infos[role]["task_reward"] == pytest.approx(task_reward, abs=1e-5)
     env.close()
+
+
+@pytest.mark.parametrize("observed", ["last", "best"])
+def test_an_agent_sees_the_one_earlier_response_that_it_is_to_see(ray_session: None, observed: str) -> None:
+    runner = make_runner(
+        num_agents=4, weights="lora", observed=observed, reward="tests.policies.sample_rewards:letters"
+    )
+    rollout = play(runner, [Deal(query) for query in range(16)])
+    tokenizer, places = runner.settings.make_tokenizer(), set()
+    for sample, episode in zip(rollout.samples, rollout.episodes, strict=True):
+        rewards = [answer["task_reward"] for answer in sample["responses"]]
+        for position, role in list(enumerate(runner.settings.roles))[1:]:
+            observation = episode.agent_episodes[role].observations[0]
+            shown = tokenizer.decode(observation["tokens"][: observation["length"]])
+            place = position - 1 if observed == "last" else rewards.index(max(rewards[:position]))
+            query, text = sample["query"], sample["responses"][place]["text"]
+            assert shown == f'I can make this sentence "{query}{text}" more positive: {query}'
+            places.add((position, place))
+    assert observed == "last" or {(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)} <= places
+    runner.stop()
+
+
+def test_a_reward_that_fails_on_a_response_to_be_seen_drops_that_query_alone(ray_session: None, tmp_path: Path) -> None:
+    data = tmp_path / "queries.jsonl"
+    rows = [{"query": f"The film number {i} is", "broken": i == 3} for i in range(8)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reward = {"reward": "tests.policies.sample_rewards:unless_broken", "on_reward_error": "skip"}
+    runner = make_runner(num_agents=3, weights="lora", observed="best", data=str(data), eval_data=str(data), **reward)
+    rollout = play(runner, [Deal(query) for query in range(8)])
+    assert [deal.query for deal in rollout.deals] == [0, 1, 2, 4, 5, 6, 7] and rollout.reward_errors == 1
+    assert rollout.reward_seconds > 0
+    runner.stop()
 
 
 def test_the_environment_runs_inside_rllibs_pettingzoo_wrapper(runner: ChainRunner) -> None:
@@ -99,12 +147,7 @@ def test_episodes_remember_which_llm_played_which_role(runner: ChainRunner) -> N
 def test_each_update_draws_one_longest_response_for_all_positions_and_held_out_queries_take_the_longest(
     ray_session: None,
 ) -> None:
-    config = CoryConfig().cory(
-        **{**TINY, "min_response": 2, "max_response": 6, "reward": "tests.cory_env.sample_rewards:length"}
-    )
-    config.validate()
-    runner = ChainRunner(config=config, worker_index=0)
-    runner._versions = dict.fromkeys(runner.settings.modules, 0)
+    runner = make_runner(min_response=2, max_response=6, reward="tests.cory_env.sample_rewards:length")
     deals = [Deal(query) for query in range(8)]
     limits = []
     for update in range(6):

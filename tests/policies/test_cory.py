@@ -58,10 +58,13 @@ def test_a_role_exchange_moves_no_weight_and_keeps_adams_moments(make_either: Ma
 
 
 def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their_update(make_cory: MakeCory) -> None:
-    algorithm = make_cory(num_agents=3, exchange_period=1, queries=4, minibatch=4)
-    reports = [algorithm.train()["cory"] for _ in range(3)]
-    assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2", "llm_3"]
-    assert [report["exchanges"] for report in reports] == [1, 2, 3]
+    algorithm = make_cory(
+        num_agents=4, weights="lora", observed="best", exchange_period=1, queries=4, minibatch=4, epochs=1
+    )
+    reports = [algorithm.train()["cory"] for _ in range(5)]
+    assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2", "llm_3", "llm_4", "llm_1"]
+    assert list(reports[1]["roles"].values()) == ["llm_2", "llm_3", "llm_4", "llm_1"]
+    assert [report["exchanges"] for report in reports] == [1, 2, 3, 4, 5]
     for report in reports:
         shown = {answer["role"]: answer["policy"] for answer in report["samples"][0]["responses"]}
         assert shown == report["roles"]
@@ -125,13 +128,14 @@ def test_a_pioneer_is_measured_as_it_is_alone_and_samples_of_a_query_differ(make
     algorithm.train()
     deals = [Deal(query, sample) for query in (3, 0) for sample in (0, 1)]
     alone, figures = algorithm.measure(deals, RoleMapping(("pioneer",), ("llm_2",)), "test")
-    pair, both = algorithm.measure(deals, RoleMapping(("pioneer", "observer"), ("llm_2", "llm_1")), "test")
-    assert [rollout.deals for rollout in (*alone, *pair)] == [deals, deals]
-    texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (*alone, *pair)]
+    players = ("llm_2", "llm_3", "llm_1")
+    whole, of_all = algorithm.measure(deals, RoleMapping(algorithm.settings.roles, players), "test")
+    assert [rollout.deals for rollout in (*alone, *whole)] == [deals, deals]
+    texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (*alone, *whole)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 4
-    assert both.keys() == {"llm_1", "llm_2"} and figures.keys() == {"llm_2"}
+    assert of_all.keys() == set(players) and figures.keys() == {"llm_2"}
     for name, column in figures["llm_2"].items():
-        np.testing.assert_allclose(both["llm_2"][name], column, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(of_all["llm_2"][name], column, rtol=1e-5, atol=1e-6)
 
 
 def test_runner_weights_equal_learner_weights_after_sync(make_either: MakeCory) -> None:
