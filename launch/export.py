@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or its URI")
     parser.add_argument("--policy", metavar="P", help="such as llm_1; may be left out where there is one only")
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="a folder that is new, or empty")
     parser.add_argument(

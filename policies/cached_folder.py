@@ -32,7 +32,7 @@ def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
     if not place.is_dir():
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(place.with_name(f".{name}.lock")):
+            with locked(place.with_name(f".{name}.lock")):
                 if not place.is_dir():  # else another process has filled it while this one waited
                     _fill(place, fill)
         except OSError as error:
@@ -51,7 +51,7 @@ def user_cache() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
+def locked(file: Path) -> Iterator[None]:
     """Waits until no other process holds this lock. The kernel frees it when its holder ends, however that happens."""
     with file.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
