@@ -44,8 +44,8 @@ def child(place: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
-def check_place(place: str) -> None:
-    """Refuses a place for a run that would be gone, or would show a password, where it is used.
+def check_place(place: str, what: str = "run") -> None:
+    """Refuses a place for a run or search that would be gone, or would show a password, where it is used.
 
     Raises:
         CommandError: a relative path inside a Ray job; a URI with a password.
@@ -58,7 +58,7 @@ def check_place(place: str) -> None:
             )
     elif IN_JOB in os.environ and not Path(place).is_absolute():
         raise CommandError(
-            f"The run's folder {place} is relative: in a Ray job it would vanish with the job's working directory. "
+            f"The {what}'s folder {place} is relative: in a Ray job it would vanish with the job's working directory. "
             "Give --out an absolute path that all nodes share, or a URI such as s3://bucket/runs/NAME."
         )
 

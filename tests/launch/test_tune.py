@@ -42,7 +42,8 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
     process.communicate(timeout=60)
 
     assert "go on with it by `cory tune --resume found`" in refused(cory(*command))
-    resumed = cory("tune", "--resume", "found")
+    assert "holds a search with over ['lr=0.0001,1e+30']" in refused(cory(*command, "--over", "seed=1", "--continue"))
+    resumed = cory(*command, "--continue")
     assert resumed.returncode == 1, resumed.stderr
     assert "trial_00000  goes on from trial_00000 after update" in resumed.stdout
     with (tmp_path / "found" / "results.csv").open() as file:
@@ -82,6 +83,7 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "lr=1e-5", "wandb=true"), "Set wandb=false"),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (("--resume", "taken"), "has no search.yaml"),
+        (("--over", "lr=1e-5", "--continue"), "--continue needs the search's folder"),
     ],
 )
 def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
