@@ -11,8 +11,7 @@ from pathlib import Path
 
 from launch import manifest
 from launch.command import CommandError
-from launch.journal import sync_folder
-from launch.whole_folder import UNFINISHED, whole_folder
+from policies.whole_folder import UNFINISHED, sync, whole_folder
 
 BEST = "best"
 _NAME = re.compile(r"update_(\d{6,})")
@@ -61,7 +60,7 @@ class Checkpoints:
             link.unlink(missing_ok=True)
             link.symlink_to(place.name)
             link.replace(self.folder / BEST)
-            sync_folder(self.folder)
+            sync(self.folder)
 
     def prune(self, keep: int) -> None:
         """Drops all checkpoints but the latest `keep` and the best."""

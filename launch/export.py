@@ -108,7 +108,7 @@ def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool) -
 
     from launch.exported import generation_config, save_adapter, whole_model
     from launch.model_card import model_card
-    from launch.whole_folder import whole_folder
+    from policies.whole_folder import whole_folder
 
     settings = trained.settings
     try:
