@@ -99,12 +99,12 @@ def test_a_search_that_is_stopped_saves_its_trials_and_goes_on_with_its_clones_a
     interrupts = Interrupts(lambda: None)
 
     class Ask(tune.Callback):
-        """Asks to stop after the clone's third update."""
+        """Asks to stop during the fifth update of the clone, which began after the third."""
 
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
-            if trial.config["cory_settings"]["name"] == "worst" and result["updates"] == 3:
+            if trial.config["cory_settings"]["name"] == "worst" and result["updates"] == 4:
                 interrupts.requested = signal.SIGINT
 
     start = {"best": 0.5, "worst": 0.01}
@@ -113,7 +113,7 @@ def test_a_search_that_is_stopped_saves_its_trials_and_goes_on_with_its_clones_a
         "lr": tune.sample_from(lambda spec: start[spec.config["cory_settings"]["name"]]),
         "seed": 0,
     }
-    scheduler = population(Settings(updates=8, eval_every=2), read_axes(["lr=uniform:0.001:1"]))
+    scheduler = population(Settings(updates=8, eval_every=3), read_axes(["lr=uniform:0.001:1"]))
     scheduler._custom_explore_fn = None
     stop = Stop(interrupts, checkpoint_every=100)
     tuner = tune.Tuner(
@@ -139,9 +139,9 @@ def test_a_search_that_is_stopped_saves_its_trials_and_goes_on_with_its_clones_a
     clone = again.fit()._experiment_analysis.trials[1]
     updates, worth = reported(clone)
     assert updates == list(range(1, 9))
-    drawn = worth[2] - 2 * 0.5
-    assert worth[:2] == pytest.approx([0.01, 0.02]) and drawn != pytest.approx(0.01)
-    assert worth[3] == pytest.approx(worth[2] + drawn)  # after it went on, at its own rate
+    drawn = worth[3] - 3 * 0.5
+    assert worth[:3] == pytest.approx([0.01, 0.02, 0.03]) and drawn != pytest.approx(0.01)
+    assert worth[5] - worth[4] == pytest.approx(worth[4] - worth[3]) == pytest.approx(drawn)
 
 
 def test_a_search_that_ray_has_no_room_for_is_refused() -> None:

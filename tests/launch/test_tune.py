@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launch.command import CommandError
 from launch.run_directory import LOCK
-from launch.search import recorded
+from launch.search import Search, begun, check_same, recorded
+from launch.search_space import pinned, read_axes
+from launch.tune import main
+from policies.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, Cory
 from tests.launch.test_training import BREVITY, SMALL
 
@@ -63,6 +67,26 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
     assert json.loads((tmp_path / "found" / "trial_00000" / "params.json").read_text())["cory_settings"]["lr"] == 1e-4
 
 
+def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
+    asked = Search(pinned(Settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None)
+    asked.write(tmp_path, "cory tune")
+    assert not begun(tmp_path)
+    (tmp_path / "tuner.pkl").touch()
+    assert begun(tmp_path)
+    check_same(tmp_path, asked)  # no digit is lost on the way
+    with pytest.raises(CommandError, match=r"holds a search with over \['lr=0\.000123456,0\.0001'\], seeds 2\. Ask"):
+        check_same(tmp_path, asked._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
+    with pytest.raises(CommandError, match="holds a search with queries=256, minibatch=256"):
+        check_same(tmp_path, asked._replace(settings=pinned(Settings(queries=8, minibatch=8, backend="transformers"))))
+
+
+@pytest.mark.parametrize("option", ["--out", "--resume"])
+def test_a_search_in_storage_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([option, "s3://bucket/search"])
+    assert "s3://bucket/search is a URI, and a search needs a folder" in capsys.readouterr().err
+
+
 def refused(result: "subprocess.CompletedProcess[str]") -> str:
     """The one sentence that a mistake is answered with."""
     assert result.returncode == 2 and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
@@ -93,8 +117,6 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from launch.tune import main
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
