@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from ray import tune
+from ray.tune.experiment import Trial
+from ray.tune.schedulers.pbt import _PBTTrialState
 
 from launch.command import CommandError
 from launch.interrupt import Interrupts
@@ -89,6 +91,34 @@ def reported(trial: Any) -> tuple[list[int], list[float]]:
     with Path(trial.path, "progress.csv").open() as file:  # result.json loses lines where a trial was paused
         reports = list(csv.DictReader(file))
     return [int(report["updates"]) for report in reports], [float(report["combined_reward"]) for report in reports]
+
+
+def test_a_clone_has_its_donors_settings_but_what_was_drawn_when_tune_restores_it_too() -> None:
+    scheduler = population(Settings(updates=8, eval_every=2), read_axes(["lr=uniform:0.001:1"]))
+    scheduler._log_config = False
+    room = tune.PlacementGroupFactory([{"CPU": 1.0}])
+
+    def member(seed: int, lr: float) -> Trial:
+        settings = {"cory_settings": {"lr": lr, "seed": seed}}
+        made = Trial("Climb", stub=True, trial_id=f"population_{seed}", config=settings, placement_group_factory=room)
+        made.create_placement_group_factory()
+        made.status = Trial.PAUSED
+        scheduler._trial_state[made] = _PBTTrialState(made)
+        scheduler._trial_state[made].last_score = lr
+        return made
+
+    worst, best = member(0, 0.01), member(1, 0.5)
+    kept_before, _ = worst.get_json_state()
+    scheduler._exploit(None, worst, best)
+    kept, _ = worst.get_json_state()
+    restored = []
+    for state in (kept_before, kept):
+        again = Trial.from_json_state(state, stub=True)
+        again.resolve_config_placeholders({})  # as Tune does when it goes on with a search
+        restored.append(again.config["cory_settings"])
+    assert restored[0] == {"lr": 0.01, "seed": 0}
+    assert restored[1] == worst.config["cory_settings"] and restored[1]["seed"] == 1
+    assert restored[1]["lr"] not in (0.01, 0.5)
 
 
 @pytest.mark.slow
