@@ -57,9 +57,10 @@ def check_place(place: str, what: str = "run") -> None:
                 "Give credentials by the environment of the nodes, or by a file there."
             )
     elif IN_JOB in os.environ and not Path(place).is_absolute():
+        uri = ", or a URI such as s3://bucket/runs/NAME" if what == "run" else ""
         raise CommandError(
             f"The {what}'s folder {place} is relative: in a Ray job it would vanish with the job's working directory. "
-            "Give --out an absolute path that all nodes share, or a URI such as s3://bucket/runs/NAME."
+            f"Give --out an absolute path that all nodes share{uri}."
         )
 
 

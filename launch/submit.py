@@ -126,7 +126,7 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
     asked = parse(words[1:])
     own = str(asked.out or asked.resume or "")
     if bool(own) == bool(options.storage):
-        raise CommandError(f"Say once where the {what} is kept: --storage DIR|URI, or --out or --resume after `--`.")
+        raise CommandError(f"Say once where the {what} is kept: --storage, or --out or --resume after `--`.")
     preset = next((word for word in asked.words if "=" not in word), DEFAULT_PRESET)
     name = options.name or (Path(own).name if own else f"{'' if what == 'run' else 'tune-'}{preset}-{now}")
     place = own or child(options.storage, name)

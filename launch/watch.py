@@ -23,9 +23,9 @@ STORAGE_SECONDS = 5.0
 """Between two looks at a run in storage."""
 
 EPILOG = """exit codes:
-  0 the run is done; 1 it is not, and no process trains it; 3 stop_on_collapse ended it; 130 you did, by Ctrl-C.
+  0 the run is done; 1 it is not, and nothing is seen to train it; 3 stop_on_collapse ended it; 130 you did, by Ctrl-C.
 
-Of a run in storage it is not seen whether a process trains it, so it is watched until it is done.
+The process of a run in storage is not seen, so such a run is watched until it is done.
 """
 
 
