@@ -177,7 +177,9 @@ def test_a_search_that_is_stopped_saves_its_trials_and_goes_on_with_its_clones_a
 def test_a_search_that_ray_has_no_room_for_is_refused() -> None:
     def check(concurrent: int | None, **settings: Any) -> None:
         base = Settings(backend="transformers", num_runners=0, **settings)
-        check_room(Search(base, [], None, samples=1, seeds=1, concurrent=concurrent), [base], {"CPU": 4.0}, [{"CPU": 4.0}])
+        check_room(
+            Search(base, [], None, samples=1, seeds=1, concurrent=concurrent), [base], {"CPU": 4.0}, [{"CPU": 4.0}]
+        )
 
     check(4)
     with pytest.raises(CommandError, match="5 trials at a time ask for 5 CPUs and 0 GPUs, but Ray finds 4 and 0"):
