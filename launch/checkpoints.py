@@ -11,8 +11,7 @@ from pathlib import Path
 
 from launch import manifest
 from launch.command import CommandError
-from launch.journal import sync_folder
-from launch.whole_folder import UNFINISHED, whole_folder
+from policies.whole_folder import UNFINISHED, sync, whole_folder
 
 BEST = "best"
 _NAME = re.compile(r"update_(\d{6,})")
@@ -22,9 +21,19 @@ _DAMAGED = "damaged_"
 class Checkpoints:
     """The `checkpoints` folder of a run: `update_000010`, ..., and the link `best`."""
 
-    def __init__(self, folder: Path) -> None:
-        """Names the folder, which may not exist yet."""
+    def __init__(
+        self, folder: Path, shown: Callable[[Path], str] = str, bring: Callable[[Path, str], object] | None = None
+    ) -> None:
+        """Names the folder.
+
+        Args:
+            folder: may not exist yet.
+            shown: how a user finds a path in it.
+            bring: fills the folder of a checkpoint that is chosen, with the part of it that is asked for.
+        """
         self.folder = folder
+        self._shown = shown
+        self._bring = bring
 
     def save(self, update: int, write: Callable[[Path], object]) -> Path:
         """Saves a checkpoint, unless it exists.
@@ -51,7 +60,7 @@ class Checkpoints:
             link.unlink(missing_ok=True)
             link.symlink_to(place.name)
             link.replace(self.folder / BEST)
-            sync_folder(self.folder)
+            sync(self.folder)
 
     def prune(self, keep: int) -> None:
         """Drops all checkpoints but the latest `keep` and the best."""
@@ -77,22 +86,26 @@ class Checkpoints:
             part: look only at files whose path begins like this.
 
         Raises:
-            CommandError: there is no such checkpoint, or it is damaged.
+            CommandError: there is no such checkpoint, it is damaged, or it cannot be brought here.
             FormatError: it was written in another format.
         """
         saved, best = self.updates(), self.best()
         if not saved:
-            raise CommandError(f"{self.folder} has no checkpoint yet. Try again when the first update is saved.")
+            raise CommandError(
+                f"{self._shown(self.folder)} has no checkpoint yet. Try again when the first update is saved."
+            )
         named = [(BEST, update) for update in saved if self.place(update).resolve() == best]
         choices = dict([*named, ("latest", saved[-1]), *((str(update), update) for update in saved)])
         wanted = wanted or next(iter(choices))
         offer = ", ".join(name if name == str(update) else f"{name} ({update})" for name, update in choices.items())
         if wanted not in choices:
-            raise CommandError(f"{self.folder} has no checkpoint `{wanted}`. It has: {offer}.")
+            raise CommandError(f"{self._shown(self.folder)} has no checkpoint `{wanted}`. It has: {offer}.")
         place = self.place(choices[wanted])
+        if self._bring is not None:
+            self._bring(place, part)
         fault = manifest.fault(place, part)
         if fault is not None:
-            raise CommandError(f"{place} {fault}. Name another one with --checkpoint: {offer}.")
+            raise CommandError(f"{self._shown(place)} {fault}. Name another one with --checkpoint: {offer}.")
         return choices[wanted], place
 
     def set_damaged_aside(self) -> list[str]:

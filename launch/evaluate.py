@@ -33,8 +33,8 @@ WIDTH = 100
 USAGE = "cory evaluate RUN|MODEL [key=value ...] [options]"
 
 EPILOG = """what is measured:
-  RUN (a run's folder): every policy of a checkpoint, on the bare query and in each later role of the chain. Of chains
-  of three or more the table shows later roles with all policies together; evaluation.json has each.
+  RUN (a run's folder or URI): every policy of a checkpoint, on the bare query and in each later role of the chain. Of
+  chains of three or more the table shows later roles with all policies together; evaluation.json has each.
   MODEL (a folder, hub id or bundled name): the model, on the bare query.
   Beside the untouched base: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2
   (over all responses to a query), and pass@k where the task says what is correct; with 95 % bootstrap intervals.
@@ -76,7 +76,9 @@ def _parser() -> Parser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("target", metavar="RUN|MODEL", help="a run's folder; or a model's folder, hub id, bundled name")
+    parser.add_argument(
+        "target", metavar="RUN|MODEL", help="a run's folder or URI; or a model's folder, hub id, bundled name"
+    )
     parser.add_argument("words", nargs="*", metavar="[key=value]", help="settings, as for `cory train`")
     parser.add_argument("--task", metavar="T", help="the task (default: the run's)")
     parser.add_argument(
@@ -94,7 +96,11 @@ def _parser() -> Parser:
         help="task reward from which a response is correct (default: the task's)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="the evaluation's folder (default: in RUN/evaluation or evaluations)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the evaluation's folder (default: in RUN/evaluation; of a run in storage, and of a model, "
+        "in evaluations)",
     )
     parser.add_argument("--quiet", action="store_true", help="print only where the results are")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
@@ -140,13 +146,18 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _run_in(target: str) -> "RunDirectory | None":
-    """Returns the run in a folder, or None where the target is a model.
+    """Returns the run in a folder or in storage, or None where the target is a model.
 
     Raises:
-        CommandError: it is a path, but there is neither.
+        CommandError: it is a path, but there is neither; or a URI, but there is no run.
+        StorageError: storage cannot be read.
     """
     from launch.run_directory import RunDirectory
+    from launch.storage import is_uri
+    from launch.stored_run import read_run
 
+    if is_uri(target):
+        return read_run(target)
     path = Path(target)
     run_directory = RunDirectory(path)
     if run_directory.exists():
@@ -215,7 +226,10 @@ def _new_path(target: str, run_directory: "RunDirectory | None", plan: "Plan") -
     """Returns a folder that another evaluation does not have, and the same one always has."""
     if run_directory is None or plan.checkpoint is None:
         return Path("evaluations") / f"{Path(target).resolve().name}-{plan.fingerprint}"
-    return run_directory.path / "evaluation" / f"{plan.checkpoint[1].name}-{plan.fingerprint}"
+    name = f"{plan.checkpoint[1].name}-{plan.fingerprint}"
+    if run_directory.storage is not None:
+        return Path("evaluations") / f"{run_directory.path.name}-{name}"
+    return run_directory.path / "evaluation" / name
 
 
 def _what(target: str, plan: "Plan") -> str:

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or its URI")
     parser.add_argument("--policy", metavar="P", help="such as llm_1; may be left out where there is one only")
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="a folder that is new, or empty")
     parser.add_argument(
@@ -108,7 +108,7 @@ def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool) -
 
     from launch.exported import generation_config, save_adapter, whole_model
     from launch.model_card import model_card
-    from launch.whole_folder import whole_folder
+    from policies.whole_folder import whole_folder
 
     settings = trained.settings
     try:

@@ -8,7 +8,6 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from launch.command import CommandError, Parser, run
 
@@ -36,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or its URI")
     parser.add_argument("query", metavar="QUERY", nargs="?", help="what is asked")
     parser.add_argument(
         "--checkpoint", metavar="C", help="best, latest or an update's number (default: best, or else latest)"

@@ -1,14 +1,14 @@
 """Append-only JSON Lines files that survive a kill: a line is whole or absent, and a resumed run leaves no doubles."""
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from launch.command import CommandError
 from launch.records import plain
+from policies.whole_folder import naming, sync
 
 
 class Journal:
@@ -60,23 +60,4 @@ def replace_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
-    sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Writes the path into errors of the operating system that name none: a full disk is noticed after `open`."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes a rename inside `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)

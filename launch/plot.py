@@ -13,30 +13,35 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = Parser(prog="cory plot", description="Draw the curves of a run: task reward, KL and combined reward.")
     parser.add_argument(
-        "run", metavar="RUN", type=Path, help="the run's folder, such as runs/imdb-tiny-20250101-120000"
+        "run", metavar="RUN", help="the run's folder, such as runs/imdb-tiny-20250101-120000, or its URI"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="where to draw (default: curves.png in the run's folder)"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where to draw (default: curves.png in the run's folder; of a run in storage, NAME-curves.png here)",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(argv)
     return run(lambda: plot(options.run, options.out), debug=options.debug)
 
 
-def plot(folder: Path, out: Path | None = None) -> int:
+def plot(place: str | Path, out: Path | None = None) -> int:
     """Draws the curves and says where they are.
 
     Raises:
-        CommandError: the folder holds no run, or a run without metrics.
+        CommandError: there is no run, or one without metrics.
+        StorageError: storage cannot be read.
     """
     from launch.curves import draw
-    from launch.run_directory import RunDirectory
+    from launch.stored_run import read_run
 
-    run_directory = RunDirectory.open(folder)
+    run_directory = read_run(place)
     updates = run_directory.updates()
     if not updates:
-        raise CommandError(f"{folder} has no metrics yet: its first update is not finished. Try again in a while.")
-    file = out or run_directory.curves
+        raise CommandError(f"{place} has no metrics yet: its first update is not finished. Try again in a while.")
+    own = run_directory.curves if run_directory.storage is None else Path(f"{run_directory.path.name}-curves.png")
+    file = out or own
     draw(updates, run_directory.settings(), file)
     print(file)
     return 0

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from launch.storage import Storage
 
 CONFIG = "config.yaml"
+METRICS = "metrics.jsonl"
 LOCK = ".lock"
 ORIGIN = "# cory "
 """How `config.yaml` begins."""
@@ -43,13 +44,13 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metrics = Journal(path / "metrics.jsonl")
+        self.metrics = Journal(path / METRICS)
         self.samples = Journal(path / "samples.jsonl")
         self.checkpoints = Checkpoints(path / "checkpoints")
         self.log = path / "log.txt"
         self.curves = path / "curves.png"
         self.storage: Storage | None = None
-        """Where the folder is mirrored to."""
+        """Where the folder is mirrored to, or copied from."""
         self._lock: IO[str] | None = None
 
     @classmethod

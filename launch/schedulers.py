@@ -64,6 +64,12 @@ class Population(PopulationBasedTraining):
                 state.last_train_time = state.last_perturbation_time = self._resumed_after
             self._next_perturbation_sync = self._resumed_after + self._perturbation_interval
 
+    def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
+        """Makes a trial a clone; so it stays in a search that goes on, where Tune takes a trial's first settings."""
+        super()._exploit(tune_controller, trial, trial_to_clone)
+        trial._Trial__unresolved_config = trial.config
+        trial.invalidate_json_state()
+
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Compares all trials, once they are where this one is. Tune counts those that failed as alive."""
         for other, state in self._trial_state.items():

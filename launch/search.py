@@ -14,8 +14,7 @@ import contextlib
 import os
 import random
 import shlex
-import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +22,7 @@ import yaml
 
 from launch import session
 from launch.command import CommandError
+from launch.interrupt import Interrupts
 from launch.journal import Journal, replace_text
 from launch.run_directory import LOCK, lock_folder
 from launch.search_space import METRIC, SEED, TIME, Axis, points, read_axes
@@ -30,7 +30,7 @@ from launch.terminal import Voice
 from policies.settings import Settings, SettingsError, make_settings
 
 if TYPE_CHECKING:
-    from ray.tune import Tuner
+    from ray.tune import Callback, Tuner
     from ray.tune.experiment import Trial
 
 SEARCH = "search.yaml"
@@ -139,22 +139,53 @@ def create(folder: Path, search: Search, origin: str) -> IO[str]:
     return lock
 
 
+def begun(folder: Path) -> bool:
+    """Tells whether a folder has a search that can go on."""
+    return (folder / SEARCH).exists() and (folder / STARTED).exists()
+
+
+def check_same(folder: Path, search: Search) -> None:
+    """Refuses to go on with another search than was asked for.
+
+    Raises:
+        CommandError: the folder's differs, in what the message names.
+    """
+    there = Search.read(folder)
+    old, new = ({**s._asdict(), "over": [axis.word for axis in s.axes]} for s in (there, search))
+    other = [
+        f"{key} {old[key]}" for key in ("over", "scheduler", "samples", "seeds", "concurrent") if old[key] != new[key]
+    ]
+    settings = search.settings.model_dump()
+    other += [f"{key}={value}" for key, value in there.settings.model_dump().items() if value != settings[key]]
+    if other:
+        raise CommandError(
+            f"{folder} holds a search with {', '.join(other)}. Ask for just that, or name another folder with --out."
+        )
+
+
 def resume_command(folder: Path) -> str:
     """Returns the command that continues a search."""
     return f"cory tune --resume {shlex.quote(str(folder))}"
 
 
-def run_trials(folder: Path, search: Search, voice: Voice, *, resume: bool, debug: bool) -> "list[Trial]":
+def run_trials(
+    folder: Path, search: Search, voice: Voice, interrupts: Interrupts, *, resume: bool, debug: bool
+) -> "list[Trial]":
     """Runs all trials in a locked folder, or those that are left.
 
     Returns:
-        The trials as Tune leaves them: finished, failed, or neither after Ctrl-C.
+        The trials: finished, failed, or neither where `interrupts` was asked to stop.
 
     Raises:
         CommandError: one trial, or as many as are to run at a time, ask for more than Ray has.
     """
+    import ray
+
+    from launch.search_stop import Stop
+
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` has it
     checked = list(points(search.settings, search.axes))
     largest = max(checked, key=session.logical_cpus)
     random.seed(search.settings.seed)  # what PBT draws from
@@ -162,29 +193,40 @@ def run_trials(folder: Path, search: Search, voice: Voice, *, resume: bool, debu
         if not debug:
             around.enter_context(session.output_into(folder / LOG))
         around.enter_context(voice)
+        around.enter_context(interrupts)
         voice.stage("Starting Ray")
         around.enter_context(session.ray_session(largest, debug))
-        check_room(search, checked)
-        # Ray took it; as with Ctrl-C, the first one lets Tune note where the trials are.
-        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        interrupts.install()  # Ray took SIGTERM
+        check_room(search, checked, ray.cluster_resources(), session.living_nodes())
         voice.stage("Running trials")
         if resume:
             Journal(folder / REPORTS, TIME).cut_after(search.settings.updates)  # what a kill left of a line
-        tuner = _restored(folder, search, voice) if resume else _tuner(folder, search, voice)
+        stop = Stop(interrupts, search.settings.checkpoint_every)
+        callbacks = [_progress(folder, search, voice), stop]
+        tuner = _restored(folder, search, callbacks) if resume else _tuner(folder, search, callbacks)
         voice.begin()
+        interrupts.training = True
         trials: list[Trial] = tuner.fit()._experiment_analysis.trials
+        interrupts.training = False
+        for trial in trials:
+            trial.set_status(stop.statuses.get(trial.trial_id, trial.status))
         return trials
 
 
-def check_room(search: Search, checked: Sequence[Settings]) -> None:
-    """Refuses what the present Ray has no room for; Tune would wait for it without a word.
+def check_room(
+    search: Search, checked: Sequence[Settings], found: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
+) -> None:
+    """Refuses what Ray has no room for; Tune would wait for it without a word.
+
+    Args:
+        search: what is searched.
+        checked: the settings of trials, the largest among them.
+        found: the cluster's resources.
+        nodes: those of each node.
 
     Raises:
         CommandError: a trial, or as many as are to run at a time, ask for more than there is.
     """
-    import ray
-
-    found, nodes = ray.cluster_resources(), session.living_nodes()
     for settings in checked:
         session.check_resources(settings, found)
         session.check_nodes(settings, nodes)
@@ -198,7 +240,7 @@ def check_room(search: Search, checked: Sequence[Settings]) -> None:
             )
 
 
-def _tuner(folder: Path, search: Search, voice: Voice) -> "Tuner":
+def _tuner(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner":
     from ray import tune
     from ray.tune.search import BasicVariantGenerator
 
@@ -232,7 +274,7 @@ def _tuner(folder: Path, search: Search, voice: Voice) -> "Tuner":
                 num_to_keep=KEPT if search.scheduler == "pbt" else settings.keep_checkpoints,
             ),
             failure_config=tune.FailureConfig(max_failures=0),
-            callbacks=[_progress(folder, search, voice)],
+            callbacks=callbacks,
             verbose=0,
         ),
     )
@@ -246,7 +288,7 @@ def _scheduler(search: Search) -> Any:
     return asha(search.settings) if search.scheduler == "asha" else None
 
 
-def _restored(folder: Path, search: Search, voice: Voice) -> "Tuner":
+def _restored(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner":
     """The search where it was; what Tune would take from its file, but cannot, is made anew."""
     from ray import tune
 
@@ -254,7 +296,7 @@ def _restored(folder: Path, search: Search, voice: Voice) -> "Tuner":
     from policies.cory import Cory, CoryConfig
 
     if not any(folder.glob("experiment_state-*.json")):  # killed before anything was noted
-        return _tuner(folder, search, voice)
+        return _tuner(folder, search, callbacks)
     tuner = tune.Tuner.restore(
         str(folder.resolve()),
         trainable=Cory,
@@ -263,7 +305,7 @@ def _restored(folder: Path, search: Search, voice: Voice) -> "Tuner":
         restart_errored=True,
     )
     inner = tuner._local_tuner
-    inner._run_config.callbacks = [_progress(folder, search, voice)]
+    inner._run_config.callbacks = callbacks
     if search.scheduler == "asha":
         inner._tune_config.scheduler = asha(search.settings, recorded(folder))
     return tuner

@@ -14,7 +14,7 @@ from rich.table import Table
 from launch.configuration import Value
 from launch.journal import replace_text
 from launch.rows import show
-from launch.search_space import SEED, Axis, show_value
+from launch.search_space import SEED, Axis, exact_value, show_value
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
@@ -147,14 +147,10 @@ def write_csv(rows: Sequence[Row], file: Path) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trial", *keys, SEED, "status", *figures])
     for row in rows:
-        values = [_exact(row.values[key]) for key in keys]
+        values = [exact_value(row.values[key]) for key in keys]
         found: Mapping[str, object] = row._asdict()
         writer.writerow([row.trial, *values, row.seed, row.status, *(found[name] for name in figures)])
     replace_text(file, text.getvalue())
-
-
-def _exact(value: Value) -> str:
-    return repr(value) if isinstance(value, float) else show_value(value)
 
 
 def table(points: Sequence[Point]) -> Table:

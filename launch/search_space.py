@@ -34,7 +34,7 @@ class Axis(NamedTuple):
         """The axis as it is written on the command line."""
         if self.scale is not None:
             return f"{self.key}={self.scale}:{self.values[0]}:{self.values[1]}"
-        return f"{self.key}={','.join(show_value(value) for value in self.values)}"
+        return f"{self.key}={','.join(map(exact_value, self.values))}"
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -171,3 +171,8 @@ def show_value(value: Value) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def exact_value(value: Value) -> str:
+    """Returns a value as it is written on the command line, with all its digits."""
+    return repr(value) if isinstance(value, float) else show_value(value)

@@ -1,4 +1,4 @@
-"""A run in storage: trained in a local folder, and mirrored to wherever `pyarrow.fs` can write.
+"""A run's folder in storage, wherever `pyarrow.fs` can write: what is copied there, and back.
 
 What arrives there is a run's folder as `run_directory` describes it, but for `checkpoints/best`, which is a file that
 holds the checkpoint's name, because object stores have no links. A checkpoint's manifest is copied last and removed
@@ -6,12 +6,10 @@ first, so one that has its manifest is whole there too.
 """
 
 import contextlib
-import hashlib
 import io
 import os
-import platform
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -19,14 +17,14 @@ from urllib.parse import urlsplit
 from launch import manifest
 from launch.checkpoints import BEST, name_of, update_of
 from launch.command import IN_JOB, CommandError
-from launch.run_directory import CONFIG, LOCK, ORIGIN, RunDirectory
-from policies.cached_folder import user_cache
-from policies.settings import Settings
+from launch.run_directory import CONFIG, METRICS, ORIGIN
 
 if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
+    from pyarrow.fs import FileInfo, FileSystem
 
 CHECKPOINTS = "checkpoints"
+LOOKED_AT = (CONFIG, METRICS, f"{CHECKPOINTS}/{BEST}")
+"""What is read of a run, beside a checkpoint."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems on which a file appears when it is whole, and which have no folders."""
 
@@ -46,8 +44,8 @@ def child(place: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
-def check_place(place: str) -> None:
-    """Refuses a place for a run that would be gone, or would show a password, where it is used.
+def check_place(place: str, what: str = "run") -> None:
+    """Refuses a place for a run or search that would be gone, or would show a password, where it is used.
 
     Raises:
         CommandError: a relative path inside a Ray job; a URI with a password.
@@ -59,9 +57,10 @@ def check_place(place: str) -> None:
                 "Give credentials by the environment of the nodes, or by a file there."
             )
     elif IN_JOB in os.environ and not Path(place).is_absolute():
+        uri = ", or a URI such as s3://bucket/runs/NAME" if what == "run" else ""
         raise CommandError(
-            f"The run's folder {place} is relative: in a Ray job it would vanish with the job's working directory. "
-            "Give --out an absolute path that all nodes share, or a URI such as s3://bucket/runs/NAME."
+            f"The {what}'s folder {place} is relative: in a Ray job it would vanish with the job's working directory. "
+            f"Give --out an absolute path that all nodes share{uri}."
         )
 
 
@@ -99,13 +98,16 @@ class Storage:
         Raises:
             StorageError: storage cannot be read.
         """
+        return list(self._entries())
+
+    def _entries(self) -> "dict[str, FileInfo]":
         from pyarrow.fs import FileSelector, FileType
 
         try:
             found = self._files.get_file_info(FileSelector(self._base, recursive=True, allow_not_found=True))
         except OSError as error:
             raise self._unreachable("read", error) from error
-        return [file.path.removeprefix(self._base).lstrip("/") for file in found if file.type == FileType.File]
+        return {file.path.removeprefix(self._base).lstrip("/"): file for file in found if file.type == FileType.File}
 
     def updates(self, names: Iterable[str]) -> list[int]:
         """Returns the updates of the whole checkpoints among `names`, in order."""
@@ -137,6 +139,16 @@ class Storage:
         """Returns the URI of a file there."""
         return child(self.uri, name)
 
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return PurePosixPath(self.uri.partition("?")[0]).name
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies if that is on a disk of this machine, or one that is mounted."""
+        return Path(self._base) if self._files.type_name == "local" else None
+
     def fetch(self, folder: Path) -> None:
         """Copies what a run needs to go on: its own files, and the latest checkpoint that is whole.
 
@@ -160,6 +172,48 @@ class Storage:
             if manifest.fault(folder / place) is None:
                 return
             self._damaged.add(update)
+
+    def refresh(self, folder: Path) -> None:
+        """Makes a folder the copy of a run to look at: `LOOKED_AT`, and an empty folder for each new checkpoint.
+
+        Args:
+            folder: local, for nothing else; only one process may do this at a time, others may read meanwhile.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        there = self._entries()
+        for name in LOOKED_AT:
+            file = folder / name
+            if name not in there:
+                file.unlink(missing_ok=True)
+            elif not file.exists() or _state(file) != (there[name].size, there[name].mtime_ns):
+                self._get(name, file, there[name].mtime_ns)
+        checkpoints, saved = folder / CHECKPOINTS, set(map(name_of, self.updates(there)))
+        checkpoints.mkdir(exist_ok=True)
+        for entry in checkpoints.iterdir():
+            if update_of(entry.name) is not None and entry.name not in saved:
+                shutil.rmtree(entry)
+        for checkpoint in saved:
+            (checkpoints / checkpoint).mkdir(exist_ok=True)
+
+    def bring(self, checkpoint: Path, part: str) -> None:
+        """Copies the files of a checkpoint whose path in it begins with `part`, unless they are in the folder already.
+
+        Args:
+            checkpoint: a folder that `refresh` made; only one process may do this at a time.
+            part: of the checkpoint.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        place = f"{CHECKPOINTS}/{checkpoint.name}"
+        seal, own = self.read(f"{place}/{manifest.NAME}"), checkpoint / manifest.NAME
+        if not own.exists() or own.read_bytes() != seal or manifest.fault(checkpoint, part):
+            for name in self.names():
+                if name.startswith(f"{place}/{part}"):
+                    self._get(name, checkpoint / name.removeprefix(f"{place}/"))
+            self._get(f"{place}/{manifest.NAME}", own)
 
     def push(self, folder: Path, keep: int, best: int | None) -> None:
         """Copies what is new in a run's folder, and removes the checkpoints that are no longer kept.
@@ -200,16 +254,23 @@ class Storage:
             self._files.delete_dir_contents(self._base, missing_dir_ok=True)
         except OSError as error:
             raise self._unreachable("written", error) from error
+        self._sent.clear()
 
     def _at(self, name: str) -> str:
         return f"{self._base}/{name}"
 
-    def _get(self, name: str, file: Path) -> None:
+    def _get(self, name: str, file: Path, time: int | None = None) -> None:
+        """Copies a file here, in one step, with its time of change there in nanoseconds since 1970 if that is known."""
         file.parent.mkdir(parents=True, exist_ok=True)
+        beside = file.with_name(f".{file.name}.part")
         try:
-            with self._files.open_input_stream(self._at(name)) as source, file.open("wb") as target:
+            with self._files.open_input_stream(self._at(name)) as source, beside.open("wb") as target:
                 shutil.copyfileobj(source, target, 2**24)
+            if time is not None:
+                os.utime(beside, ns=(time, time))
+            beside.replace(file)
         except OSError as error:
+            beside.unlink(missing_ok=True)
             raise self._unreachable(f"copied to {file}", error) from error
 
     def _put(self, file: Path, name: str) -> None:
@@ -218,8 +279,7 @@ class Storage:
         except FileNotFoundError:  # another library's, removed meanwhile
             return
         with source:
-            stat = os.fstat(source.fileno())
-            state = (stat.st_size, stat.st_mtime_ns)
+            state = _state(source.fileno())
             if self._sent.get(name) != state:
                 self._store(name, source)
                 self._sent[name] = state
@@ -258,97 +318,7 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
 
 
-def create_run(uri: str) -> RunDirectory:
-    """Takes a local folder for a new run that is mirrored to `uri`.
-
-    Raises:
-        CommandError: something is there already; another process trains it on this machine.
-        StorageError: storage cannot be read or written.
-    """
-    storage = Storage(uri)
-    run = _local(storage)
-    names = storage.names()
-    if names and not storage.holds_run(names):
-        raise CommandError(f"{storage.uri} is not empty: empty it, or name another place with --out.")
-    if storage.updates(names):
-        raise CommandError(
-            f"{storage.uri} holds a run: go on with it by `{run.resume_command()}`, or name another place with --out."
-        )
-    storage.clear()  # a run that ended before anything of it was saved
-    _empty(run.path)
-    return run
-
-
-def open_run(uri: str) -> RunDirectory:
-    """Fetches a run into a local folder, which this process then has.
-
-    Where this machine has more of the run, which never arrived in storage, that is copied there instead.
-
-    Raises:
-        CommandError: there is no run; another process trains it on this machine.
-        StorageError: storage cannot be read or written.
-    """
-    storage = Storage(uri)
-    names = storage.names()
-    if not storage.holds_run(names):
-        raise CommandError(f"{storage.uri} is not a run's folder: it has no run's {CONFIG}.")
-    run = _local(storage)
-    if _is_ahead(run, storage, names):
-        run.mirror(run.settings().keep_checkpoints)
-    else:
-        _empty(run.path)
-        storage.fetch(run.path)
-    return run
-
-
-def _is_ahead(run: RunDirectory, storage: Storage, names: Sequence[str]) -> bool:
-    """Tells whether the local folder has a later checkpoint of the very run that storage has."""
-    here = [update for update in run.checkpoints.updates() if not manifest.fault(run.checkpoints.place(update))]
-    if not run.exists() or max(here, default=-1) <= max(storage.updates(names), default=-1):
-        return False
-    metrics = run.metrics.path
-    there = storage.read(metrics.name) if metrics.name in names else b""
-    return metrics.read_bytes().startswith(there)  # its lines hold times, which no other run shares
-
-
-def hand_over(run: RunDirectory, settings: Settings) -> None:
-    """Ends the mirroring of a run: storage has everything, and the local folder goes.
-
-    Raises:
-        StorageError: storage cannot be written; the local folder stays.
-    """
-    if run.storage is not None:
-        try:
-            run.mirror(settings.keep_checkpoints)
-        except StorageError as error:
-            raise StorageError(f"{error} {stranded(run)}") from error
-        shutil.rmtree(run.path.parent)
-
-
-def stranded(run: RunDirectory) -> str:
-    """Returns where everything is that storage lacks, and how it gets there."""
-    return (
-        f"Nothing is lost: the run is in {run.path} on {platform.node()}. When storage can be written again, "
-        f"`{run.resume_command()}` on that machine copies it."
-    )
-
-
-def _local(storage: Storage) -> RunDirectory:
-    """Takes the local folder of what is mirrored to `storage`."""
-    place = user_cache() / "runs" / hashlib.sha256(storage.uri.encode()).hexdigest()[:12]
-    run = RunDirectory(place / PurePosixPath(storage.uri.partition("?")[0]).name)
-    try:
-        run.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"{run.path}, where the run is to work, cannot be made: {error.strerror}.") from error
-    run.storage = storage
-    run.lock()
-    return run
-
-
-def _empty(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif entry.name != LOCK:
-            entry.unlink()
+def _state(file: Path | int) -> tuple[int, int]:
+    """Returns the size of a file, and when it changed, in nanoseconds since 1970."""
+    stat = os.stat(file)
+    return stat.st_size, stat.st_mtime_ns

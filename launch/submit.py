@@ -1,6 +1,7 @@
 """`cory submit -- train ...`: sends a command to a Ray cluster as a job, follows it, and ends as it ends."""
 
 import argparse
+import importlib
 import logging
 import os
 import shlex
@@ -17,6 +18,8 @@ from launch.secrets import FILE, is_secret
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
+KEPT = {"train": "run", "tune": "search"}
+"""Commands that keep what they do, and go on with it."""
 LARGEST = 50 * 2**20  # bytes that may be uploaded
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_SECONDS = "600"
@@ -25,10 +28,12 @@ STOP_SECONDS = "600"
 EPILOG = """examples:
   cory submit --storage /shared/runs --name first -- train imdb-tiny num_runners=2
   cory submit --address http://head:8265 --storage s3://bucket/runs --name big -- train -c mine.yaml
+  cory submit --storage /shared/searches --name period -- tune imdb-tiny --over exchange_period=1,5,null --seeds 3
   cory submit -- validate custom data=questions.csv reward=my_rewards:names_it
 
 The working directory is uploaded, without what .gitignore and .rayignore name. Given again with the same --name and
---storage, `train` goes on with the run. Ctrl-C leaves the job running; `cory jobs stop ID` saves and ends it.
+--storage, `train` goes on with the run and `tune` with the search. Ctrl-C leaves the job running; `cory jobs stop ID`
+saves and ends it.
 
 exit codes: the command's own, on the cluster; 2 a mistake that you can correct; 143 the job was stopped.
 """
@@ -55,8 +60,9 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_address(parser)
-    parser.add_argument("--storage", metavar="DIR|URI", help="where `train` keeps its run: all nodes must reach it")
-    parser.add_argument("--name", help="the run's (default: PRESET-TIME)")
+    where = "where `train` keeps its run, or `tune` (DIR only) its search: all nodes must reach it"
+    parser.add_argument("--storage", metavar="DIR|URI", help=where)
+    parser.add_argument("--name", help="the run's or search's (default: PRESET-TIME)")
     parser.add_argument("--working-dir", type=Path, default=Path(), metavar="DIR", help="what is uploaded (default: .)")
     parser.add_argument("--num-cpus", type=float, default=0, help="CPUs that the driver takes (default: 0)")
     parser.add_argument("--num-gpus", type=float, default=0, help="GPUs that the driver takes (default: 0)")
@@ -90,7 +96,7 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
         entrypoint_num_gpus=options.num_gpus or None,
         entrypoint_resources=resources or None,
     )
-    print(f"Job {job} ({name})" + (f", run {place}" if place else ""), flush=True)
+    print(f"Job {job} ({name})" + (f", {KEPT[words[0]]} {place}" if place else ""), flush=True)
     if options.no_wait:
         print(f"Follow it with `cory jobs logs {job}`.")
         return 0
@@ -105,29 +111,32 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], str, str | None]:
-    """Returns the words to run, the job's name, and where the run is kept if it is one."""
+    """Returns the words to run, the job's name, and where the run or search is kept if it is one."""
     from launch.main import COMMANDS
 
     if not words or words[0] not in COMMANDS or words[0] in ("submit", "jobs"):
         raise CommandError("Say what to run after `--`, as in `cory submit --storage /shared/runs -- train imdb-tiny`.")
-    if words[0] != "train":
-        return words, options.name or f"{words[0]}-{time.strftime('%Y%m%d-%H%M%S')}", None
+    now = time.strftime("%Y%m%d-%H%M%S")
+    if words[0] not in KEPT:
+        return words, options.name or f"{words[0]}-{now}", None
     from launch.configuration import DEFAULT_PRESET
     from launch.storage import check_place, child, is_uri
-    from launch.train import parse
 
+    what, parse = KEPT[words[0]], importlib.import_module(f"launch.{words[0]}").parse
     asked = parse(words[1:])
-    own = asked.out or asked.resume
+    own = str(asked.out or asked.resume or "")
     if bool(own) == bool(options.storage):
-        raise CommandError("Say once where the run is kept: --storage DIR|URI, or --out or --resume after `--`.")
+        raise CommandError(f"Say once where the {what} is kept: --storage, or --out or --resume after `--`.")
     preset = next((word for word in asked.words if "=" not in word), DEFAULT_PRESET)
-    name = options.name or (Path(own).name if own else f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}")
+    name = options.name or (Path(own).name if own else f"{'' if what == 'run' else 'tune-'}{preset}-{now}")
     place = own or child(options.storage, name)
-    check_place(place)
+    check_place(place, what)
+    if is_uri(place) and words[0] == "tune":
+        raise CommandError(f"{place} is a URI, and a search needs a folder: name a --storage that all nodes share.")
     if not is_uri(place) and not os.path.isabs(place):
         raise CommandError(
             f"{place} is relative, and the job's working directory goes when it ends. Name an absolute path that all "
-            "nodes share, or a URI such as s3://bucket/runs."
+            "nodes share, or for a run a URI such as s3://bucket/runs."
         )
     return (words if own else [*words, "--out", place, "--continue"]), name, place
 
@@ -209,35 +218,50 @@ def check_cluster(words: Sequence[str], driver: Mapping[str, float], found: Sequ
         raise CommandError(
             f"No node of the cluster has {asked or 'started'} for the driver ({most}). Ask for less, or add a node."
         )
-    if words[0] != "train":
+    if words[0] not in KEPT:
         return
-    from launch.configuration import DEFAULT_PRESET, resolve
-    from launch.session import check_nodes, check_resources
-    from launch.train import parse
-
-    asked_for = parse(words[1:])
-    if asked_for.resume:
-        return  # its settings are in storage; the driver checks
-    presets = [word for word in asked_for.words if "=" not in word]
-    settings = resolve(
-        presets[0] if presets else DEFAULT_PRESET, asked_for.config, [word for word in asked_for.words if "=" in word]
-    )
     total: dict[str, float] = {}
     for node in found:
         for key, amount in node.items():
             total[key] = total.get(key, 0) + amount
     total["CPU"] = total.get("CPU", 0) - max(driver["CPU"] - 1, 0)  # one of the driver's is in what is checked
     total["GPU"] = total.get("GPU", 0) - driver["GPU"]
-    check_resources(settings, total)
-    check_nodes(settings, found)
+    (_check_search if words[0] == "tune" else _check_run)(words[1:], total, found)
+
+
+def _check_run(words: Sequence[str], found: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+    from launch.configuration import DEFAULT_PRESET, resolve
+    from launch.session import check_nodes, check_resources
+    from launch.train import parse
+
+    asked_for = parse(words)
+    if asked_for.resume:
+        return  # its settings are in storage; the driver checks
+    presets = [word for word in asked_for.words if "=" not in word]
+    pairs = [word for word in asked_for.words if "=" in word]
+    settings = resolve(presets[0] if presets else DEFAULT_PRESET, asked_for.config, pairs)
+    check_resources(settings, found)
+    check_nodes(settings, nodes)
+
+
+def _check_search(words: Sequence[str], found: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+    from launch.search import check_room
+    from launch.search_space import points
+    from launch.tune import parse, read_search
+
+    asked_for = parse(words)
+    if asked_for.resume:
+        return
+    search, _ = read_search(asked_for)
+    check_room(search, list(points(search.settings, search.axes)), found, nodes)
 
 
 def _check_free(client: "JobSubmissionClient", place: str) -> None:
-    """Refuses a run that a job of this cluster is training."""
+    """Refuses a run or search that a job of this cluster is at work on."""
     for job in client.list_jobs():
         if (job.metadata or {}).get("run") == place and not job.status.is_terminal():
             raise CommandError(
-                f"{place} is being trained by job {job.submission_id}. Follow it with `cory jobs logs "
+                f"Job {job.submission_id} is at work on {place}. Follow it with `cory jobs logs "
                 f"{job.submission_id}`, or stop it first: `cory jobs stop {job.submission_id}`."
             )
 

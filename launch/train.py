@@ -162,7 +162,8 @@ def _count(text: str) -> int:
 def _open(place: str) -> "RunDirectory":
     """Returns the run in a folder or in storage."""
     from launch.run_directory import RunDirectory
-    from launch.storage import is_uri, open_run
+    from launch.storage import is_uri
+    from launch.stored_run import open_run
 
     return open_run(place) if is_uri(place) else RunDirectory.open(Path(place))
 
@@ -185,7 +186,8 @@ def _find(place: str) -> "RunDirectory | None":
 def _create(place: str, settings: "Settings", origin: str) -> "RunDirectory":
     """Makes a new run's folder; storage that cannot be written is found out now."""
     from launch.run_directory import RunDirectory
-    from launch.storage import create_run, is_uri
+    from launch.storage import is_uri
+    from launch.stored_run import create_run
 
     run_directory = create_run(place) if is_uri(place) else RunDirectory.create(Path(place))
     run_directory.write_settings(settings, origin)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launch.command import CommandError
 from launch.records import Update
 from launch.run_directory import RunDirectory
+from launch.stored_run import read_run
 from policies.generator import Weights
 from policies.settings import Settings
 
@@ -55,9 +56,8 @@ class Trained(NamedTuple):
         """
         for name in names:
             if name not in self.settings.modules:
-                raise CommandError(
-                    f"{self.run.path} has no policy `{name}`. Its policies are: {', '.join(self.settings.modules)}."
-                )
+                where, known = self.run.shown(self.run.path), ", ".join(self.settings.modules)
+                raise CommandError(f"{where} has no policy `{name}`. Its policies are: {known}.")
 
     def weights(self, policy: str) -> Weights:
         """Reads the weights of a policy, without its value head, by Hugging Face names.
@@ -88,27 +88,30 @@ class Trained(NamedTuple):
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         if shapes != {name: array.shape for name, array in weights.items()}:
             raise CommandError(
-                f"The model {self.settings.model} is not the one that {self.run.path} started from: the trained "
-                "weights have other names or shapes. Put that model back."
+                f"The model {self.settings.model} is not the one that {self.run.shown(self.run.path)} started "
+                "from: the trained weights have other names or shapes. Put that model back."
             )
 
 
-def open_trained(path: Path, wanted: str | None = None) -> Trained:
+def open_trained(place: str | Path, wanted: str | None = None) -> Trained:
     """Opens a checkpoint of a run, which may go on training meanwhile.
 
     Args:
-        path: the run's folder.
+        place: the run's folder, or its URI.
         wanted: `best`, `latest` or an update's number; None: the best, or the latest where none was evaluated.
 
     Raises:
         CommandError: no such run or checkpoint, one that is damaged, or one that the run's metrics do not know.
+        StorageError: storage cannot be read.
         FormatError: another version wrote it in another format.
     """
-    run = RunDirectory.open(path)
+    run = read_run(place)
     update, folder = run.checkpoints.choose(wanted, POLICIES)
     lines = [line for line in run.updates() if line["update"] <= update]
     if not lines or lines[-1]["update"] != update:
-        raise CommandError(f"{run.metrics.path} has no line of update {update}, whose checkpoint was asked for.")
+        raise CommandError(
+            f"{run.shown(run.metrics.path)} has no line of update {update}, whose checkpoint was asked for."
+        )
     return Trained(run, run.settings(), update, folder, lines)
 
 

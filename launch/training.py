@@ -12,7 +12,8 @@ from launch.interrupt import Interrupts
 from launch.records import Sample, Update, plain
 from launch.recovery import last_whole, may_pass
 from launch.run_directory import RunDirectory
-from launch.storage import StorageError, hand_over, stranded
+from launch.storage import StorageError
+from launch.stored_run import hand_over, stranded
 from launch.terminal import Terminal
 from launch.tracking import Tracker, figures_of, open_trackers
 from policies.settings import Settings

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.command import INTERRUPTED, CommandError, Parser, run
+from launch.command import CommandError, Parser, run
 
 if TYPE_CHECKING:
     from launch.search import Search
@@ -32,8 +32,10 @@ examples:
   cory tune imdb-tiny --over lr=log:1e-5:1e-3 --samples 8 --scheduler pbt
   cory tune --resume runs/search
 
+Ctrl-C lets each running trial finish its update, and saves it.
+
 exit codes:
-  0 all trials are done; 1 some failed; 2 a mistake that you can correct; 130 you stopped it.
+  0 all trials are done; 1 some failed; 2 a mistake that you can correct; 130, 143 you stopped it.
 """
 
 
@@ -41,11 +43,16 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0; 1 when trials failed; 2 after a user's mistake; 130 when a signal stopped the search.
+        0; 1 when trials failed; 2 after a user's mistake; 130 or 143 when a signal stopped the search.
     """
     words = sys.argv[1:] if argv is None else argv
-    options = _parser().parse_intermixed_args(words)
+    options = parse(words)
     return run(lambda: _command(options, words), debug=options.debug)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Reads the command's words; a word that is none of them ends the process."""
+    return _parser().parse_intermixed_args(words)
 
 
 def _parser() -> Parser:
@@ -71,10 +78,13 @@ def _parser() -> Parser:
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="run every point with so many seeds, for intervals")
     parser.add_argument("--concurrent", type=int, metavar="N", help="trials at a time (default: as many as fit)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the search's folder (default: runs/tune-PRESET-TIME)")
+    parser.add_argument("--out", type=_folder, metavar="DIR", help="the search's (default: runs/tune-PRESET-TIME)")
+    parser.add_argument(
+        "--continue", action="store_true", dest="go_on", help="if --out holds this search already, go on with it"
+    )
     parser.add_argument(
         "--resume",
-        type=Path,
+        type=_folder,
         metavar="DIR",
         help="continue a search: unfinished trials from their checkpoints, failed ones from the start. Checkpoints are "
         "pickles, which can run code: resume your own searches only",
@@ -84,48 +94,80 @@ def _parser() -> Parser:
     return parser
 
 
+def _folder(place: str) -> Path:
+    """Returns the path of a search's folder.
+
+    Raises:
+        ArgumentTypeError: it is a URI.
+    """
+    if "://" in place:
+        raise argparse.ArgumentTypeError(f"{place} is a URI, and a search needs a folder, which all nodes must share")
+    return Path(place)
+
+
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch import session, task
+    from launch.interrupt import Interrupts
     from launch.manifest import own_version
     from launch.run_directory import lock_folder, new_path
-    from launch.search import Search, check_free, create, recorded, resume_command, run_trials
+    from launch.search import Search, begun, check_free, check_same, create, recorded, resume_command, run_trials
     from launch.search_results import UNFINISHED, rows_of
     from launch.search_space import points
+    from launch.storage import check_place
     from launch.terminal import Voice
 
     if options.resume:
         if options.words or options.config or options.over or options.out or options.scheduler:
             raise CommandError("--resume takes everything from the search: leave out all but --quiet and --debug.")
-        search, folder = Search.read(options.resume), options.resume
+        search, folder, resume = Search.read(options.resume), options.resume, True
     else:
-        search, preset = _read(options)
+        if options.go_on and not options.out:
+            raise CommandError("--continue needs the search's folder: name it with --out.")
+        search, preset = read_search(options)
         folder = options.out or new_path(f"tune-{preset}")
-        check_free(folder)
+        check_place(str(folder), "search")
+        resume = options.go_on and begun(folder)
+        if resume:
+            check_same(folder, search)
+        else:
+            check_free(folder)
     checked = list(points(search.settings, search.axes))
     if search.settings.wandb:
         raise CommandError("wandb=true: trials are not sent to Weights & Biases. Set wandb=false.")
     session.quiet_libraries(options.debug)
     task.check(checked[0])
     origin = f"{shlex.join(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
-    lock = lock_folder(folder) if options.resume else create(folder, search, origin)
-    past = len(recorded(folder)) if options.resume else 0
+    lock = lock_folder(folder) if resume else create(folder, search, origin)
+    past = len(recorded(folder)) if resume else 0
     total = search.trials * search.settings.updates
     voice = Voice(session.own_output(), total, done=past, quiet=options.quiet, bar=not options.debug)
     voice.say(_what(search))
-    voice.say(f"Search folder: {folder}")
+    voice.say(f"Search folder: {folder}" + (" (going on)" if resume else ""))
+    interrupts = Interrupts(
+        lambda: voice.say("Running trials finish their update and are saved. Ctrl-C again aborts at once.", True)
+    )
+    go_on = f"Go on with:\n  {resume_command(folder)}"
     started = time.monotonic()
     with lock:
-        trials = run_trials(folder, search, voice, resume=bool(options.resume), debug=options.debug)
+        try:
+            trials = run_trials(folder, search, voice, interrupts, resume=resume, debug=options.debug)
+        except KeyboardInterrupt:
+            voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
+            return interrupts.exit_code
         rows = rows_of(trials, search.axes, search.settings.updates)
         exit_code = report(rows, search, folder, voice, time.monotonic() - started)
         if any(row.status == UNFINISHED for row in rows) or len(rows) < search.trials:
-            voice.say(f"Stopped. Go on with:\n  {resume_command(folder)}", True)
-            return INTERRUPTED
+            voice.say(f"Stopped. {go_on}", True)
+            return interrupts.exit_code
     return exit_code
 
 
-def _read(options: argparse.Namespace) -> "tuple[Search, str]":
-    """Returns the search that the options describe, and the preset's name."""
+def read_search(options: argparse.Namespace) -> "tuple[Search, str]":
+    """Returns the search that the options describe, and the preset's name.
+
+    Raises:
+        CommandError: they describe none that could be run.
+    """
     from launch.configuration import DEFAULT_PRESET, resolve
     from launch.search import Search
     from launch.search_space import SEED, check_evaluations, pinned, read_axes

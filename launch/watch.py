@@ -1,4 +1,4 @@
-"""`cory watch RUN`: follows a run from another terminal, by what it writes into its folder."""
+"""`cory watch RUN`: follows a run from another terminal or machine, by what it writes into its folder or storage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.command import Parser, run
@@ -19,16 +18,20 @@ if TYPE_CHECKING:
 STOPPED = 1
 """Exit code where nothing trains a run that is not done."""
 SECONDS = 1.0
-"""Between two looks at the run."""
+"""Between two looks at a run's folder."""
+STORAGE_SECONDS = 5.0
+"""Between two looks at a run in storage."""
 
 EPILOG = """exit codes:
-  0 the run is done; 1 it is not, and no process trains it; 3 stop_on_collapse ended it; 130 you did, by Ctrl-C.
+  0 the run is done; 1 it is not, and nothing is seen to train it; 3 stop_on_collapse ended it; 130 you did, by Ctrl-C.
+
+The process of a run in storage is not seen, so such a run is watched until it is done.
 """
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run's folder holds at one moment."""
+    """What is seen of a run at one moment."""
 
     settings: Settings
     updates: list[Update]
@@ -36,6 +39,8 @@ class Seen:
     """When the last update was recorded, in seconds since 1970; None before the first."""
     process: str | None
     """The number of the process that trains it on this machine."""
+    stored: bool = False
+    """It is in storage, where its process is not seen."""
 
     @property
     def collapsed(self) -> bool:
@@ -60,7 +65,9 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", help="the run's folder, such as runs/imdb-tiny-20250101-120000")
+    parser.add_argument(
+        "run", metavar="RUN", help="the run's folder, such as runs/imdb-tiny-20250101-120000, or its URI"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="show what there is, and exit")
     how.add_argument(
@@ -72,30 +79,36 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def look(where: str) -> Seen:
-    """Reads a run's folder; a line that is just being written is not there yet.
+    """Reads a run's folder, or what storage has; a line that is just being written is not there yet.
 
     Raises:
         CommandError: there is no run, or a file of it is damaged.
+        StorageError: storage cannot be read.
     """
-    from launch.run_directory import RunDirectory, lock_holder
+    from launch.run_directory import lock_holder
+    from launch.storage import is_uri
+    from launch.stored_run import read_run
 
-    folder = RunDirectory.open(Path(where))
-    process = lock_holder(folder.path)  # first: what a process records before it ends must not be missed
-    updates = folder.updates()
-    written = folder.metrics.path.stat().st_mtime if updates else None
-    return Seen(folder.settings(), updates, written, process)
+    run = read_run(where)
+    stored = is_uri(where)
+    # First: what a process records before it ends must not be missed.
+    process = None if stored else lock_holder(run.path)
+    updates = run.updates()
+    written = run.metrics.path.stat().st_mtime if updates else None
+    return Seen(run.settings(), updates, written, process, stored)
 
 
 def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
     """Shows a run, and what comes, until it is done.
 
     Args:
-        where: the run's folder.
+        where: the run's folder or URI.
         once: show what is there, and return.
         follow: go on also while nothing trains it.
 
     Raises:
         CommandError: there is no run, or a file of it is damaged.
+        StorageError: storage cannot be read.
     """
     from launch.terminal import Terminal
     from launch.training import COLLAPSED
@@ -107,7 +120,7 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
         while True:
             _show_new(terminal, shown, seen)
             shown = seen.updates
-            last = once or seen.done or not (follow or seen.process)
+            last = once or seen.done or not (follow or seen.process or seen.stored)
             if terminal.has_bar and not last:
                 terminal.stage(_state(seen))
             elif last or training != bool(seen.process):
@@ -115,7 +128,7 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
             training = bool(seen.process)
             if last:
                 return COLLAPSED if seen.collapsed else 0 if seen.done or seen.process else STOPPED
-            time.sleep(SECONDS)
+            time.sleep(STORAGE_SECONDS if seen.stored else SECONDS)
             seen = look(where)
 
 
@@ -152,7 +165,7 @@ def _state(seen: Seen) -> str:
         parts.append(f"{max(time.time() - seen.written, 0):.0f} s ago")
     if seen.process:
         parts.append(f"process {seen.process} trains it")
-    elif not seen.done:
+    elif not (seen.done or seen.stored):
         parts.append("no process on this machine trains it")
     if seen.done:
         parts.append("stopped, as a policy has collapsed" if seen.collapsed else "done")

@@ -7,9 +7,10 @@ nothing that counts, and whoever finds the folder needs no lock and writes nothi
 import contextlib
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from policies.whole_folder import whole_folder
 
 
 class CacheError(Exception):
@@ -32,9 +33,12 @@ def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
     if not place.is_dir():
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(place.with_name(f".{name}.lock")):
+            with locked(place.with_name(f".{name}.lock")):
                 if not place.is_dir():  # else another process has filled it while this one waited
-                    _fill(place, fill)
+                    with whole_folder(place) as unfinished:
+                        fill(unfinished)
+                        for path in unfinished.iterdir():
+                            path.chmod(0o644)  # safetensors makes files that only their owner can read
         except OSError as error:
             raise CacheError(
                 f"{place} cannot be written: {error.strerror or error}. Put that right, or set XDG_CACHE_HOME to a "
@@ -51,34 +55,8 @@ def user_cache() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
+def locked(file: Path) -> Iterator[None]:
     """Waits until no other process holds this lock. The kernel frees it when its holder ends, however that happens."""
     with file.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _fill(place: Path, fill: Callable[[Path], object]) -> None:
-    unfinished = place.with_name(f".unfinished-{place.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)  # what a killed process left
-    try:
-        unfinished.mkdir()
-        fill(unfinished)
-        for path in unfinished.iterdir():
-            path.chmod(0o644)  # safetensors makes files that only their owner can read
-            _sync(path)
-        _sync(unfinished)
-        unfinished.rename(place)
-        _sync(place.parent)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-
-
-def _sync(path: Path) -> None:
-    """Makes a file's content, or the names in a folder, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,11 +1,14 @@
 """`cory submit` and `cory jobs` on a real cluster: exit codes, output, secrets, tokens, stopping and going on."""
 
+import csv
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from launch.run_directory import RunDirectory
+from launch.search import recorded
 from tests.cluster.head import SECRET, Head
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # much of it is waiting for processes that start
@@ -99,17 +102,7 @@ def test_a_stopped_job_is_saved_and_its_command_given_again_goes_on(head: Head, 
     storage = tmp_path / "storage"
     words = ("submit", "--storage", f"file://{storage}", "--name", "run", "--", "train", *SMALL)
     job = head.cory(*words, "updates=100", cwd=work)
-    assert job.stdout
-    seen: list[str] = []
-    while not seen or "1/100" not in seen[-1]:
-        seen.append(job.stdout.readline())
-        assert seen[-1], "".join(seen) + (job.stderr.read() if job.stderr else "")
-    name = seen[0].split()[1]
-    stop = head.cory("jobs", "stop", name, cwd=work)
-    output, errors = stop.communicate(timeout=120)
-    assert stop.returncode == 0 and "STOPPED" in output, errors
-    rest, errors = job.communicate(timeout=120)
-    assert job.returncode == 143, errors
+    rest = stopped_at(job, "1/100", head, work)
     run = RunDirectory.open(storage / "run")
     done = run.checkpoints.updates()[-1]
     assert f"Update {done} is saved. Go on with:\n  cory train --resume file://{storage}/run" in rest
@@ -121,3 +114,40 @@ def test_a_stopped_job_is_saved_and_its_command_given_again_goes_on(head: Head, 
     assert f"going on after update {done}" in output
     assert [line["update"] for line in run.updates()] == list(range(done + 2))
     assert run.checkpoints.updates()[-1] == done + 1
+
+
+def stopped_at(job: "subprocess.Popen[str]", sign: str, head: Head, work: Path) -> str:
+    """Stops a job when its output shows a sign; returns what it prints after that."""
+    assert job.stdout
+    seen: list[str] = []
+    while not seen or sign not in seen[-1]:
+        seen.append(job.stdout.readline())
+        assert seen[-1], "".join(seen) + (job.stderr.read() if job.stderr else "")
+    stop = head.cory("jobs", "stop", seen[0].split()[1], cwd=work)
+    output, errors = stop.communicate(timeout=120)
+    assert stop.returncode == 0 and "STOPPED" in output, errors
+    rest, errors = job.communicate(timeout=120)
+    assert job.returncode == 143, errors
+    return rest
+
+
+def test_a_search_as_a_job_is_stopped_and_its_command_given_again_goes_on(
+    head: Head, work: Path, tmp_path: Path
+) -> None:
+    found = tmp_path / "storage" / "rates"
+    search = ("tune", *SMALL, "updates=3", "eval_every=1", "exchange_period=1", "--over", "lr=1e-4,1e-3")
+    words = ("submit", "--storage", str(found.parent), "--name", "rates", "--", *search, "--concurrent", "1")
+    rest = stopped_at(head.cory(*words, cwd=work), "1/3", head, work)
+    assert "Running trials finish their update and are saved." in rest and f"cory tune --resume {found}" in rest
+
+    job = head.cory(*words, cwd=work)
+    output, errors = job.communicate(timeout=360)
+    assert job.returncode == 0, output + errors
+    assert "trial_00000  goes on from trial_00000 after update" in output
+    with (found / "results.csv").open() as file:
+        assert [(row["lr"], row["status"], row["exchanges"]) for row in csv.DictReader(file)] == [
+            ("0.0001", "done", "3"),
+            ("0.001", "done", "3"),
+        ]
+    of_first = [report["updates"] for report in recorded(found) if report["trial"] == "trial_00000"]
+    assert of_first == [1, 2, 3]

@@ -5,7 +5,6 @@ No checker knows KubeRay's kinds, so their fields are listed here as its referen
 
 import copy
 import json
-import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import kubernetes_validate
 import pytest
 
 from launch.configuration import resolve
+from launch.train import parse
 from tests.docker.conftest import manifests, pins
 
 Manifest = dict[str, Any]
@@ -134,10 +134,9 @@ def test_there_are_workers_with_gpus_and_workers_without(manifest: Manifest) -> 
 
 def test_the_job_runs_a_command_that_exists_and_goes_on_in_the_same_folder() -> None:
     (job,) = manifests("rayjob.yaml")
-    bash, dash_c, script = shlex.split(job["spec"]["entrypoint"])
-    assert (bash, dash_c) == ("bash", "-c")
-    resumed, started = re.findall(r"exec cory train ([^;]*);", script)
-    preset, *pairs, out, folder = started.split()
-    assert out == "--out" and resumed == f"--resume {folder}" and folder.startswith("/runs/")
-    assert f"test -d {folder}/checkpoints;" in script
+    cory, train, *words = shlex.split(job["spec"]["entrypoint"])
+    assert (cory, train) == ("cory", "train")
+    asked = parse(words)
+    assert asked.go_on and asked.out.startswith("/runs/")
+    preset, *pairs = asked.words
     assert resolve(preset, [], pairs).num_runners == 2

@@ -22,9 +22,9 @@ Checkpoints(Path(sys.argv[1])).save(2, write)
 """
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, weights: str = "whole") -> None:
     (folder / "deep").mkdir()
-    (folder / "deep" / "weights").write_text("whole")
+    (folder / "deep" / "weights").write_text(weights)
 
 
 def names(folder: Path) -> list[str]:

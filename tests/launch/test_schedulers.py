@@ -1,18 +1,23 @@
-"""Population-based training through Tune, with a trial that costs nothing."""
+"""Population-based training, stopping and going on through Tune, with a trial that costs nothing."""
 
 from __future__ import annotations
 
 import csv
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray import tune
+from ray.tune.experiment import Trial
+from ray.tune.schedulers.pbt import _PBTTrialState
 
 from launch.command import CommandError
+from launch.interrupt import Interrupts
 from launch.schedulers import population
 from launch.search import Search, check_room
 from launch.search_space import read_axes
+from launch.search_stop import Stop
 from policies.settings import Settings
 from tests.policies.conftest import ray_session
 
@@ -73,20 +78,108 @@ def test_the_worst_continues_as_the_best_and_nobody_waits_for_a_trial_that_faile
         ("ERROR", 3),
         ("TERMINATED", 8),
     ]
-    with Path(trials[2].path, "progress.csv").open() as file:  # result.json loses lines where a trial was paused
-        reports = list(csv.DictReader(file))
-    assert [int(report["updates"]) for report in reports] == list(range(1, 9))
-    worth = [float(report["combined_reward"]) for report in reports]
+    updates, worth = reported(trials[2])
+    assert updates == list(range(1, 9))
     assert worth[:2] == pytest.approx([0.01, 0.02])
     drawn = worth[3] - worth[2]
     assert drawn != 0.01 and 0.001 <= drawn <= 1
     assert worth[2] == pytest.approx(2 * 0.5 + drawn)  # the first one's after two updates, and one with its own rate
 
 
-def test_a_search_that_ray_has_no_room_for_is_refused(ray_session: None) -> None:
+def reported(trial: Any) -> tuple[list[int], list[float]]:
+    """The updates that a trial reported, and their worth."""
+    with Path(trial.path, "progress.csv").open() as file:  # result.json loses lines where a trial was paused
+        reports = list(csv.DictReader(file))
+    return [int(report["updates"]) for report in reports], [float(report["combined_reward"]) for report in reports]
+
+
+def test_a_clone_has_its_donors_settings_but_what_was_drawn_when_tune_restores_it_too() -> None:
+    scheduler = population(Settings(updates=8, eval_every=2), read_axes(["lr=uniform:0.001:1"]))
+    scheduler._log_config = False
+    room = tune.PlacementGroupFactory([{"CPU": 1.0}])
+
+    def member(seed: int, lr: float) -> Trial:
+        settings = {"cory_settings": {"lr": lr, "seed": seed}}
+        made = Trial("Climb", stub=True, trial_id=f"population_{seed}", config=settings, placement_group_factory=room)
+        made.create_placement_group_factory()
+        made.status = Trial.PAUSED
+        scheduler._trial_state[made] = _PBTTrialState(made)
+        scheduler._trial_state[made].last_score = lr
+        return made
+
+    worst, best = member(0, 0.01), member(1, 0.5)
+    kept_before, _ = worst.get_json_state()
+    scheduler._exploit(None, worst, best)
+    kept, _ = worst.get_json_state()
+    restored = []
+    for state in (kept_before, kept):
+        again = Trial.from_json_state(state, stub=True)
+        again.resolve_config_placeholders({})  # as Tune does when it goes on with a search
+        restored.append(again.config["cory_settings"])
+    assert restored[0] == {"lr": 0.01, "seed": 0}
+    assert restored[1] == worst.config["cory_settings"] and restored[1]["seed"] == 1
+    assert restored[1]["lr"] not in (0.01, 0.5)
+
+
+@pytest.mark.slow
+def test_a_search_that_is_stopped_saves_its_trials_and_goes_on_with_its_clones_as_they_were(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNE_DISABLE_SIGINT_HANDLER", "1")
+    interrupts = Interrupts(lambda: None)
+
+    class Ask(tune.Callback):
+        """Asks to stop during the fifth update of the clone, which began after the third."""
+
+        def on_trial_result(
+            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
+        ) -> None:
+            if trial.config["cory_settings"]["name"] == "worst" and result["updates"] == 4:
+                interrupts.requested = signal.SIGINT
+
+    start = {"best": 0.5, "worst": 0.01}
+    space = {
+        "name": tune.grid_search(list(start)),
+        "lr": tune.sample_from(lambda spec: start[spec.config["cory_settings"]["name"]]),
+        "seed": 0,
+    }
+    scheduler = population(Settings(updates=8, eval_every=3), read_axes(["lr=uniform:0.001:1"]))
+    scheduler._custom_explore_fn = None
+    stop = Stop(interrupts, checkpoint_every=100)
+    tuner = tune.Tuner(
+        Climb,
+        param_space={"cory_settings": space},
+        tune_config=tune.TuneConfig(metric="combined_reward", mode="max", scheduler=scheduler),
+        run_config=tune.RunConfig(
+            name="climb",
+            storage_path=str(tmp_path),
+            stop={"updates": 8},
+            callbacks=[Ask(), stop],
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=100, num_to_keep=4),
+            verbose=0,
+        ),
+    )
+    tuner.fit()
+    assert len(stop.statuses) == 2 and "TERMINATED" not in stop.statuses.values()
+
+    again = tune.Tuner.restore(
+        str(tmp_path / "climb"), trainable=Climb, param_space={"cory_settings": space}, resume_unfinished=True
+    )
+    again._local_tuner._run_config.callbacks = []
+    clone = again.fit()._experiment_analysis.trials[1]
+    updates, worth = reported(clone)
+    assert updates == list(range(1, 9))
+    drawn = worth[3] - 3 * 0.5
+    assert worth[:3] == pytest.approx([0.01, 0.02, 0.03]) and drawn != pytest.approx(0.01)
+    assert worth[5] - worth[4] == pytest.approx(worth[4] - worth[3]) == pytest.approx(drawn)
+
+
+def test_a_search_that_ray_has_no_room_for_is_refused() -> None:
     def check(concurrent: int | None, **settings: Any) -> None:
         base = Settings(backend="transformers", num_runners=0, **settings)
-        check_room(Search(base, [], None, samples=1, seeds=1, concurrent=concurrent), [base])
+        check_room(
+            Search(base, [], None, samples=1, seeds=1, concurrent=concurrent), [base], {"CPU": 4.0}, [{"CPU": 4.0}]
+        )
 
     check(4)
     with pytest.raises(CommandError, match="5 trials at a time ask for 5 CPUs and 0 GPUs, but Ray finds 4 and 0"):

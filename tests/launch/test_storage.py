@@ -1,4 +1,4 @@
-"""A run's folder in storage: whole there at every moment, and all that a run needs to go on elsewhere."""
+"""A run's folder in storage: whole there at every moment, and what is copied from there."""
 
 import shutil
 from pathlib import Path
@@ -8,9 +8,9 @@ from pyarrow.fs import FileSystem, LocalFileSystem, _MockFileSystem
 
 from launch.command import CommandError
 from launch.run_directory import RunDirectory
-from launch.storage import Storage, StorageError, check_place, create_run, hand_over, open_run
+from launch.storage import Storage, StorageError, check_place
 from policies.settings import Settings
-from tests.launch.conftest import mount, record
+from tests.launch.conftest import record
 from tests.launch.test_checkpoints import write
 
 SETTINGS = Settings(updates=12, keep_checkpoints=2)
@@ -55,6 +55,37 @@ def test_what_was_pushed_is_fetched_with_the_latest_checkpoint_alone(
     assert not [name for name in storage.names() if "update_000009" in name or name.endswith(".part")]
 
 
+def test_a_copy_to_look_at_has_a_checkpoints_part_when_it_is_asked_for_and_follows_what_changes_there(
+    run: RunDirectory, storage: Storage, tmp_path: Path
+) -> None:
+    storage.push(run.path, keep=2, best=6)
+    copy = RunDirectory(tmp_path / "copy")
+    storage.refresh(copy.path)
+    assert copy.settings() == SETTINGS and copy.updates() == run.updates()
+    assert copy.checkpoints.updates() == [6, 9, 12] and not list(copy.path.rglob("weights"))
+
+    chosen = copy.checkpoints.place(9)
+    storage.bring(chosen, "other")
+    assert [file.name for file in chosen.iterdir()] == ["manifest.json"]
+    storage.bring(chosen, "deep/")
+    assert copy.checkpoints.choose("9")[0] == 9
+    (chosen / "deep" / "weights").write_text("torn here")
+    storage.bring(chosen, "deep/")
+    assert copy.checkpoints.choose("9")[0] == 9
+
+    # The run was set back and does update 9 anew; 12 is gone.
+    shutil.rmtree(run.checkpoints.place(9))
+    shutil.rmtree(run.checkpoints.place(12))
+    run.checkpoints.save(9, lambda folder: write(folder, "new"))
+    run.cut_after(9)
+    storage.clear()
+    storage.push(run.path, keep=2, best=6)
+    storage.refresh(copy.path)
+    assert copy.checkpoints.updates() == [6, 9] and [line["update"] for line in copy.updates()] == list(range(10))
+    storage.bring(chosen, "deep/")
+    assert (chosen / "deep" / "weights").read_text() == "new"
+
+
 def test_a_copy_that_breaks_off_anywhere_leaves_only_whole_checkpoints_with_their_metrics(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,86 +114,6 @@ def test_a_copy_that_breaks_off_anywhere_leaves_only_whole_checkpoints_with_thei
             assert [line["update"] for line in fetched.updates()] == list(range(13))
     assert 10 <= limit < 99
     assert checkpoints_in(storage) == [3, 6, 9, 12]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache, where runs in storage work."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def stored_run(place: Path) -> RunDirectory:
-    """A run with checkpoints of the updates 0 and 6, in storage and in the local folder where it works."""
-    made = create_run(f"file://{place}")
-    made.write_settings(SETTINGS, "cory train")
-    for update in (0, 6):
-        made.metrics.append({"update": update})
-        made.checkpoints.save(update, write)
-        made.mirror(keep=2)
-    return made
-
-
-def test_a_run_is_taken_up_from_storage_alone_and_ends_without_a_local_copy(home: Path, tmp_path: Path) -> None:
-    place = tmp_path / "storage" / "run"
-    run = stored_run(place)
-    with pytest.raises(CommandError, match="in use by another run"):
-        open_run(f"file://{place}")
-    hand_over(run, SETTINGS)
-    run.unlock()
-    assert not list((home / "cory-rllib" / "runs").iterdir())
-    with pytest.raises(CommandError, match=f"holds a run: go on with it by `cory train --resume file://{place}`"):
-        create_run(f"file://{place}")
-    again = open_run(f"file://{place}")
-    assert [line["update"] for line in again.updates()] == [0, 6] and again.checkpoints.updates() == [6]
-    again.unlock()
-    assert RunDirectory.open(place).checkpoints.updates() == [0, 6]  # a path is as good as its URI
-
-
-def test_a_damaged_checkpoint_in_storage_is_told_of_and_replaced_when_the_run_comes_there_again(
-    home: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "storage" / "run"
-    run = stored_run(place)
-    hand_over(run, SETTINGS)
-    run.unlock()
-    (place / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    again = open_run(f"file://{place}")
-    assert "update_000006 has a damaged file" in again.checkpoints.set_damaged_aside()[0]
-    assert again.checkpoints.updates() == [0]
-    again.checkpoints.save(6, write)
-    again.mirror(keep=2)
-    assert RunDirectory.open(place).checkpoints.choose("6")[0] == 6
-
-
-def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_later(
-    home: Path, tmp_path: Path, disk: Path
-) -> None:
-    run = stored_run(disk / "run")
-    run.checkpoints.save(9, lambda folder: (folder / "weights").write_bytes(b"0" * 4 * 2**20))
-    with pytest.raises(StorageError, match=r"run cannot be written: .*No space left on device"):
-        run.mirror(keep=3)
-    mount("-o", "remount,ro", str(disk))
-    with pytest.raises(StorageError, match=r"Read-only file system.*the run is in .*`cory train --resume file://"):
-        hand_over(run, SETTINGS)
-    storage = Storage(f"file://{disk}/run")
-    assert storage.updates(storage.names()) == [0, 6]
-    run.unlock()
-    mount("-o", "remount,rw,size=16m", str(disk))
-    again = open_run(f"file://{disk}/run")  # on the machine that has update 9
-    assert RunDirectory.open(disk / "run").checkpoints.choose("latest")[0] == 9
-    again.unlock()
-
-
-def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine(home: Path, tmp_path: Path) -> None:
-    place = tmp_path / "storage" / "run"
-    stored_run(place).unlock()  # ended without handing over: its local folder is still here
-    shutil.rmtree(place)
-    elsewhere = record(tmp_path / "elsewhere", SETTINGS, updates=range(4))
-    elsewhere.checkpoints.save(3, write)
-    Storage(f"file://{place}").push(elsewhere.path, keep=2, best=None)
-    again = open_run(f"file://{place}")
-    assert again.checkpoints.updates() == [3] and again.updates() == elsewhere.updates()
 
 
 def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,28 @@ def test_what_a_cluster_can_place_is_not_refused() -> None:
     check_cluster(["validate", "imdb"], {**NOTHING, "tpu": 1.0}, [{"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}])
 
 
+SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
+
+
+def test_a_search_that_a_cluster_can_never_place_is_refused_too() -> None:
+    check_cluster(SEARCH, NOTHING, [{"CPU": 5.0}])
+    with pytest.raises(CommandError, match="ask for 5 CPUs in all, but the Ray cluster has 4"):
+        check_cluster(SEARCH, NOTHING, [{"CPU": 4.0}])
+    with pytest.raises(CommandError, match="2 trials at a time ask for 10 CPUs"):
+        check_cluster([*SEARCH, "--concurrent", "2"], NOTHING, [{"CPU": 5.0}])
+    check_cluster(["tune", "--resume", "/shared/period"], NOTHING, [{"CPU": 1.0}])
+
+
+def test_a_search_lies_in_a_shared_folder_under_its_name_and_goes_on_there() -> None:
+    words, name, place = _command(options("--storage", "/shared", "--name", "period"), SEARCH)
+    assert (words, name) == ([*SEARCH, "--out", "/shared/period", "--continue"], "period")
+    assert place == "/shared/period"
+    _, name, place = _command(options(), ["tune", "--resume", "/shared/old"])
+    assert (name, place) == ("old", "/shared/old")
+    _, name, _ = _command(options("--storage", "/shared"), SEARCH)
+    assert name.startswith("tune-imdb-tiny-")
+
+
 def test_a_run_lies_in_storage_under_its_name_and_goes_on_there() -> None:
     words, name, place = _command(options("--storage", "s3://bucket/runs/", "--name", "first"), TRAIN)
     assert (words, name) == ([*TRAIN, "--out", "s3://bucket/runs/first", "--continue"], "first")
@@ -79,6 +101,8 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there() -> None:
         (["--storage", "/shared"], ["train", "--out", "/shared/one"], "Say once where the run is kept"),
         (["--storage", "runs"], ["train"], "is relative, and the job's working directory goes when it ends"),
         (["--storage", "s3://me:word@bucket"], ["train"], "holds a password"),
+        ([], ["tune"], "Say once where the search is kept"),
+        (["--storage", "s3://bucket"], SEARCH, "is a URI, and a search needs a folder"),
     ],
 )
 def test_a_command_that_could_not_keep_its_run_is_refused(given: list[str], words: list[str], what: str) -> None:

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launch.command import CommandError
 from launch.run_directory import LOCK
-from launch.search import recorded
+from launch.search import Search, begun, check_same, recorded
+from launch.search_space import pinned, read_axes
+from launch.tune import main
+from policies.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, Cory
 from tests.launch.test_training import BREVITY, SMALL
 
@@ -42,7 +46,8 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
     process.communicate(timeout=60)
 
     assert "go on with it by `cory tune --resume found`" in refused(cory(*command))
-    resumed = cory("tune", "--resume", "found")
+    assert "holds a search with over ['lr=0.0001,1e+30']" in refused(cory(*command, "--over", "seed=1", "--continue"))
+    resumed = cory(*command, "--continue")
     assert resumed.returncode == 1, resumed.stderr
     assert "trial_00000  goes on from trial_00000 after update" in resumed.stdout
     with (tmp_path / "found" / "results.csv").open() as file:
@@ -60,6 +65,26 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
     for name in ("objective.png", "parallel.png"):
         assert (tmp_path / "found" / name).stat().st_size > 5_000
     assert json.loads((tmp_path / "found" / "trial_00000" / "params.json").read_text())["cory_settings"]["lr"] == 1e-4
+
+
+def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
+    asked = Search(pinned(Settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None)
+    asked.write(tmp_path, "cory tune")
+    assert not begun(tmp_path)
+    (tmp_path / "tuner.pkl").touch()
+    assert begun(tmp_path)
+    check_same(tmp_path, asked)  # no digit is lost on the way
+    with pytest.raises(CommandError, match=r"holds a search with over \['lr=0\.000123456,0\.0001'\], seeds 2\. Ask"):
+        check_same(tmp_path, asked._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
+    with pytest.raises(CommandError, match="holds a search with queries=256, minibatch=256"):
+        check_same(tmp_path, asked._replace(settings=pinned(Settings(queries=8, minibatch=8, backend="transformers"))))
+
+
+@pytest.mark.parametrize("option", ["--out", "--resume"])
+def test_a_search_in_storage_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([option, "s3://bucket/search"])
+    assert "s3://bucket/search is a URI, and a search needs a folder" in capsys.readouterr().err
 
 
 def refused(result: "subprocess.CompletedProcess[str]") -> str:
@@ -82,6 +107,7 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "lr=1e-5", "wandb=true"), "Set wandb=false"),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (("--resume", "taken"), "has no search.yaml"),
+        (("--over", "lr=1e-5", "--continue"), "--continue needs the search's folder"),
     ],
 )
 def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
@@ -91,8 +117,6 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from launch.tune import main
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()

@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from launch.journal import naming, sync_folder
-
 UNFINISHED = ".unfinished-"
 """How the name of a folder starts that is still being filled, or was when the process was killed."""
 
@@ -32,16 +30,34 @@ def whole_folder(place: Path) -> Iterator[Path]:
             yield unfinished
             _sync_tree(unfinished)
             unfinished.rename(place)
-            sync_folder(place.parent)
+            sync(place.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Writes the path into errors of the operating system that name none: a full disk is noticed after `open`."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def sync(path: Path) -> None:
+    """Makes a file's content, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _sync_tree(top: Path) -> None:
     """Forces every file and folder under `top` to the disk."""
     for folder, _, names in os.walk(top):
         for name in names:
-            with (Path(folder) / name).open("rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(Path(folder))
+            sync(Path(folder) / name)
+        sync(Path(folder))

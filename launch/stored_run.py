@@ -1,0 +1,153 @@
+"""Runs in storage: trained in a local folder that is mirrored there, and copied from there to be looked at."""
+
+import hashlib
+import platform
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch import manifest
+from launch.checkpoints import Checkpoints
+from launch.command import CommandError
+from launch.run_directory import CONFIG, LOCK, RunDirectory
+from launch.storage import Storage, StorageError, check_place, is_uri
+from policies.cached_folder import locked, user_cache
+from policies.settings import Settings
+
+
+def create_run(uri: str) -> RunDirectory:
+    """Takes a local folder for a new run that is mirrored to `uri`.
+
+    Raises:
+        CommandError: something is there already; another process trains it on this machine.
+        StorageError: storage cannot be read or written.
+    """
+    storage = Storage(uri)
+    run = _local(storage)
+    names = storage.names()
+    if names and not storage.holds_run(names):
+        raise CommandError(f"{storage.uri} is not empty: empty it, or name another place with --out.")
+    if storage.updates(names):
+        raise CommandError(
+            f"{storage.uri} holds a run: go on with it by `{run.resume_command()}`, or name another place with --out."
+        )
+    storage.clear()  # a run that ended before anything of it was saved
+    _empty(run.path)
+    return run
+
+
+def open_run(uri: str) -> RunDirectory:
+    """Fetches a run into a local folder, which this process then has.
+
+    Where this machine has more of the run, which never arrived in storage, that is copied there instead.
+
+    Raises:
+        CommandError: there is no run; another process trains it on this machine.
+        StorageError: storage cannot be read or written.
+    """
+    storage = Storage(uri)
+    names = storage.names()
+    if not storage.holds_run(names):
+        raise _no_run(storage)
+    run = _local(storage)
+    if _is_ahead(run, storage, names):
+        run.mirror(run.settings().keep_checkpoints)
+    else:
+        _empty(run.path)
+        storage.fetch(run.path)
+    return run
+
+
+def read_run(place: str | Path) -> RunDirectory:
+    """Returns a run to look at, not locked: its folder, or a copy in the user's cache of what storage has to see.
+
+    Of the copy's checkpoints only those that are chosen (`Checkpoints.choose`) have files.
+
+    Args:
+        place: a folder or a URI. A URI's copy is brought up to date.
+
+    Raises:
+        CommandError: there is no run, or the URI holds a password.
+        StorageError: storage cannot be read.
+    """
+    if not is_uri(str(place)):
+        return RunDirectory.open(Path(place))
+    check_place(str(place))
+    storage = Storage(str(place))
+    if storage.folder is not None:
+        return RunDirectory.open(storage.folder)
+    run = RunDirectory(_cache(storage, "looked-at"))
+    run.storage = storage
+    run.path.mkdir(parents=True, exist_ok=True)
+
+    def bring(checkpoint: Path, part: str) -> None:
+        with locked(run.path / LOCK):
+            storage.bring(checkpoint, part)
+
+    run.checkpoints = Checkpoints(run.checkpoints.folder, run.shown, bring)
+    with locked(run.path / LOCK):
+        storage.refresh(run.path)
+    if not run.exists():
+        raise _no_run(storage)
+    return run
+
+
+def _no_run(storage: Storage) -> CommandError:
+    return CommandError(f"{storage.uri} is not a run's folder: it has no run's {CONFIG}.")
+
+
+def _is_ahead(run: RunDirectory, storage: Storage, names: Sequence[str]) -> bool:
+    """Tells whether the local folder has a later checkpoint of the very run that storage has."""
+    here = [update for update in run.checkpoints.updates() if not manifest.fault(run.checkpoints.place(update))]
+    if not run.exists() or max(here, default=-1) <= max(storage.updates(names), default=-1):
+        return False
+    metrics = run.metrics.path
+    there = storage.read(metrics.name) if metrics.name in names else b""
+    return metrics.read_bytes().startswith(there)  # its lines hold times, which no other run shares
+
+
+def hand_over(run: RunDirectory, settings: Settings) -> None:
+    """Ends the mirroring of a run: storage has everything, and the local folder goes.
+
+    Raises:
+        StorageError: storage cannot be written; the local folder stays.
+    """
+    if run.storage is not None:
+        try:
+            run.mirror(settings.keep_checkpoints)
+        except StorageError as error:
+            raise StorageError(f"{error} {stranded(run)}") from error
+        shutil.rmtree(run.path.parent)
+
+
+def stranded(run: RunDirectory) -> str:
+    """Returns where everything is that storage lacks, and how it gets there."""
+    return (
+        f"Nothing is lost: the run is in {run.path} on {platform.node()}. When storage can be written again, "
+        f"`{run.resume_command()}` on that machine copies it."
+    )
+
+
+def _local(storage: Storage) -> RunDirectory:
+    """Takes the local folder of what is mirrored to `storage`."""
+    run = RunDirectory(_cache(storage, "runs"))
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"{run.path}, where the run is to work, cannot be made: {error.strerror}.") from error
+    run.storage = storage
+    run.lock()
+    return run
+
+
+def _cache(storage: Storage, kind: str) -> Path:
+    """Returns the local folder of what is in `storage`."""
+    return user_cache() / kind / hashlib.sha256(storage.uri.encode()).hexdigest()[:12] / storage.name
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK:
+            entry.unlink()

@@ -1,0 +1,192 @@
+"""Runs in storage: all that a run needs to go on elsewhere, and all that commands need to read it."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch import export, generate, plot, watch
+from launch.command import CommandError
+from launch.evaluate import _run_in
+from launch.run_directory import RunDirectory
+from launch.storage import Storage, StorageError
+from launch.stored_run import create_run, hand_over, open_run, read_run
+from launch.trained import POLICIES, STATE, open_trained
+from policies.settings import Settings
+from tests.launch.conftest import mount, record
+from tests.launch.test_checkpoints import write
+
+SETTINGS = Settings(updates=12, keep_checkpoints=2)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache, where runs in storage work."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def stored_run(place: Path) -> RunDirectory:
+    """A run with checkpoints of the updates 0 and 6, in storage and in the local folder where it works."""
+    made = create_run(f"file://{place}")
+    made.write_settings(SETTINGS, "cory train")
+    for update in (0, 6):
+        made.metrics.append({"update": update})
+        made.checkpoints.save(update, write)
+        made.mirror(keep=2)
+    return made
+
+
+def test_a_run_is_taken_up_from_storage_alone_and_ends_without_a_local_copy(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "storage" / "run"
+    run = stored_run(place)
+    with pytest.raises(CommandError, match="in use by another run"):
+        open_run(f"file://{place}")
+    hand_over(run, SETTINGS)
+    run.unlock()
+    assert not list((home / "cory-rllib" / "runs").iterdir())
+    with pytest.raises(CommandError, match=f"holds a run: go on with it by `cory train --resume file://{place}`"):
+        create_run(f"file://{place}")
+    again = open_run(f"file://{place}")
+    assert [line["update"] for line in again.updates()] == [0, 6] and again.checkpoints.updates() == [6]
+    again.unlock()
+    assert RunDirectory.open(place).checkpoints.updates() == [0, 6]  # a path is as good as its URI
+
+
+def test_a_damaged_checkpoint_in_storage_is_told_of_and_replaced_when_the_run_comes_there_again(
+    home: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "storage" / "run"
+    run = stored_run(place)
+    hand_over(run, SETTINGS)
+    run.unlock()
+    (place / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
+    again = open_run(f"file://{place}")
+    assert "update_000006 has a damaged file" in again.checkpoints.set_damaged_aside()[0]
+    assert again.checkpoints.updates() == [0]
+    again.checkpoints.save(6, write)
+    again.mirror(keep=2)
+    assert RunDirectory.open(place).checkpoints.choose("6")[0] == 6
+
+
+def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_later(
+    home: Path, tmp_path: Path, disk: Path
+) -> None:
+    run = stored_run(disk / "run")
+    run.checkpoints.save(9, lambda folder: (folder / "weights").write_bytes(b"0" * 4 * 2**20))
+    with pytest.raises(StorageError, match=r"run cannot be written: .*No space left on device"):
+        run.mirror(keep=3)
+    mount("-o", "remount,ro", str(disk))
+    with pytest.raises(StorageError, match=r"Read-only file system.*the run is in .*`cory train --resume file://"):
+        hand_over(run, SETTINGS)
+    storage = Storage(f"file://{disk}/run")
+    assert storage.updates(storage.names()) == [0, 6]
+    run.unlock()
+    mount("-o", "remount,rw,size=16m", str(disk))
+    again = open_run(f"file://{disk}/run")  # on the machine that has update 9
+    assert RunDirectory.open(disk / "run").checkpoints.choose("latest")[0] == 9
+    again.unlock()
+
+
+def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "storage" / "run"
+    stored_run(place).unlock()  # ended without handing over: its local folder is still here
+    shutil.rmtree(place)
+    elsewhere = record(tmp_path / "elsewhere", SETTINGS, updates=range(4))
+    elsewhere.checkpoints.save(3, write)
+    Storage(f"file://{place}").push(elsewhere.path, keep=2, best=None)
+    again = open_run(f"file://{place}")
+    assert again.checkpoints.updates() == [3] and again.updates() == elsewhere.updates()
+
+
+@pytest.fixture
+def bucket(home: Path, tmp_path: Path, policies_run: RunDirectory) -> Path:
+    """Where a run of 6 updates is stored, by a file system that `pyarrow` does not know for this machine's own."""
+    place = tmp_path / "bucket" / "run"
+    Storage(uri_of(place)).push(policies_run.path, keep=2, best=5)
+    return place
+
+
+def uri_of(place: Path) -> str:
+    return f"fsspec+file://{place}"
+
+
+def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(
+    bucket: Path, policies_run: RunDirectory, home: Path
+) -> None:
+    stored, own = open_trained(uri_of(bucket)), open_trained(policies_run.path)
+    assert (stored.update, stored.settings, stored.lines) == (5, own.settings, own.lines)
+    for name, array in own.weights("llm_2").items():
+        np.testing.assert_array_equal(stored.weights("llm_2")[name], array)
+    assert home in stored.folder.parents and not list(stored.folder.glob("algorithm_state*"))
+    assert not list(stored.run.checkpoints.place(6).iterdir())
+    for weights in (bucket / "checkpoints" / "update_000005").rglob(STATE):
+        weights.unlink()
+    assert open_trained(uri_of(bucket)).weights("llm_1").keys() == own.weights("llm_1").keys()
+    assert read_run(f"file://{bucket}").path == bucket  # needs no copy
+
+
+def test_commands_take_the_uri_of_a_run(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uri = uri_of(bucket)
+    assert plot.main([uri]) == 0
+    assert capsys.readouterr().out == "run-curves.png\n" and (tmp_path / "run-curves.png").stat().st_size > 5_000
+    assert generate.main([uri, "This movie", "--roles", "llm_2", "--checkpoint", "6"]) == 0
+    output, errors = capsys.readouterr()
+    assert "pioneer (llm_2): " in output and f"llm_2, after update 6 of {uri}" in errors
+    assert export.main([uri, "--policy", "llm_1", "--out", "model"]) == 0
+    assert "model: llm_1 after update 5, fp32" in capsys.readouterr().out
+    assert watch.main([uri, "--once"]) == 0
+    assert "Update 6 of 6" in capsys.readouterr().out
+    found = _run_in(uri)
+    assert found is not None and found.checkpoints.choose("latest", POLICIES)[0] == 6
+
+
+def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = uri_of(bucket)
+    with pytest.raises(
+        CommandError, match=rf"^{re.escape(uri)}/checkpoints has no checkpoint `1`\. It has: best \(5\), latest "
+    ):
+        open_trained(uri, "1")
+    weights = bucket / "checkpoints" / "update_000006" / POLICIES / "llm_1" / STATE
+    weights.write_bytes(b"torn")
+    with pytest.raises(
+        CommandError, match=rf"^{re.escape(uri)}/checkpoints/update_000006 has a damaged file .*--checkpoint: best"
+    ):
+        open_trained(uri, "6")
+    with pytest.raises(CommandError, match=rf"^{re.escape(uri)} has no policy `llm_3`"):
+        open_trained(uri, "5").check_policies(["llm_3"])
+    with pytest.raises(CommandError, match=rf"{re.escape(uri)}x is not a run's folder"):
+        read_run(f"{uri}x")
+    with pytest.raises(CommandError, match="holds a password"):
+        read_run("s3://me:word@bucket/run")
+    assert watch.main(["ftp://host/run"]) == 2
+    assert capsys.readouterr().err.startswith("Error: ftp://host/run is no place for a run")
+
+
+def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_machine_trains_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record(tmp_path / "run", SETTINGS, updates=range(4))
+    later = record(tmp_path / "later", SETTINGS).updates()
+    storage = Storage(uri_of(tmp_path / "bucket" / "run"))
+    storage.push(run.path, keep=2, best=None)
+
+    def train(seconds: float) -> None:
+        """What happens between two looks."""
+        assert seconds == watch.STORAGE_SECONDS
+        for line in later[len(run.updates()) :][:4]:
+            run.metrics.append(line)
+        storage.push(run.path, keep=2, best=None)
+
+    monkeypatch.setattr("launch.watch.time.sleep", train)
+    assert watch.main([storage.uri]) == 0
+    output = capsys.readouterr().out
+    assert [line.split("/")[0].strip() for line in output.splitlines() if "llm_" in line and "/12" in line] == [
+        str(update) for update in range(1, 13)
+    ]
+    assert "process" not in output and output.endswith("done\n")
