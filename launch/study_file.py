@@ -143,7 +143,7 @@ def check_differs(arm: Arm, settings: Settings, against: Settings) -> None:
     """
     found, said = set(differing(settings, against)), set(arm.changes)
     if hidden := sorted(found - said):
-        raise CommandError(f"Arm {arm.name} differs from {arm.against} in {', '.join(hidden)} too, but does not say so.")
+        raise CommandError(f"Arm {arm.name} differs from {arm.against} in {', '.join(hidden)} without saying so.")
     if idle := sorted(said - found):
         raise CommandError(
             f"Arm {arm.name} says that it differs from {arm.against} in {', '.join(idle)}, but both have the same. "
@@ -190,7 +190,7 @@ def _read(where: str) -> tuple[str, str]:
     if path.suffix not in (".yaml", ".yml"):
         close = difflib.get_close_matches(where, studies(), n=1, cutoff=0.4)
         hint = f" Did you mean `{close[0]}`?" if close else ""
-        raise CommandError(f"There is no study `{where}`.{hint} There are {', '.join(studies())}, or name a .yaml file.")
+        raise CommandError(f"There is no study `{where}`.{hint} There are: {', '.join(studies())}. Or name a .yaml.")
     try:
         return path.stem, path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -16,6 +16,8 @@ from launch.journal import replace_text
 from launch.records import Figures, SampleLine, Update, plain
 from policies.settings import Settings, SettingsError, make_settings
 
+QUIET = 0.05
+"""Share of the machine that others may use while a run counts as undisturbed."""
 Status = Literal["done", "collapsed", "diverged", "failed"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results.
 `failed`: something else ended it, so there is no result."""
@@ -39,13 +41,13 @@ class Cost(TypedDict):
     seconds: float
     """Of all updates, without start, evaluations and checkpoints."""
     wall_seconds: float
-    """Of the whole process; if `parts` > 1, of the last one."""
-    cpu_seconds: float | None
-    """Of all its processes, likewise."""
-    others: float | None
+    """Of the whole process."""
+    cpu_seconds: float
+    """Of all its processes."""
+    others: float
     """Share of the machine's processors that anything else kept busy meanwhile."""
-    parts: int
-    """1, and one more for each time the run was stopped and went on."""
+    resumed: bool
+    """It was stopped and went on, so the last three are of its last part alone."""
 
 
 class Text(TypedDict):
