@@ -101,8 +101,9 @@ def ratio(arms: Arms, one: str, other: str, bound: float) -> Finding | None:
 
 def _times(logarithms: Difference, bound: float) -> Finding:
     mean, low, high, n = logarithms.estimate
-    ends = (None, None) if low is None or high is None else (math.exp(low), math.exp(high))
-    found = Estimate(math.exp(mean), *ends, n)
+    found = Estimate(
+        math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high), n
+    )
     return Finding(found, f"KL × {_shown(found, sign='')}", above(found, bound), *logarithms[3:])
 
 
@@ -110,14 +111,8 @@ def _share_of_gain(arms: Arms, one: str, other: str) -> Difference | None:
     """Returns the difference of two arms' task rewards, as a share of what training gained the second."""
     ours, theirs = (values(arms.get(name, ()), final("task_reward")) for name in (one, other))
     start = {run.seed: curve(run, "task_reward")[0][1] for run in arms.get(other, ())}
-    seeds = sorted(ours.keys() & theirs.keys())
-    return differences(
-        {
-            seed: (ours[seed] - theirs[seed]) / (theirs[seed] - start[seed])
-            for seed in seeds
-            if theirs[seed] > start[seed]
-        }
-    )
+    seeds = [seed for seed in sorted(ours.keys() & theirs.keys()) if theirs[seed] > start[seed]]
+    return differences({seed: (ours[seed] - theirs[seed]) / (theirs[seed] - start[seed]) for seed in seeds})
 
 
 def similar_reward(arms: Arms, one: str, other: str, most: float) -> Finding | None:
