@@ -127,7 +127,7 @@ def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:
     write(one.result, collect(one, DONE))
     assert one.found() == read(tmp_path)[0]
     study = load("imdb", ["lr=1e-5", "num_runners=2", "checkpoint_every=3"])
-    with pytest.raises(CommandError, match="was made with other settings: lr. Remove it"):
+    with pytest.raises(CommandError, match="was made with other settings: lr"):
         Job(study, study.arms["cory"], 3, tmp_path).found()
 
 
