@@ -13,6 +13,7 @@ from launch.study_measures import (
     Difference,
     Estimate,
     Measure,
+    before,
     collapse,
     curve,
     differences,
@@ -110,8 +111,8 @@ def _times(logarithms: Difference, bound: float) -> Finding:
 def _share_of_gain(arms: Arms, one: str, other: str) -> Difference | None:
     """Returns the difference of two arms' task rewards, as a share of what training gained the second."""
     ours, theirs = (values(arms.get(name, ()), final("task_reward")) for name in (one, other))
-    start = {run.seed: curve(run, "task_reward")[0][1] for run in arms.get(other, ())}
-    seeds = [seed for seed in sorted(ours.keys() & theirs.keys()) if theirs[seed] > start[seed]]
+    start = values(arms.get(other, ()), before("task_reward"))
+    seeds = [seed for seed in sorted(ours.keys() & theirs.keys() & start.keys()) if theirs[seed] > start[seed]]
     return differences({seed: (ours[seed] - theirs[seed]) / (theirs[seed] - start[seed]) for seed in seeds})
 
 

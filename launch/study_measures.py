@@ -3,7 +3,8 @@
 A run's figure is the mean over its policies (PPO has one, CORY as many as agents), each alone on the bare held-out
 queries after the last update; `of_policies` has each one's, and `best` the best one's. Over seeds, a mean has a 95 %
 interval by Student's t, which takes runs for independent draws from a normal distribution. Differences between arms are
-of runs with the same seed, which see the same queries.
+of runs with the same seed, which see the same queries; a run without the figure, as one that diverged, drops out of
+them with its partner, so read them beside the collapse rate.
 """
 
 import math
@@ -97,6 +98,11 @@ def curve(run: StudyRun, name: str) -> list[tuple[int, float]]:
     ]
 
 
+def before(name: str) -> Measure:
+    """Returns the measure of a held-out figure before training, the mean over the run's policies."""
+    return lambda run: dict(curve(run, name)).get(0)
+
+
 def gain(name: str) -> Measure:
     """Returns the measure of a held-out figure's change from before training to the last evaluation in training."""
 
@@ -105,6 +111,16 @@ def gain(name: str) -> Measure:
         return points[-1][1] - points[0][1] if len(points) > 1 else None
 
     return measure
+
+
+def seconds(run: StudyRun) -> float | None:
+    """Returns the seconds of all updates; None where something else used the machine meanwhile."""
+    return run.cost["seconds"] if run.undisturbed else None
+
+
+def tokens(run: StudyRun) -> float:
+    """Returns the response tokens that were trained on."""
+    return run.cost["tokens"]
 
 
 def unsteadiness(run: StudyRun) -> float | None:
@@ -229,13 +245,13 @@ def point(run: StudyRun) -> Point | None:
     return None if reward is None or kl is None else Point(reward, kl)
 
 
-def reference(run: StudyRun) -> Point:
+def reference(run: StudyRun) -> Point | None:
     """Returns the reference point of hypervolumes, which depends on no arm's result.
 
     That is the task reward before training, and the KL from which health calls a response of full length collapsed.
     """
-    start = curve(run, "task_reward")
-    return Point(start[0][1], run.settings.max_token_kl * run.settings.max_response)
+    start = before("task_reward")(run)
+    return None if start is None else Point(start, run.settings.max_token_kl * run.settings.max_response)
 
 
 def pareto_front(points: Iterable[Point]) -> list[Point]:

@@ -47,7 +47,7 @@ def hypervolumes(arms: Mapping[str, Sequence[StudyRun]]) -> tuple[dict[int, floa
     pairs = matched(arms, "kl_coef")
     if len(pairs) < FEWEST:
         return {}, {}
-    worst = {run.seed: reference(run) for ppo, _ in pairs.values() for run in ppo}
+    worst = {run.seed: start for ppo, _ in pairs.values() for run in ppo if (start := reference(run)) is not None}
     return _hypervolumes([ppo for ppo, _ in pairs.values()], worst), _hypervolumes(
         [cory for _, cory in pairs.values()], worst
     )

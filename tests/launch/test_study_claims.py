@@ -78,7 +78,7 @@ def test_a_collapse_at_one_learning_rate_decides_the_claim_of_robustness() -> No
 def test_frontiers_are_compared_by_hypervolume_seed_by_seed() -> None:
     runs = {}
     for eta, ppo_kl, cory_kl in ((0.1, 8.0, 4.0), (0.3, 4.0, 2.0), (1.0, 2.0, 1.0)):
-        differs = {} if eta == 0.1 else {"kl_coef": eta}
+        differs: dict[str, Any] = {} if eta == 0.1 else {"kl_coef": eta}
         runs[f"ppo-{eta}"] = arm(f"ppo-{eta}", 0.1 / eta + 1.0, ppo_kl, agents=1, seeds=2, **differs)
         runs[f"cory-{eta}"] = arm(f"cory-{eta}", 0.1 / eta + 1.0, cory_kl, seeds=2, **differs)
     assert set(matched(runs, "kl_coef")) == {0.1, 0.3, 1.0}

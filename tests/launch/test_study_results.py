@@ -1,8 +1,8 @@
-import json
+import shutil
 from pathlib import Path
-from typing import cast
 
 import pytest
+import yaml
 
 from launch import final
 from launch.command import CommandError
@@ -12,6 +12,7 @@ from launch.study_file import load
 from launch.study_results import read, rounded, write
 from launch.study_runs import Ended, Job, collect, keep_policies
 from launch.train import main as train
+from launch.trained import open_trained
 from policies.settings import Settings
 from tests.launch.conftest import record
 
@@ -147,10 +148,6 @@ def test_figures_are_rounded_to_significant_digits_and_what_is_not_finite_is_non
 
 
 def test_of_a_run_s_checkpoints_the_last_policies_are_kept(policies_run: RunDirectory, tmp_path: Path) -> None:
-    import shutil
-
-    from launch.trained import open_trained
-
     folder = tmp_path / "run"
     shutil.copytree(policies_run.path, folder, symlinks=True)
     run = RunDirectory(folder)
@@ -168,8 +165,5 @@ def test_a_result_s_command_gives_its_settings(tmp_path: Path, capsys: pytest.Ca
     words = made.command.split()
     assert words[:2] == ["cory", "train"]
     assert train([*words[2:], "--print-config"]) == 0
-    printed = capsys.readouterr().out
-    import yaml
-
-    assert yaml.safe_load(printed) == json.loads(json.dumps(made.settings.model_dump()))
-    assert cast(int | None, made.settings.exchange_period) is None
+    assert yaml.safe_load(capsys.readouterr().out) == made.settings.model_dump()
+    assert made.settings.exchange_period is None
