@@ -22,15 +22,16 @@ Status = Literal["done", "collapsed", "diverged", "failed"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results.
 `failed`: something else ended it, so there is no result."""
 
-DIGITS = 5
-"""Significant digits of figures; of single responses' three."""
+DIGITS, FEWER = 5, 3
+"""Significant digits of figures; of seconds and single responses."""
 TEXTS = 16
 """Responses of each policy that are kept as text."""
 _POLICY = (
-    *("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition"),
-    *("entropy", "clip_fraction", "kl_coef", "grad_norm"),
+    *("task_reward", "kl", "response_length", "eos_rate", "repetition"),
+    *("entropy", "clip_fraction", "grad_norm"),
 )
-_LINE = ("update", "roles", "exchanged", "tokens", "seconds", "policy", "collapsed", "evaluation")
+"""What is kept of a policy's training; the combined reward follows."""
+_LINE = ("update", "roles", "exchanged", "tokens", "evaluation")
 
 
 class Cost(TypedDict):
@@ -70,7 +71,7 @@ class FinalFigures(TypedDict):
     mean: Figures
     """Of the policies."""
     responses: dict[str, dict[str, list[float | None]]]
-    """By policy the `task_reward` and `kl` of each response, in the order of the queries."""
+    """By policy the `task_reward` of each response, in the order of the queries."""
     texts: dict[str, list[Text]]
     """By policy its first responses."""
 
@@ -127,7 +128,9 @@ def read(folder: Path) -> list[StudyRun]:
 
 
 def read_one(file: Path) -> StudyRun:
-    """Reads the result of one run. The figures of roles, which the file leaves out, are filled in.
+    """Reads the result of one run.
+
+    What the file leaves out because it follows is filled in: combined rewards of training, and the figures of roles.
 
     Raises:
         CommandError: it is damaged, or another version wrote it.
@@ -138,7 +141,11 @@ def read_one(file: Path) -> StudyRun:
     except (OSError, ValueError, KeyError, TypeError, SettingsError) as error:
         raise CommandError(f"{file} cannot be read as a study's result: {error}") from error
     for line in run.metrics:
-        if "roles" in line and "policy" in line:
+        if "policy" in line:
+            for figures in line["policy"].values():
+                reward, kl = figures["task_reward"], figures["kl"]
+                known = reward is not None and kl is not None
+                figures["combined_reward"] = reward - run.settings.report_kl_coef * kl if known else None
             line["role"] = {role: line["policy"][module] for role, module in line["roles"].items()}
     return run
 
@@ -163,17 +170,21 @@ def _compact(value: object) -> str:
 
 def kept_metrics(lines: Sequence[Update]) -> list[Update]:
     """Returns a run's metrics with what results keep of them."""
-    return [cast(Update, rounded(_kept_line(line))) for line in lines]
+    return [_kept_line(line) for line in lines]
 
 
-def _kept_line(line: Update) -> dict[str, Any]:
+def _kept_line(line: Update) -> Update:
     kept: dict[str, Any] = {key: line[key] for key in _LINE if key in line}  # type: ignore[literal-required]
+    if "seconds" in line:
+        kept["seconds"] = rounded(line["seconds"], FEWER)
+    if line.get("collapsed"):
+        kept["collapsed"] = True
     if "policy" in line:
         kept["policy"] = {
             module: {name: figures[name] for name in _POLICY if name in figures}
             for module, figures in line["policy"].items()
         }
-    return kept
+    return cast(Update, rounded(kept))
 
 
 def kept_samples(lines: Sequence[SampleLine]) -> list[SampleLine]:
@@ -201,16 +212,15 @@ def final_figures(final: Final) -> FinalFigures:
     made = cast(FinalFigures, rounded(made))
     for module, found in final["policy"].items():
         figures = found["figures"]
-        made["responses"][module] = cast(
-            dict[str, list[float | None]], rounded({name: figures[name] for name in ("task_reward", "kl")}, 3)
-        )
+        rewards = rounded({"task_reward": figures["task_reward"]}, FEWER)
+        made["responses"][module] = cast(dict[str, list[float | None]], rewards)
         made["texts"][module] = [
             cast(
                 Text,
                 {
                     "query": found["prompt"][row],
                     "text": found["text"][row],
-                    **{name: rounded(figures[name][row], 3) for name in ("task_reward", "kl", "repetition")},
+                    **{name: rounded(figures[name][row], FEWER) for name in ("task_reward", "kl", "repetition")},
                 },
             )
             for row in range(min(TEXTS, len(found["text"])))

@@ -100,3 +100,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Pat
     assert (wild.status, wild.final) == ("diverged", None)
     assert wild.reason is not None and "is not finite" in wild.reason
     assert "1 of 1" in result.stdout  # of wild's runs, collapsed
+
+    # What is left of a run's checkpoints is enough for its policies to be used.
+    exported = cory("export", "study/runs/cory/seed_0", "--policy", "llm_2", "--out", "llm_2")
+    assert exported.returncode == 0, exported.stderr

@@ -1,4 +1,3 @@
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,22 +11,22 @@ from launch.study_file import load
 from launch.study_results import read, rounded, write
 from launch.study_runs import Ended, Job, collect, keep_policies
 from launch.train import main as train
-from launch.trained import open_trained
+from launch.trained import POLICIES, STATE
 from policies.settings import Settings
 from tests.launch.conftest import record
 
-UPDATES = 45
+UPDATES = 15
 RESPONSE = "a wonderful film. It has great performances. It features all"
 
 
-def job(folder: Path, arm: str = "cory") -> Job:
+def job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> Job:
     """Returns a run of the shipped study that was recorded without training."""
     study = load("imdb")
     found = Job(study, study.arms[arm], 3, folder)
     settings = study.settings(found.arm, found.seed)
-    run = record(found.run, settings, range(UPDATES + 1))
-    for update in range(0, UPDATES + 1, 5):
-        held_out = update in (0, UPDATES)
+    run = record(found.run, settings, range(updates + 1))
+    for update in range(0, updates + 1, 3):
+        held_out = update in (0, updates)
         for _ in range(3 if held_out else 4):
             responses = [
                 {"role": role, "policy": module, "text": RESPONSE, "task_reward": 1.23456789}
@@ -58,17 +57,18 @@ DONE = Ended(code=0, said="", resumed=False, wall_seconds=300.123456, cpu_second
 
 
 def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(tmp_path: Path) -> None:
-    made = collect(job(tmp_path), DONE)
+    made = collect(job(tmp_path, updates=45), DONE)
     file = tmp_path / "results" / "cory" / "seed_3.json"
     write(file, made)
     assert file.stat().st_size < 40_000
     (found,) = read(tmp_path)
-    roles = {"pioneer": "llm_1", "observer": "llm_2"}
-    for line in found.metrics[1:6]:
-        assert line["roles"] == roles
-        assert line.pop("role") == {role: line["policy"][module] for role, module in roles.items()}
-    for line in found.metrics[6:]:
-        line.pop("role")
+    assert [line["update"] for line in found.metrics] == list(range(46))
+    for line in found.metrics[1:]:
+        roles, policy = line["roles"], line["policy"]
+        assert line.pop("role") == {role: policy[roles[role]] for role in ("pioneer", "observer")}
+        for figures in policy.values():
+            reward, kl, combined = figures["task_reward"], figures["kl"], figures.pop("combined_reward")
+            assert reward is not None and combined == pytest.approx(reward - 0.1 * (kl or 0.0))
     assert found == made
     assert (found.status, found.reason, found.undisturbed) == ("done", None, True)
     assert (found.cost["tokens"], found.cost["seconds"], found.cost["wall_seconds"]) == (45 * 3000, 90.0, 300.12)
@@ -81,7 +81,7 @@ def test_a_result_holds_the_means_over_held_out_queries_and_the_responses_behind
     assert made["policy"]["llm_2"]["kl"] == pytest.approx(1 + mean, rel=1e-4)
     assert made["mean"]["task_reward"] == pytest.approx(0.5 + mean, rel=1e-4)
     assert made["responses"]["llm_1"]["task_reward"][:3] == [0.0, 0.123, 0.247]
-    assert len(made["responses"]["llm_1"]["kl"]) == 500 and len(made["texts"]["llm_2"]) == 16
+    assert len(made["responses"]["llm_1"]["task_reward"]) == 500 and len(made["texts"]["llm_2"]) == 16
     assert made["texts"]["llm_1"][1]["text"] == RESPONSE
 
 
@@ -89,17 +89,17 @@ def test_of_the_samples_those_before_after_and_midway_are_kept(tmp_path: Path) -
     kept = collect(job(tmp_path), DONE).samples
     assert [(line["update"], line["held_out"]) for line in kept] == [
         *[(0, True)] * 3,
-        *[(5, False)] * 2,
-        *[(25, False)] * 2,
-        *[(40, False)] * 2,
-        *[(45, True)] * 3,
+        *[(3, False)] * 2,
+        *[(9, False)] * 2,
+        *[(12, False)] * 2,
+        *[(15, True)] * 3,
     ]
 
 
 @pytest.mark.parametrize(
     ("ended", "status", "reason"),
     [
-        (DONE._replace(code=3), "collapsed", "stop_on_collapse ended it after update 45."),
+        (DONE._replace(code=3), "collapsed", "stop_on_collapse ended it after update 15."),
         (DONE._replace(code=2, said="x\nError: No room.\nUpdate 3 is saved.\n"), "failed", "No room."),
         (DONE._replace(code=1, said="Traceback\nKeyError: 3\n"), "failed", "KeyError: 3"),
         (DONE._replace(code=-9), "failed", "Its process was ended by SIGKILL."),
@@ -147,17 +147,22 @@ def test_figures_are_rounded_to_significant_digits_and_what_is_not_finite_is_non
     assert rounded(value) == {"a": [0.00012346, 123460.0, None, 3, "text", True, None]}
 
 
-def test_of_a_run_s_checkpoints_the_last_policies_are_kept(policies_run: RunDirectory, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(policies_run.path, folder, symlinks=True)
-    run = RunDirectory(folder)
-    optimizer = run.checkpoints.place(6) / "learner_group" / "learner" / "optimizer.pkl"
-    optimizer.write_bytes(b"moments")
+def test_of_a_run_s_checkpoints_the_last_policies_are_kept(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+
+    def fill(folder: Path) -> None:
+        for name in ("learner_group/learner/optimizer.pkl", f"{POLICIES}/llm_1/{STATE}", "env_runner/state.pkl"):
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"state")
+
+    for update in (5, 6):
+        run.checkpoints.save(update, fill)
+    run.checkpoints.name_best(5)
     keep_policies(run)
     assert [entry.name for entry in run.checkpoints.folder.iterdir()] == ["update_000006"]
-    assert not optimizer.exists()
-    trained = open_trained(folder)
-    assert trained.update == 6 and trained.weights("llm_2")
+    assert run.checkpoints.choose(None, POLICIES) == (6, run.checkpoints.place(6))  # as `cory evaluate` does
+    assert not list(run.path.rglob("optimizer.pkl")) and len(list(run.path.rglob(STATE))) == 1
 
 
 def test_a_result_s_command_gives_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
