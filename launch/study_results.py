@@ -144,8 +144,9 @@ def read_one(file: Path) -> StudyRun:
         if "policy" in line:
             for figures in line["policy"].values():
                 reward, kl = figures["task_reward"], figures["kl"]
-                known = reward is not None and kl is not None
-                figures["combined_reward"] = reward - run.settings.report_kl_coef * kl if known else None
+                figures["combined_reward"] = (
+                    None if reward is None or kl is None else reward - run.settings.report_kl_coef * kl
+                )
             line["role"] = {role: line["policy"][module] for role, module in line["roles"].items()}
     return run
 

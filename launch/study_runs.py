@@ -121,8 +121,9 @@ class Ended(NamedTuple):
 
 
 def jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[int] | None = None) -> list[Job]:
-    """Returns all runs of some arms in the order in which they are done: by tier, and seed by seed, so that whatever is
-    done so far can be compared.
+    """Returns all runs of some arms in the order in which they are done.
+
+    That is by tier, and then seed by seed, so that whatever is done so far can be compared.
 
     Args:
         study: what the arms are of.
@@ -146,8 +147,7 @@ class Performer:
         self.interrupts.training = True
         self._tell = tell
         self._process: subprocess.Popen[bytes] | None = None
-        self.stopped: int | None = None
-        """The exit code, once a signal has asked to stop."""
+        self._code: int | None = None  # of a run that a signal stopped, this process's own or another's
 
     def __enter__(self) -> Self:
         self.interrupts.install()
@@ -155,6 +155,11 @@ class Performer:
 
     def __exit__(self, *what: object) -> None:
         self.interrupts.__exit__(*what)
+
+    @property
+    def stopped(self) -> int | None:
+        """The exit code, once a signal has asked to stop."""
+        return self._code if self._code or self.interrupts.requested is None else self.interrupts.exit_code
 
     def perform(self, job: Job) -> StudyRun | None:
         """Does a run, or goes on with it, and writes its result.
@@ -172,9 +177,8 @@ class Performer:
                 f"or end it by `kill {holder}`, upon which it saves itself; then give the same command again."
             )
         ended = self._train(job)
-        if self.interrupts.requested is not None or ended.code in STOPPED:
-            self.stopped = ended.code if ended.code in STOPPED else self.interrupts.exit_code
         if ended.code in STOPPED:
+            self._code = ended.code
             return None
         made = collect(job, ended)
         write(job.result, made)
@@ -196,6 +200,8 @@ class Performer:
             self._process = subprocess.Popen(
                 command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
             )
+            if self.interrupts.requested is not None:  # it came before there was a process to pass it on to
+                self._process.send_signal(self.interrupts.requested)
             watch = LoadWatch(self._process.pid)
             code = self._wait(self._process, watch)
             self._process = None

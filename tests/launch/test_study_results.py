@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -6,10 +7,10 @@ import yaml
 from launch import final
 from launch.command import CommandError
 from launch.final import FIGURES, Final
-from launch.run_directory import RunDirectory
+from launch.run_directory import RunDirectory, lock_folder
 from launch.study_file import load
 from launch.study_results import read, rounded, write
-from launch.study_runs import Ended, Job, collect, keep_policies
+from launch.study_runs import Ended, Job, Performer, collect, keep_policies
 from launch.train import main as train
 from launch.trained import POLICIES, STATE
 from policies.settings import Settings
@@ -130,6 +131,12 @@ def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:
     study = load("imdb", ["lr=1e-5", "num_runners=2", "checkpoint_every=3"])
     with pytest.raises(CommandError, match="was made with other settings: lr"):
         Job(study, study.arms["cory"], 3, tmp_path).found()
+
+
+def test_a_run_that_another_process_still_trains_is_left_to_it(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    with lock_folder(one.run), pytest.raises(CommandError, match=f"being trained by process {os.getpid()}"):
+        Performer(lambda: None).perform(one)
 
 
 def test_a_folder_without_results_and_a_damaged_result_are_refused(tmp_path: Path) -> None:
