@@ -42,7 +42,7 @@ class Row(NamedTuple):
     """Our figure in words, with its interval."""
     verdict: Verdict
     p: float | None
-    """Of the exact sign-flip test, where runs are compared in pairs."""
+    """Of the exact sign-flip test that there is no difference at all, where runs are compared in pairs."""
     effect: float | None
     """Hedges' g, likewise."""
 

@@ -1,7 +1,8 @@
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from launch.records import Update
 from launch.study_claims import CLAIMS, table
 from launch.study_findings import above, below, quoted, within
 from launch.study_measures import Estimate
@@ -95,3 +96,31 @@ def test_the_quoted_reduction_of_collapses_counts_each_run_once() -> None:
     runs = arm("cory", 2.0, 3.0, seeds=3) + arm("ppo", 2.0, 60.0, agents=1, seeds=3)
     row = next(row for row in table(runs) if row.claim == "-67 % collapse")
     assert "PPO 3 of 3, CORY 0 of 3" in row.ours
+
+
+def test_without_exchange_the_roles_kl_in_the_last_updates_is_compared() -> None:
+    runs = []
+    for run in arm("no-exchange", 2.0, 9.0, exchange_period=None):
+        early, late = (
+            {name: {"kl": kl} for name, kl in roles.items()}
+            for roles in ({"pioneer": 0.0, "observer": 9.0}, {"pioneer": 6.0 + run.seed, "observer": 2.0})
+        )
+        lines = [{"update": 1, "role": early}, *({"update": 2 + number, "role": late} for number in range(5))]
+        runs.append(run._replace(metrics=cast(list[Update], lines)))
+    row = next(row for row in table(runs) if "far below the pioneer's" in row.claim)
+    assert row.verdict == "reproduced" and row.ours.startswith("KL × 3.9")  # of 3, 3.5, 4, 4.5, 5 the geometric mean
+
+
+def test_fewer_collapses_and_less_variance_come_with_their_intervals() -> None:
+    # Katz: ratio (2/10) / (8/10); deviation of its logarithm √(1/2 - 1/10 + 1/8 - 1/10) = 0.652
+    runs = arm("cory", 2.0, 60.0, seeds=2) + [run._replace(seed=run.seed + 2) for run in arm("cory", 2.0, 3.0, seeds=8)]
+    runs += arm("ppo", 2.0, 60.0, agents=1, seeds=8)
+    runs += [run._replace(seed=run.seed + 8) for run in arm("ppo", 2.0, 3.0, agents=1, seeds=2)]
+    found = {row.claim: row for row in table(runs)}["-67 % collapse"]
+    assert found.ours.startswith("-75% [-93%, -10%]") and found.verdict == "reproduced"
+
+    spread = [study_run("cory", seed, *[figures(2.0 + 0.1 * seed, 3.0)] * 2) for seed in range(5)]
+    wide = [study_run("ppo", seed, figures(2.0 + 0.2 * seed, 3.0)) for seed in range(5)]
+    found = {row.claim: row for row in table(spread + wide)}["-41 % variance"]
+    # a quarter of the variance; F of (4, 4) has 97.5 % below 9.605
+    assert found.ours.startswith("-75% [-97%, +140%]") and found.verdict == "inconclusive"
