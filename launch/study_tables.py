@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from launch.rows import show
-from launch.study_file import Arm, Study
+from launch.study_file import Arm, Study, word
 from launch.study_measures import Measure, collapse, estimate, final, values
 from launch.study_results import StudyRun
 from launch.study_runs import Job
@@ -24,7 +24,7 @@ def arms_table(study: Study, arms: Sequence[Arm]) -> Table:
     """Returns what arms differ in."""
     made = _table("arm", "differs from", "in", "seeds", "tier")
     for arm in arms:
-        changes = ", ".join(f"{key}={'null' if value is None else value}" for key, value in arm.changes.items())
+        changes = ", ".join(word(*item) for item in arm.changes.items())
         made.add_row(arm.name, arm.against or "", changes, str(len(arm.seeds)), str(arm.tier))
     return made
 
