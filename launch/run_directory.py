@@ -3,6 +3,7 @@
 config.yaml      every setting, resolved
 metrics.jsonl    one line per update; line 0 is the held-out evaluation before training
 samples.jsonl    responses of the chain, every few updates, and on held-out queries before and after
+final.json       with `final_queries`: every response of each policy, alone, after the last update
 tensorboard/     the metrics again, for TensorBoard
 checkpoints/     the last few and `best`
 log.txt          what libraries and rewards printed
@@ -47,6 +48,7 @@ class RunDirectory:
         self.metrics = Journal(path / METRICS)
         self.samples = Journal(path / "samples.jsonl")
         self.checkpoints = Checkpoints(path / "checkpoints")
+        self.final = path / "final.json"
         self.log = path / "log.txt"
         self.curves = path / "curves.png"
         self.storage: Storage | None = None

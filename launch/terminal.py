@@ -104,7 +104,7 @@ class Voice:
         seconds, self._last = now - self._last if seconds is None else seconds, now
         self._seconds = seconds if self._seconds is None else FADING * self._seconds + (1 - FADING) * seconds
         self._done += 1
-        left = f"{_clock(self._seconds * (self._total - self._done))} left"
+        left = f"{clock(self._seconds * (self._total - self._done))} left"
         self._bar.update(self._task, completed=self._done, left=left)
         return left
 
@@ -168,7 +168,8 @@ class Terminal(Voice):
                 self.say(text)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Returns a duration as `1:02:03` or `2:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from launch import session
+from launch import final, session
 from launch.interrupt import Interrupts
 from launch.records import Sample, Update, plain
 from launch.recovery import last_whole, may_pass
@@ -182,6 +182,8 @@ class _Run:
                 self._keep(update, samples, held_out=False)
             if done:
                 self._keep(update, algo.held_out_samples(HELD_OUT_SAMPLES), held_out=True)
+                if settings.final_queries is not None:
+                    final.write(self.run.final, final.final_responses(algo, settings.final_queries))
             self._record(line)
             self.terminal.update(line)
             if update % settings.samples_every == 0:

@@ -16,7 +16,7 @@ The first three are collapse. A signature that holds for `health_patience` updat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from policies.settings import Settings
@@ -73,29 +73,7 @@ class Health:
 
     def _signs_of_policy(self, of: str, figures: dict[str, float]) -> Iterator[Sign]:
         s = self.settings
-        if figures["repetition"] > s.max_repetition:
-            yield Sign(
-                "repetition",
-                of,
-                f"{of} repeats itself: {figures['repetition']:.0%} of its token pairs stand earlier in the same "
-                f"response (max_repetition is {s.max_repetition:.0%}).",
-            )
-        first, now = self.state["first_eos_rate"][of], figures["eos_rate"]
-        if s.min_response is None and first >= _LEAST_EOS and now < s.min_eos_share * first:
-            yield Sign(
-                "eos",
-                of,
-                f"{of} hardly ends its responses any more: {now:.0%} end with the end-of-sequence token, {first:.0%} "
-                f"did in the first update (min_eos_share is {s.min_eos_share:.0%} of that).",
-            )
-        token_kl = figures["kl"] / max(figures["response_length"], 1.0)
-        if token_kl > s.max_token_kl:
-            yield Sign(
-                "kl",
-                of,
-                f"{of} is far from its initial policy: KL {token_kl:.2f} nats per token (max_token_kl is "
-                f"{s.max_token_kl:g}). A larger kl_coef or a smaller lr holds it back.",
-            )
+        yield from signs_of_collapse(s, of, figures, self.state["first_eos_rate"][of])
         if figures["sampler_gap_mean"] > s.max_sampler_gap:
             yield Sign(
                 "drift",
@@ -128,6 +106,42 @@ class Health:
                     f"The {winner} takes all the reward ({role}: {rewards}, {abs(gap):.1f} standard deviations; "
                     f"max_role_gap is {s.max_role_gap:g}). With a short exchange_period both learn both roles.",
                 )
+
+
+def signs_of_collapse(
+    settings: Settings, of: str, figures: Mapping[str, float], first_eos_rate: float
+) -> Iterator[Sign]:
+    """Yields the signs of collapse that a policy shows.
+
+    Args:
+        settings: the limits.
+        of: the policy.
+        figures: means over its responses.
+        first_eos_rate: its end-of-sequence rate at the start of training.
+    """
+    if figures["repetition"] > settings.max_repetition:
+        yield Sign(
+            "repetition",
+            of,
+            f"{of} repeats itself: {figures['repetition']:.0%} of its token pairs stand earlier in the same "
+            f"response (max_repetition is {settings.max_repetition:.0%}).",
+        )
+    now, share = figures["eos_rate"], settings.min_eos_share
+    if settings.min_response is None and first_eos_rate >= _LEAST_EOS and now < share * first_eos_rate:
+        yield Sign(
+            "eos",
+            of,
+            f"{of} hardly ends its responses any more: {now:.0%} end with the end-of-sequence token, "
+            f"{first_eos_rate:.0%} did in the first update (min_eos_share is {share:.0%} of that).",
+        )
+    token_kl = figures["kl"] / max(figures["response_length"], 1.0)
+    if token_kl > settings.max_token_kl:
+        yield Sign(
+            "kl",
+            of,
+            f"{of} is far from its initial policy: KL {token_kl:.2f} nats per token (max_token_kl is "
+            f"{settings.max_token_kl:g}). A larger kl_coef or a smaller lr holds it back.",
+        )
 
 
 def effect_size(one: dict[str, float], other: dict[str, float]) -> float:

@@ -219,6 +219,8 @@ class Settings(BaseModel):
     """Updates between held-out evaluations."""
     eval_queries: int = Field(128, ge=1)
     """Held-out queries of one evaluation."""
+    final_queries: int | None = Field(None, ge=1)
+    """Held-out queries of a last evaluation, of which every response is kept, in `final.json`; null: none."""
     checkpoint_every: int = Field(10, ge=1)
     """Updates between checkpoints."""
     keep_checkpoints: int = Field(2, ge=1)

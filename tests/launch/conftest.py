@@ -63,7 +63,12 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
             rotation = (update - 1) // 5 % settings.num_agents
             players = settings.modules[rotation:] + settings.modules[:rotation]
             line |= {"policy": figures, "roles": dict(zip(settings.roles, players, strict=True))}
-            line |= {"exchanged": update % 5 == 0, "tokens_per_second": 1000.0, "seconds": {"total": 2.0}}
+            line |= {
+                "exchanged": update % 5 == 0,
+                "tokens": 3000,
+                "tokens_per_second": 1000.0,
+                "seconds": {"total": 2.0},
+            }
         if update % 6 == 0:
             line["evaluation"] = {**figures, "mean": figures["llm_1"]}
         run.metrics.append(line)

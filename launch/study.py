@@ -1,0 +1,172 @@
+"""`cory study`: many trainings that are compared, arms over seeds, and a small file of results for each."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.command import CommandError, Parser, run
+
+if TYPE_CHECKING:
+    from launch.study_file import Arm, Study
+    from launch.study_runs import Job
+    from launch.terminal import Voice
+
+USAGE = """cory study NAME|FILE [key=value ...] --out DIR [options]
+       cory study [NAME|FILE] --list"""
+
+EPILOG = """studies:
+{studies}
+
+What is done already is not done again, and a run that was stopped goes on, so the same command continues a study.
+DIR/results/ARM/seed_N.json keeps of each run what tables and plots need; DIR/runs/ARM/seed_N is its folder, which
+`cory watch` follows, and seed_N.txt beside it what it printed. Settings as key=value are those of all arms.
+
+examples:
+  cory study imdb --list
+  cory study imdb --tier 1 --out runs/study
+  cory study imdb --only cory ppo --seeds 0,1,2 --out runs/study
+  cory study mine.yaml --out runs/mine
+
+exit codes:
+  0 all runs are done; 1 some failed; 2 a mistake that you can correct; 130, 143 you stopped it.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0; 1 when runs failed; 2 after a user's mistake; 130 or 143 when a signal stopped it.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    options = _parser(help_wanted=not {"-h", "--help"}.isdisjoint(words)).parse_intermixed_args(words)
+    return run(lambda: _command(options), debug=options.debug)
+
+
+def _parser(help_wanted: bool) -> Parser:
+    epilog = None
+    if help_wanted:
+        epilog = EPILOG.format(studies=_shipped())
+    parser = Parser(
+        prog="cory study",
+        usage=USAGE,
+        description="Train arms that differ in what they say and in nothing else, over seeds, and compare them.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="NAME|FILE, key=value", help="a study; settings of all its arms")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the study's folder")
+    parser.add_argument("--only", nargs="+", metavar="ARM", help="these arms alone")
+    parser.add_argument("--tier", type=int, metavar="N", help="the arms of one tier alone")
+    parser.add_argument("--seeds", type=_seeds, metavar="N|N,N", help="a count of seeds, or these, for all arms")
+    parser.add_argument("--retry", action="store_true", help="do those again that failed")
+    parser.add_argument("--list", action="store_true", help="print the studies, or a study's arms, and exit")
+    parser.add_argument("--dry-run", action="store_true", help="print what there is to do, and exit")
+    parser.add_argument("--quiet", action="store_true", help="print only what was found")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _command(options: argparse.Namespace) -> int:
+    from launch.run_directory import lock_folder
+    from launch.session import own_output
+    from launch.study_file import load
+    from launch.study_runs import jobs
+    from launch.study_tables import arms_table, plan_table
+    from launch.terminal import Voice
+
+    where = [word for word in options.words if "=" not in word]
+    if options.list and not where:
+        print(_shipped())
+        return 0
+    if len(where) != 1:
+        raise CommandError("Name one study, such as imdb, or a file; `cory study --list` lists those that there are.")
+    study = load(where[0], [word for word in options.words if "=" in word])
+    arms = _chosen(study, options.only, options.tier)
+    if options.list:
+        voice = Voice(own_output(), 0)
+        voice.say(study.about)
+        voice.say(arms_table(study, arms))
+        return 0
+    if options.out is None:
+        raise CommandError("Name the study's folder with --out. Results of earlier runs in it are kept.")
+    able = [arm for arm in arms if arm.missing is None]
+    asked = jobs(study, options.out, able, options.seeds)
+    found = {job: job.found() for job in asked}
+    todo = [job for job, run in found.items() if run is None or (options.retry and run.status == "failed")]
+    voice = Voice(own_output(), len(asked), done=len(asked) - len(todo), quiet=options.quiet)
+    voice.say(f"{study.about}\nStudy folder: {options.out}")
+    for arm in arms:
+        if arm.missing is not None:
+            voice.say(f"Left out: {arm.missing}", True)
+    voice.say(plan_table(found, todo))
+    if options.dry_run:
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    with lock_folder(options.out):
+        return _perform(todo, asked, voice)
+
+
+def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "Voice") -> int:
+    """Does what is to be done, and shows what was found."""
+    from launch.study_runs import Performer
+    from launch.study_tables import result_line, summary_table
+
+    performer = Performer(lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True))
+    with voice, performer:
+        voice.begin()
+        for job in todo:
+            voice.stage(f"{job.arm.name}, seed {job.seed}")
+            made = performer.perform(job)
+            if made is not None:
+                voice.say(f"{result_line(made)}  {voice.advance()}")
+            if performer.stopped is not None:
+                break
+    runs = [run for job in asked if (run := job.found()) is not None]
+    if runs:
+        voice.say()
+        voice.say(summary_table(runs), True)
+    failed = [run for run in runs if run.status == "failed"]
+    for run in failed:
+        voice.say(f"{run.arm}, seed {run.seed}, failed: {run.reason}", True)
+    if performer.stopped is not None:
+        voice.say(f"Stopped: {len(runs)} of {len(asked)} runs are done. The same command goes on.", True)
+        return performer.stopped
+    return 1 if failed else 0
+
+
+def _chosen(study: "Study", names: Sequence[str] | None, tier: int | None) -> "list[Arm]":
+    """Returns the arms that are asked for."""
+    for name in names or ():
+        if name not in study.arms:
+            raise CommandError(f"{study.name} has no arm {name}. It has: {', '.join(study.arms)}.")
+    arms = [
+        arm
+        for arm in study.arms.values()
+        if (names is None or arm.name in names) and (tier is None or arm.tier == tier)
+    ]
+    if not arms:
+        raise CommandError(f"{study.name} has no such arm. Its tiers: {sorted({a.tier for a in study.arms.values()})}.")
+    return arms
+
+
+def _shipped() -> str:
+    from launch.study_file import studies
+
+    return "\n".join(f"  {name:<12}{about}" for name, about in studies().items())
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    from launch.study_file import read_seeds
+
+    numbers = text.split(",")
+    if not all(number.isdecimal() for number in numbers):
+        raise argparse.ArgumentTypeError(f"`{text}` is neither a count, such as 5, nor seeds, such as 0,1,2")
+    found = [int(number) for number in numbers]
+    return tuple(found) if len(found) > 1 else read_seeds(found[0], "--seeds")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

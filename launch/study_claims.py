@@ -1,0 +1,212 @@
+"""What is claimed of CORY, and whether a study reproduces it.
+
+These are the claims of the paper that the studies' arms can answer, and three figures that are quoted for the method
+elsewhere. They are judged one by one, without correction for their number.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from launch import study_findings as find
+from launch.study_findings import FAR, NEARLY, SIMILAR, Arms, Finding, Verdict
+from launch.study_measures import final, unsteadiness
+from launch.study_results import StudyRun
+
+PAPER = "paper, IMDB"
+GSM8K = "paper, GSM8K"
+QUOTED = "quoted, not in the paper's text"
+
+
+class Claim(NamedTuple):
+    """What is claimed, and how it is judged."""
+
+    study: str
+    """The shipped study that answers it."""
+    source: str
+    text: str
+    rule: str
+    """What makes it reproduced."""
+    judge: Callable[[Arms], Finding | None]
+    """None where the runs that it needs are not there."""
+
+
+class Row(NamedTuple):
+    """A line of the table of claims."""
+
+    study: str
+    source: str
+    claim: str
+    rule: str
+    ours: str
+    """Our figure in words, with its interval."""
+    verdict: Verdict
+    p: float | None
+    """Of the exact sign-flip test that there is no difference at all, where runs are compared in pairs."""
+    effect: float | None
+    """Hedges' g, likewise."""
+
+
+def table(runs: Iterable[StudyRun]) -> list[Row]:
+    """Returns every claim with our figure; those whose arms are missing are `not run`.
+
+    Args:
+        runs: of one or several studies; those that failed say nothing.
+    """
+    studies: dict[str, dict[str, list[StudyRun]]] = {}
+    for run in runs:
+        if run.status != "failed":
+            studies.setdefault(run.study, {}).setdefault(run.arm, []).append(run)
+    rows = []
+    for claim in CLAIMS:
+        found = claim.judge(studies.get(claim.study, {})) or Finding(None, "", "not run")
+        rows.append(
+            Row(claim.study, claim.source, claim.text, claim.rule, found.text, found.verdict, found.p, found.effect)
+        )
+    return rows
+
+
+CLAIMS = (
+    Claim(
+        "imdb",
+        PAPER,
+        "PPO and CORY reach a similar task reward",
+        f"the difference lies within ± {SIMILAR:.0%} of what training gains PPO",
+        partial(find.similar_reward, one="cory", other="ppo", most=SIMILAR),
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "PPO's final KL is more than twice CORY's",
+        "KL of PPO over KL of CORY is above 2",
+        partial(find.ratio, one="ppo", other="cory", bound=2.0),
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "PPO's combined reward falls in training",
+        "held out, it is lower after training than before",
+        partial(find.changes, arm="ppo", rises=False),
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "CORY's combined reward rises in training",
+        "held out, it is higher after training than before",
+        partial(find.changes, arm="cory", rises=True),
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "The two CORY agents end almost equal",
+        f"their combined rewards differ by less than {SIMILAR:.0%} of the gain in task reward",
+        find.equal_agents,
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "CORY's Pareto frontier lies outside PPO's",
+        "over the sweep of η its hypervolume is larger",
+        find.pareto,
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "At a high learning rate PPO collapses and CORY does not",
+        "at one learning rate all PPO runs collapse, at least three, and no CORY run",
+        find.learning_rates,
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "A larger single model does not bring the KL down",
+        "PPO with twice the parameters ends with more KL than CORY",
+        partial(find.difference, one="ppo-double-model", other="cory", measure=final("kl"), what="KL"),
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "Without knowledge transfer the reward is unsteady",
+        "the training task reward changes more from update to update than CORY's",
+        partial(find.difference, one="no-transfer", other="cory", measure=unsteadiness, what="unsteadiness"),
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "Without knowledge transfer the KL is higher",
+        "it ends higher than CORY's",
+        partial(find.difference, one="no-transfer", other="cory", measure=final("kl"), what="KL"),
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "Without role exchange the task reward is good",
+        f"it is at most {SIMILAR:.0%} of the gain below CORY's",
+        partial(find.similar_reward, one="no-exchange", other="cory", most=float("inf")),
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "Without role exchange the KL is much higher",
+        f"it ends above {FAR:g} times CORY's",
+        partial(find.ratio, one="no-exchange", other="cory", bound=FAR),
+    ),
+    Claim(
+        "imdb",
+        PAPER,
+        "Without role exchange the observer's KL is far below the pioneer's",
+        f"in the last updates the pioneer's is above {FAR:g} times the observer's",
+        find.observer_below_pioneer,
+    ),
+    Claim(
+        "imdb",
+        "paper, appendix",
+        "Cooperative agents do better than competitive ones",
+        "CORY's combined reward ends higher than with α = -1",
+        partial(
+            find.difference, one="cory", other="competitive", measure=final("combined_reward"), what="combined reward"
+        ),
+    ),
+    Claim(
+        "arithmetic",
+        GSM8K,
+        "PPO's task reward peaks midway and declines",
+        "held out, it is lower at the end than at half of the updates",
+        partial(find.declines, arm="ppo"),
+    ),
+    Claim(
+        "arithmetic",
+        GSM8K,
+        "CORY converges early",
+        f"at the first evaluation after a tenth of the updates it has {NEARLY:.0%} of its gain",
+        partial(find.early, arm="cory"),
+    ),
+    Claim(
+        "arithmetic",
+        GSM8K,
+        "CORY ends with less KL",
+        "KL of PPO over KL of CORY is above 1",
+        partial(find.ratio, one="ppo", other="cory", bound=1.0),
+    ),
+    Claim(
+        "imdb",
+        QUOTED,
+        "+12.3 % optimality",
+        "CORY's task reward less PPO's, as a share of what training gains PPO: the interval holds 12.3 % and not 0",
+        find.optimality,
+    ),
+    Claim(
+        "imdb",
+        QUOTED,
+        "-67 % collapse",
+        "share of collapsed runs, over tier 1 and both sweeps: the interval holds -67 % and not 0",
+        find.fewer_collapses,
+    ),
+    Claim(
+        "imdb",
+        QUOTED,
+        "-41 % variance",
+        "variance over seeds of the final combined reward: the interval holds -41 % and not 0",
+        find.less_variance,
+    ),
+)

@@ -1,0 +1,295 @@
+"""Our figures for what is claimed of CORY, each with its verdict: small rules on a study's results.
+
+A claim is decided by the 95 % interval of our figure over seeds (Student's t): *reproduced* where all of it lies where
+the claim says, *not reproduced* where all of it lies elsewhere, else *inconclusive*. "Similar", "almost" and "far" are
+given numbers here, which are ours: `SIMILAR` and `FAR`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from launch.study_measures import (
+    Difference,
+    Estimate,
+    Measure,
+    before,
+    collapse,
+    curve,
+    differences,
+    estimate,
+    final,
+    gain,
+    of_policies,
+    paired,
+    values,
+    variance,
+)
+from launch.study_results import StudyRun
+from launch.study_sweeps import hypervolumes, matched
+
+Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
+Arms = Mapping[str, Sequence[StudyRun]]
+"""The runs of a study, by arm."""
+
+SIMILAR = 0.1
+"""Share of what training gained, within which two results are similar."""
+FAR = 1.5
+"""Ratio from which one KL is far above another, or much higher."""
+LATE = 5
+"""Last updates that a figure of training is the mean of."""
+SOON = 0.1
+"""Share of the updates after which a run that converges early has reached `NEARLY` of its gain."""
+NEARLY = 0.9
+
+
+class Finding(NamedTuple):
+    """Our figure for a claim."""
+
+    estimate: Estimate | None
+    """In the unit that `text` says; None where there is no single number."""
+    text: str
+    verdict: Verdict
+    p: float | None = None
+    """Of the sign-flip test that there is no difference at all, where runs are compared in pairs."""
+    effect: float | None = None
+    """Hedges' g, likewise."""
+
+
+def above(found: Estimate, bound: float) -> Verdict:
+    """Judges the claim that a figure is larger than `bound`."""
+    return within(found, bound, math.inf)
+
+
+def below(found: Estimate, bound: float) -> Verdict:
+    """Judges the claim that a figure is smaller than `bound`."""
+    return within(found, -math.inf, bound)
+
+
+def within(found: Estimate, least: float, most: float) -> Verdict:
+    """Judges the claim that a figure lies between two bounds."""
+    if found.low is None or found.high is None:
+        return "inconclusive"
+    if least < found.low and found.high < most:
+        return "reproduced"
+    return "not reproduced" if found.high < least or found.low > most else "inconclusive"
+
+
+def quoted(found: Estimate, figure: float, nothing: float) -> Verdict:
+    """Judges a number that is quoted: the interval holds it, and does not hold that there is no difference."""
+    if found.low is None or found.high is None:
+        return "inconclusive"
+    if not found.low <= figure <= found.high:
+        return "not reproduced"
+    return "inconclusive" if found.low <= nothing <= found.high else "reproduced"
+
+
+# Figures over seeds.
+
+
+def difference(arms: Arms, one: str, other: str, measure: Measure, what: str, bound: float = 0.0) -> Finding | None:
+    """Claims that an arm's figure is larger than another's, by more than `bound`."""
+    found = paired(arms.get(one, ()), arms.get(other, ()), measure)
+    if found is None:
+        return None
+    return Finding(
+        found.estimate, f"{what}: {_shown(found.estimate)}", above(found.estimate, bound), found.p, found.effect
+    )
+
+
+def ratio(arms: Arms, one: str, other: str, bound: float) -> Finding | None:
+    """Claims that an arm's KL is more than `bound` times another's."""
+    found = paired(arms.get(one, ()), arms.get(other, ()), lambda run: _log(final("kl")(run)))
+    return None if found is None else _times(found, bound)
+
+
+def _times(logarithms: Difference, bound: float) -> Finding:
+    mean, low, high, n = logarithms.estimate
+    found = Estimate(
+        math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high), n
+    )
+    return Finding(found, f"KL × {_shown(found, sign='')}", above(found, bound), logarithms.p, logarithms.effect)
+
+
+def _share_of_gain(arms: Arms, one: str, other: str) -> Difference | None:
+    """Returns the difference of two arms' task rewards, as a share of what training gained the second."""
+    ours, theirs = (values(arms.get(name, ()), final("task_reward")) for name in (one, other))
+    start = values(arms.get(other, ()), before("task_reward"))
+    seeds = [seed for seed in sorted(ours.keys() & theirs.keys() & start.keys()) if theirs[seed] > start[seed]]
+    return differences({seed: (ours[seed] - theirs[seed]) / (theirs[seed] - start[seed]) for seed in seeds})
+
+
+def similar_reward(arms: Arms, one: str, other: str, most: float) -> Finding | None:
+    """Claims that an arm's task reward is like another's, and at most `most` of that one's gain above it."""
+    found = _share_of_gain(arms, one, other)
+    if found is None:
+        return None
+    return Finding(
+        found.estimate,
+        f"{_percent(found.estimate)} of the gain",
+        within(found.estimate, -SIMILAR, most),
+        found.p,
+        found.effect,
+    )
+
+
+def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
+    """Claims that the held-out combined reward `rises` in training, or else that it falls."""
+    found = list(values(arms.get(arm, ()), gain("combined_reward")).values())
+    if not found:
+        return None
+    mean = estimate(found)
+    return Finding(mean, f"combined reward {_shown(mean)}", above(mean, 0.0) if rises else below(mean, 0.0))
+
+
+def equal_agents(arms: Arms) -> Finding | None:
+    """Claims that CORY's policies end with almost the same combined reward."""
+    shares = []
+    for run in arms.get("cory", ()):
+        combined, reward = of_policies(run, "combined_reward").values(), gain("task_reward")(run)
+        if len(combined) > 1 and reward is not None and reward > 0:
+            shares.append((max(combined) - min(combined)) / reward)
+    if not shares:
+        return None
+    mean = estimate(shares)
+    return Finding(mean, f"combined rewards differ by {_percent(mean)} of the gain", below(mean, SIMILAR))
+
+
+def observer_below_pioneer(arms: Arms) -> Finding | None:
+    """Claims that, without role exchange, the pioneer's KL ends far above the observer's."""
+    logarithms = {}
+    for run in arms.get("no-exchange", ()):
+        late = [line["role"] for line in run.metrics if "role" in line][-LATE:]
+        kl = {name: sum(role[name]["kl"] or 0.0 for role in late) for name in ("pioneer", "observer")}
+        pioneer, observer = (_log(total) for total in kl.values())
+        if pioneer is not None and observer is not None:
+            logarithms[run.seed] = pioneer - observer
+    found = differences(logarithms)
+    return None if found is None else _times(found, FAR)
+
+
+def pareto(arms: Arms) -> Finding | None:
+    """Claims that over the sweep of `kl_coef` CORY's hypervolume is larger than PPO's."""
+    ppo, cory = hypervolumes(arms)
+    found = differences({seed: cory[seed] - ppo[seed] for seed in sorted(ppo.keys() & cory.keys())})
+    if found is None:
+        return None
+    return Finding(
+        found.estimate,
+        f"hypervolume {_shown(found.estimate)} (PPO {sum(ppo.values()) / len(ppo):.3g})",
+        above(found.estimate, 0.0),
+        found.p,
+        found.effect,
+    )
+
+
+def learning_rates(arms: Arms) -> Finding | None:
+    """Claims that at one learning rate every PPO run collapses and no CORY run."""
+    pairs = matched(arms, "lr")
+    if len(pairs) < 2:
+        return None
+    counts = {rate: (_collapsed(ppo), len(ppo), _collapsed(cory), len(cory)) for rate, (ppo, cory) in pairs.items()}
+    text = "; ".join(f"{rate:g}: PPO {a} of {n}, CORY {b} of {m}" for rate, (a, n, b, m) in sorted(counts.items()))
+    if any(a == n >= 3 and b == 0 and m >= 3 for a, n, b, m in counts.values()):
+        return Finding(None, text, "reproduced")
+    more = any(a / n > b / m for a, n, b, m in counts.values())
+    return Finding(None, text, "inconclusive" if more else "not reproduced")
+
+
+def declines(arms: Arms, arm: str) -> Finding | None:
+    """Claims that held-out task reward is lower at the end than in the middle of training."""
+    changes = []
+    for run in arms.get(arm, ()):
+        points = curve(run, "task_reward")
+        half = [value for update, value in points if update >= run.settings.updates / 2]
+        if len(half) > 1:
+            changes.append(half[-1] - half[0])
+    if not changes:
+        return None
+    mean = estimate(changes)
+    return Finding(mean, f"task reward {_shown(mean)} in the second half", below(mean, 0.0))
+
+
+def early(arms: Arms, arm: str) -> Finding | None:
+    """Claims that most of what held-out task reward gains in training is gained soon."""
+    shares = []
+    for run in arms.get(arm, ()):
+        points = curve(run, "task_reward")
+        soon = [value for update, value in points if update >= SOON * run.settings.updates and update > 0]
+        if soon and points[-1][1] > points[0][1]:
+            shares.append((soon[0] - points[0][1]) / (points[-1][1] - points[0][1]))
+    if not shares:
+        return None
+    mean = estimate(shares)
+    return Finding(mean, f"{_percent(mean)} of the gain", above(mean, NEARLY))
+
+
+# The quoted figures.
+
+
+def optimality(arms: Arms) -> Finding | None:
+    """Judges +12.3 %, of task reward: what "optimality" is was not said."""
+    found = _share_of_gain(arms, "cory", "ppo")
+    if found is None:
+        return None
+    return Finding(found.estimate, _percent(found.estimate), quoted(found.estimate, 0.123, 0.0), found.p, found.effect)
+
+
+def fewer_collapses(arms: Arms) -> Finding | None:
+    """Judges -67 %, over all settings in which both were trained: those of tier 1, and both sweeps.
+
+    The interval is Katz's for a ratio of two risks, which takes runs for independent.
+    """
+    from scipy.stats.contingency import relative_risk  # type: ignore[import-untyped]
+
+    pairs = [*matched(arms, "lr").values(), *matched(arms, "kl_coef").values()]
+    ppo = {(run.arm, run.seed): run for pair in pairs for run in pair[0]}.values()
+    cory = {(run.arm, run.seed): run for pair in pairs for run in pair[1]}.values()
+    if not ppo or not cory:
+        return None
+    ours, theirs = _collapsed(cory), _collapsed(ppo)
+    text = f"PPO {theirs} of {len(ppo)}, CORY {ours} of {len(cory)}"
+    if not theirs:
+        return Finding(None, text, "inconclusive")
+    risk = relative_risk(ours, len(cory), theirs, len(ppo))
+    low, high = risk.confidence_interval(0.95)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return Finding(None, text, "inconclusive")
+    found = Estimate(risk.relative_risk - 1, low - 1, high - 1, len(cory))
+    return Finding(found, f"{_percent(found)} ({text})", quoted(found, -0.67, 0.0))
+
+
+def less_variance(arms: Arms) -> Finding | None:
+    """Judges -41 %, of the variance over seeds; the interval is by the F distribution, so for normal ones."""
+    from scipy.stats import f  # type: ignore[import-untyped]
+
+    ppo, cory = (list(values(arms.get(name, ()), final("combined_reward")).values()) for name in ("ppo", "cory"))
+    if len(ppo) < 2 or len(cory) < 2:
+        return None
+    theirs, ours = variance(ppo), variance(cory)
+    if not theirs or ours is None:
+        return None
+    ratio = ours / theirs
+    low, high = (ratio / float(f.ppf(q, len(cory) - 1, len(ppo) - 1)) for q in (0.975, 0.025))
+    found = Estimate(ratio - 1, low - 1, high - 1, len(cory))
+    return Finding(found, _percent(found), quoted(found, -0.41, 0.0))
+
+
+def _collapsed(runs: Iterable[StudyRun]) -> int:
+    return sum(bool(collapse(run)) for run in runs)
+
+
+def _log(value: float | None) -> float | None:
+    return math.log(value) if value is not None and value > 0 else None
+
+
+def _shown(found: Estimate, sign: str = "+") -> str:
+    mean, low, high, n = found
+    ends = "" if low is None or high is None else f" [{low:{sign}.3g}, {high:{sign}.3g}]"
+    return f"{mean:{sign}.3g}{ends}, n = {n}"
+
+
+def _percent(found: Estimate) -> str:
+    mean, low, high, n = found
+    ends = "" if low is None or high is None else f" [{low:+.0%}, {high:+.0%}]"
+    return f"{mean:+.0%}{ends}, n = {n}"

@@ -1,0 +1,59 @@
+"""Sweeps over one setting, of PPO and CORY alike."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from launch.configuration import Value
+from launch.study_measures import Point, hypervolume, point, reference
+from launch.study_results import StudyRun
+
+FEWEST = 3
+"""Values of a sweep that make a frontier."""
+Matched = dict[float, tuple[list[StudyRun], list[StudyRun]]]
+"""Value of the swept setting → runs of PPO, runs of CORY with two agents."""
+
+
+def sweep(runs: Iterable[StudyRun], key: str, agents: int) -> dict[Value, list[StudyRun]]:
+    """Returns the runs that differ from the study's first arm in one setting at most, and the number of agents.
+
+    Args:
+        runs: of one study, whose first arm has two agents.
+        key: the setting.
+        agents: their number.
+
+    Returns:
+        By the setting's value, in the order in which arms stand in the study.
+    """
+    found: dict[Value, list[StudyRun]] = {}
+    for run in sorted(runs, key=lambda run: (run.place, run.seed)):
+        if run.differs.keys() <= {key, "num_agents"} and run.settings.num_agents == agents:
+            found.setdefault(getattr(run.settings, key), []).append(run)
+    return found
+
+
+def matched(arms: Mapping[str, Sequence[StudyRun]], key: str) -> Matched:
+    """Returns the runs of PPO and CORY at those values of a setting at which both were trained."""
+    runs = [run for of_arm in arms.values() for run in of_arm]
+    ppo, cory = (sweep(runs, key, agents) for agents in (1, 2))
+    return {
+        float(value): (ppo[value], cory[value]) for value in ppo if value in cory and isinstance(value, int | float)
+    }
+
+
+def hypervolumes(arms: Mapping[str, Sequence[StudyRun]]) -> tuple[dict[int, float], dict[int, float]]:
+    """Returns the hypervolumes of PPO and of CORY over the sweep of `kl_coef`, by seed.
+
+    A seed counts if it was run at every value at which both were trained, of which there are at least three.
+    """
+    pairs = matched(arms, "kl_coef")
+    if len(pairs) < FEWEST:
+        return {}, {}
+    worst = {run.seed: start for ppo, _ in pairs.values() for run in ppo if (start := reference(run)) is not None}
+    return _hypervolumes([ppo for ppo, _ in pairs.values()], worst), _hypervolumes(
+        [cory for _, cory in pairs.values()], worst
+    )
+
+
+def _hypervolumes(columns: Sequence[Sequence[StudyRun]], worst: Mapping[int, Point]) -> dict[int, float]:
+    points = [{run.seed: end for run in column if (end := point(run)) is not None} for column in columns]
+    whole = set(worst).intersection(*(column.keys() for column in points))
+    return {seed: hypervolume([column[seed] for column in points], worst[seed]) for seed in sorted(whole)}

@@ -1,0 +1,80 @@
+"""Results of studies with figures that a test chooses, for what is computed from them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from launch.configuration import read_preset
+from launch.study_results import Cost, FinalFigures, Status, StudyRun
+from policies.settings import make_settings
+
+HARDWARE: Any = {"cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "bf16": True, "gpu": None}
+START = {"task_reward": 0.0, "kl": 0.0, "combined_reward": 0.0, "response_length": 12.0, "eos_rate": 0.2}
+
+
+def figures(task_reward: float, kl: float, **others: float) -> dict[str, float | None]:
+    """Returns what is measured of a policy; η is 0.1."""
+    measured = {"response_length": 10.0, "eos_rate": 0.2, "repetition": 0.0, **others}
+    return {"task_reward": task_reward, "kl": kl, "combined_reward": task_reward - 0.1 * kl, **measured}
+
+
+def study_run(
+    arm: str,
+    seed: int,
+    *policies: dict[str, float | None],
+    curve: Sequence[float] = (0.0, 1.0, 1.0),
+    training: Sequence[float] = (),
+    status: Status = "done",
+    place: int = 0,
+    study: str = "imdb",
+    **differs: Any,
+) -> StudyRun:
+    """Returns the result of a run.
+
+    Args:
+        arm: its name.
+        seed: its seed.
+        policies: each one's figures after the last update.
+        curve: the held-out combined and task reward of all, at evaluations 5 updates apart.
+        training: the task reward of all in training.
+        status: how it ended.
+        place: of the arm.
+        study: its name.
+        differs: from the preset imdb-tiny.
+    """
+    updates = 5 * (len(curve) - 1)
+    settings = make_settings(
+        {**read_preset("imdb-tiny"), "seed": seed, "updates": updates, "num_agents": len(policies), **differs}
+    )
+    modules = settings.modules
+    metrics: list[Any] = [
+        {"update": 1 + number, "policy": {module: {"task_reward": value} for module in modules}}
+        for number, value in enumerate(training)
+    ]
+    for number, value in enumerate(curve):
+        held_out = {**START, "repetition": 0.0, "task_reward": value, "combined_reward": value}
+        metrics.append({"update": 5 * number, "evaluation": dict.fromkeys((*modules, "mean"), held_out)})
+    by_module = dict(zip(modules, policies, strict=True))
+    mean = {name: sum(p[name] or 0.0 for p in policies) / len(policies) for name in policies[0]}
+    final = FinalFigures(update=updates, queries=500, policy=by_module, mean=dict(mean), responses={}, texts={})
+    return StudyRun(
+        study=study,
+        arm=arm,
+        label=arm,
+        tier=1,
+        place=place,
+        against=None,
+        differs={**differs, **({} if len(policies) == 2 else {"num_agents": len(policies)})},
+        seed=seed,
+        status=status,
+        reason=None,
+        settings=settings,
+        command="cory train",
+        versions={},
+        hardware=HARDWARE,
+        date="2026-01-01T00:00:00+00:00",
+        undisturbed=True,
+        cost=Cost(tokens=100, seconds=10.0, wall_seconds=60.0, cpu_seconds=100.0, others=0.0, resumed=False),
+        metrics=metrics,
+        samples=[],
+        final=None if status in ("diverged", "failed") else final,
+    )

@@ -1,0 +1,126 @@
+from typing import Any, cast
+
+import pytest
+
+from launch.records import Update
+from launch.study_claims import CLAIMS, table
+from launch.study_findings import above, below, quoted, within
+from launch.study_measures import Estimate
+from launch.study_results import StudyRun
+from launch.study_sweeps import hypervolumes, matched
+from tests.launch.results_of_studies import figures, study_run
+
+
+def verdicts(runs: list[StudyRun]) -> dict[str, str]:
+    return {row.claim: row.verdict for row in table(runs)}
+
+
+def arm(name: str, reward: float, kl: float, agents: int = 2, seeds: int = 5, **differs: Any) -> list[StudyRun]:
+    """Runs whose figures vary a little with the seed."""
+    return [
+        study_run(name, seed, *[figures(reward + 0.001 * seed, kl + 0.002 * seed)] * agents, **differs)
+        for seed in range(seeds)
+    ]
+
+
+def test_without_results_every_claim_is_not_run() -> None:
+    assert set(verdicts([]).values()) == {"not run"} and len(table([])) == len(CLAIMS)
+    failed = [run._replace(status="failed") for run in arm("ppo", 2.0, 9.0, agents=1)]
+    assert set(verdicts(failed).values()) == {"not run"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(1.1, 2.0, "reproduced"), (0.1, 0.9, "not reproduced"), (0.9, 1.1, "inconclusive"), (None, None, "inconclusive")],
+)
+def test_a_claim_holds_where_the_whole_interval_lies_beyond_the_bound(
+    low: float | None, high: float | None, verdict: str
+) -> None:
+    assert above(Estimate(1.0, low, high, 5), 1.0) == verdict
+
+
+def test_other_kinds_of_claims() -> None:
+    assert below(Estimate(0.0, -2.0, -1.0, 5), 0.0) == "reproduced"
+    assert within(Estimate(0.0, -0.05, 0.05, 5), -0.1, 0.1) == "reproduced"
+    assert within(Estimate(0.0, 0.11, 0.2, 5), -0.1, 0.1) == "not reproduced"
+    assert within(Estimate(0.0, -0.2, 0.2, 5), -0.1, 0.1) == "inconclusive"
+    assert quoted(Estimate(0.1, 0.05, 0.2, 5), 0.123, 0.0) == "reproduced"
+    assert quoted(Estimate(0.1, -0.05, 0.2, 5), 0.123, 0.0) == "inconclusive"
+    assert quoted(Estimate(0.0, -0.05, 0.05, 5), 0.123, 0.0) == "not reproduced"
+
+
+def test_what_the_paper_reports_is_found_where_results_are_so() -> None:
+    found = verdicts(arm("cory", 2.0, 3.0) + arm("ppo", 2.0, 9.0, agents=1))
+    assert found["PPO and CORY reach a similar task reward"] == "reproduced"
+    assert found["PPO's final KL is more than twice CORY's"] == "reproduced"
+    assert found["CORY's combined reward rises in training"] == "reproduced"
+    assert found["PPO's combined reward falls in training"] == "not reproduced"  # as the curves of both are the same
+    assert found["The two CORY agents end almost equal"] == "reproduced"
+
+
+def test_the_opposite_of_what_the_paper_reports_is_found_where_results_are_so() -> None:
+    found = verdicts(arm("cory", 2.0, 9.0) + arm("ppo", 1.0, 3.0, agents=1))
+    assert found["PPO and CORY reach a similar task reward"] == "not reproduced"
+    assert found["PPO's final KL is more than twice CORY's"] == "not reproduced"
+    assert found["+12.3 % optimality"] == "not reproduced"
+
+
+def test_a_collapse_at_one_learning_rate_decides_the_claim_of_robustness() -> None:
+    base = arm("cory", 2.0, 3.0, seeds=3) + arm("ppo", 2.0, 9.0, agents=1, seeds=3)
+    sound = arm("cory-lr", 2.0, 9.0, seeds=3, lr=1e-3)
+    collapsed = arm("ppo-lr", 2.0, 60.0, agents=1, seeds=3, lr=1e-3)
+    claim = "At a high learning rate PPO collapses and CORY does not"
+    assert verdicts(base)[claim] == "not run"  # one learning rate is no sweep
+    assert verdicts(base + sound + collapsed)[claim] == "reproduced"
+    assert verdicts(base + sound + collapsed[:2])[claim] == "inconclusive"
+    assert verdicts(base + sound + arm("ppo-lr", 2.0, 9.0, agents=1, seeds=3, lr=1e-3))[claim] == "not reproduced"
+
+
+def test_frontiers_are_compared_by_hypervolume_seed_by_seed() -> None:
+    runs = {}
+    for eta, ppo_kl, cory_kl in ((0.1, 8.0, 4.0), (0.3, 4.0, 2.0), (1.0, 2.0, 1.0)):
+        differs: dict[str, Any] = {} if eta == 0.1 else {"kl_coef": eta}
+        runs[f"ppo-{eta}"] = arm(f"ppo-{eta}", 0.1 / eta + 1.0, ppo_kl, agents=1, seeds=2, **differs)
+        runs[f"cory-{eta}"] = arm(f"cory-{eta}", 0.1 / eta + 1.0, cory_kl, seeds=2, **differs)
+    assert set(matched(runs, "kl_coef")) == {0.1, 0.3, 1.0}
+    ppo, cory = hypervolumes(runs)
+    # from (0, 24): 1.1 · 22, then to 1.3333 · 20, then to 2 · 16
+    assert ppo[0] == pytest.approx(1.1 * 22 + (4 / 3 - 1.1) * 20 + (2 - 4 / 3) * 16)
+    assert cory[0] == pytest.approx(1.1 * 23 + (4 / 3 - 1.1) * 22 + (2 - 4 / 3) * 20)
+    every = [run for of_arm in runs.values() for run in of_arm]
+    assert verdicts(every)["CORY's Pareto frontier lies outside PPO's"] == "reproduced"
+    assert hypervolumes({name: runs[name] for name in ("ppo-0.1", "cory-0.1")}) == ({}, {})
+
+
+def test_the_quoted_reduction_of_collapses_counts_each_run_once() -> None:
+    runs = arm("cory", 2.0, 3.0, seeds=3) + arm("ppo", 2.0, 60.0, agents=1, seeds=3)
+    row = next(row for row in table(runs) if row.claim == "-67 % collapse")
+    assert "PPO 3 of 3, CORY 0 of 3" in row.ours
+
+
+def test_without_exchange_the_roles_kl_in_the_last_updates_is_compared() -> None:
+    runs = []
+    for run in arm("no-exchange", 2.0, 9.0, exchange_period=None):
+        early, late = (
+            {name: {"kl": kl} for name, kl in roles.items()}
+            for roles in ({"pioneer": 0.0, "observer": 9.0}, {"pioneer": 6.0 + run.seed, "observer": 2.0})
+        )
+        lines = [{"update": 1, "role": early}, *({"update": 2 + number, "role": late} for number in range(5))]
+        runs.append(run._replace(metrics=cast(list[Update], lines)))
+    row = next(row for row in table(runs) if "far below the pioneer's" in row.claim)
+    assert row.verdict == "reproduced" and row.ours.startswith("KL × 3.9")  # of 3, 3.5, 4, 4.5, 5 the geometric mean
+
+
+def test_fewer_collapses_and_less_variance_come_with_their_intervals() -> None:
+    # Katz: ratio (2/10) / (8/10); deviation of its logarithm √(1/2 - 1/10 + 1/8 - 1/10) = 0.652
+    runs = arm("cory", 2.0, 60.0, seeds=2) + [run._replace(seed=run.seed + 2) for run in arm("cory", 2.0, 3.0, seeds=8)]
+    runs += arm("ppo", 2.0, 60.0, agents=1, seeds=8)
+    runs += [run._replace(seed=run.seed + 8) for run in arm("ppo", 2.0, 3.0, agents=1, seeds=2)]
+    found = {row.claim: row for row in table(runs)}["-67 % collapse"]
+    assert found.ours.startswith("-75% [-93%, -10%]") and found.verdict == "reproduced"
+
+    spread = [study_run("cory", seed, *[figures(2.0 + 0.1 * seed, 3.0)] * 2) for seed in range(5)]
+    wide = [study_run("ppo", seed, figures(2.0 + 0.2 * seed, 3.0)) for seed in range(5)]
+    found = {row.claim: row for row in table(spread + wide)}["-41 % variance"]
+    # a quarter of the variance; F of (4, 4) has 97.5 % below 9.605
+    assert found.ours.startswith("-75% [-97%, +140%]") and found.verdict == "inconclusive"

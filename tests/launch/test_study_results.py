@@ -1,0 +1,181 @@
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch import final
+from launch.command import CommandError
+from launch.final import FIGURES, Final
+from launch.run_directory import RunDirectory, lock_folder
+from launch.study_file import load
+from launch.study_results import read, rounded, write
+from launch.study_runs import Ended, Job, Performer, collect, keep_policies
+from launch.train import main as train
+from launch.trained import POLICIES, STATE
+from policies.settings import Settings
+from tests.launch.conftest import record
+
+UPDATES = 15
+RESPONSE = "a wonderful film. It has great performances. It features all"
+
+
+def job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> Job:
+    """Returns a run of the shipped study that was recorded without training."""
+    study = load("imdb")
+    found = Job(study, study.arms[arm], 3, folder)
+    settings = study.settings(found.arm, found.seed)
+    run = record(found.run, settings, range(updates + 1))
+    for update in range(0, updates + 1, 3):
+        held_out = update in (0, updates)
+        for _ in range(3 if held_out else 4):
+            responses = [
+                {"role": role, "policy": module, "text": RESPONSE, "task_reward": 1.23456789}
+                for role, module in zip(settings.roles, settings.modules, strict=True)
+            ]
+            run.samples.append({"update": update, "held_out": held_out, "query": "This is", "responses": responses})
+    final.write(run.final, last_responses(settings, 500))
+    run.unlock()
+    return found
+
+
+def last_responses(settings: Settings, count: int) -> Final:
+    return Final(
+        update=UPDATES,
+        policy={
+            module: {
+                "query": list(range(count)),
+                "prompt": ["This is a really"] * count,
+                "text": [RESPONSE] * count,
+                "figures": {name: [place + 0.123456789 * query for query in range(count)] for name in FIGURES},
+            }
+            for place, module in enumerate(settings.modules)
+        },
+    )
+
+
+DONE = Ended(code=0, said="", resumed=False, wall_seconds=300.123456, cpu_seconds=500.0, others=0.01)
+
+
+def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(tmp_path: Path) -> None:
+    made = collect(job(tmp_path, updates=45), DONE)
+    file = tmp_path / "results" / "cory" / "seed_3.json"
+    write(file, made)
+    assert file.stat().st_size < 40_000
+    (found,) = read(tmp_path)
+    assert [line["update"] for line in found.metrics] == list(range(46))
+    for line in found.metrics[1:]:
+        roles, policy = line["roles"], line["policy"]
+        assert line.pop("role") == {role: policy[roles[role]] for role in ("pioneer", "observer")}
+        for figures in policy.values():
+            reward, kl, combined = figures["task_reward"], figures["kl"], figures.pop("combined_reward")
+            assert reward is not None and combined == pytest.approx(reward - 0.1 * (kl or 0.0))
+    assert found == made
+    assert (found.status, found.reason, found.undisturbed) == ("done", None, True)
+    assert (found.cost["tokens"], found.cost["seconds"], found.cost["wall_seconds"]) == (45 * 3000, 90.0, 300.12)
+
+
+def test_a_result_holds_the_means_over_held_out_queries_and_the_responses_behind_them(tmp_path: Path) -> None:
+    made = collect(job(tmp_path), DONE).final
+    assert made is not None and made["queries"] == 500
+    mean = 0.123456789 * 499 / 2
+    assert made["policy"]["llm_2"]["kl"] == pytest.approx(1 + mean, rel=1e-4)
+    assert made["mean"]["task_reward"] == pytest.approx(0.5 + mean, rel=1e-4)
+    assert made["responses"]["llm_1"]["task_reward"][:3] == [0.0, 0.123, 0.247]
+    assert len(made["responses"]["llm_1"]["task_reward"]) == 500 and len(made["texts"]["llm_2"]) == 16
+    assert made["texts"]["llm_1"][1]["text"] == RESPONSE
+
+
+def test_of_the_samples_those_before_after_and_midway_are_kept(tmp_path: Path) -> None:
+    kept = collect(job(tmp_path), DONE).samples
+    assert [(line["update"], line["held_out"]) for line in kept] == [
+        *[(0, True)] * 3,
+        *[(3, False)] * 2,
+        *[(9, False)] * 2,
+        *[(12, False)] * 2,
+        *[(15, True)] * 3,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "reason"),
+    [
+        (DONE._replace(code=3), "collapsed", "stop_on_collapse ended it after update 15."),
+        (DONE._replace(code=2, said="x\nError: No room.\nUpdate 3 is saved.\n"), "failed", "No room."),
+        (DONE._replace(code=1, said="Traceback\nKeyError: 3\n"), "failed", "KeyError: 3"),
+        (DONE._replace(code=-9), "failed", "Its process was ended by SIGKILL."),
+    ],
+)
+def test_a_result_says_how_its_run_ended(tmp_path: Path, ended: Ended, status: str, reason: str) -> None:
+    made = collect(job(tmp_path), ended)
+    assert (made.status, made.reason) == (status, reason)
+    assert (made.final is None) == (status == "failed")
+
+
+def test_a_gradient_that_was_not_finite_is_a_result(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    (one.run / "refused_update_000046_llm_1.safetensors").touch()
+    made = collect(one, DONE._replace(code=2, said="Error: The gradient of llm_1 is not finite.\n"))
+    assert (made.status, made.reason) == ("diverged", "The gradient of llm_1 is not finite.")
+
+
+@pytest.mark.parametrize("ended", [DONE._replace(resumed=True), DONE._replace(others=0.06)])
+def test_times_of_a_run_that_was_disturbed_are_marked(tmp_path: Path, ended: Ended) -> None:
+    assert not collect(job(tmp_path), ended).undisturbed
+
+
+def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    write(one.result, collect(one, DONE))
+    assert one.found() == read(tmp_path)[0]
+    study = load("imdb", ["lr=1e-5", "num_runners=2", "checkpoint_every=3"])
+    with pytest.raises(CommandError, match="was made with other settings: lr"):
+        Job(study, study.arms["cory"], 3, tmp_path).found()
+
+
+def test_a_run_that_another_process_still_trains_is_left_to_it(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    with lock_folder(one.run), pytest.raises(CommandError, match=f"being trained by process {os.getpid()}"):
+        Performer(lambda: None).perform(one)
+
+
+def test_a_folder_without_results_and_a_damaged_result_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="holds no results of a study"):
+        read(tmp_path)
+    file = tmp_path / "results" / "cory" / "seed_0.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    with pytest.raises(CommandError, match=r"seed_0\.json cannot be read as a study's result"):
+        read(tmp_path)
+
+
+def test_figures_are_rounded_to_significant_digits_and_what_is_not_finite_is_none() -> None:
+    value = {"a": [0.000123456789, 123456.789, float("nan"), 3, "text", True, None]}
+    assert rounded(value) == {"a": [0.00012346, 123460.0, None, 3, "text", True, None]}
+
+
+def test_of_a_run_s_checkpoints_the_last_policies_are_kept(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+
+    def fill(folder: Path) -> None:
+        for name in ("learner_group/learner/optimizer.pkl", f"{POLICIES}/llm_1/{STATE}", "env_runner/state.pkl"):
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"state")
+
+    for update in (5, 6):
+        run.checkpoints.save(update, fill)
+    run.checkpoints.name_best(5)
+    keep_policies(run)
+    assert [entry.name for entry in run.checkpoints.folder.iterdir()] == ["update_000006"]
+    assert run.checkpoints.choose(None, POLICIES) == (6, run.checkpoints.place(6))  # as `cory evaluate` does
+    assert not list(run.path.rglob("optimizer.pkl")) and len(list(run.path.rglob(STATE))) == 1
+
+
+def test_a_result_s_command_gives_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = collect(job(tmp_path, "no-exchange"), DONE)
+    words = made.command.split()
+    assert words[:2] == ["cory", "train"]
+    assert train([*words[2:], "--print-config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == made.settings.model_dump()
+    assert made.settings.exchange_period is None
