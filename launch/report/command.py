@@ -1,4 +1,4 @@
-"""`cory report`: writes one HTML file about any number of runs."""
+"""`cory report`: writes one HTML file about any number of runs, or a study."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = Parser(
         prog="cory report",
-        description="Write one HTML file, which needs no network, about runs: curves, comparisons, samples, settings.",
+        description="Write one HTML file about runs or a study, which needs no network: curves, tables, samples.",
     )
     parser.add_argument(
         "runs",
         nargs="+",
-        metavar="RUN",
+        metavar="RUN|STUDY",
         type=Path,
-        help="folders of runs; those that differ in the seed alone are one arm",
+        help="folders of runs, of which those that differ in the seed alone are one arm; folders of studies",
     )
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"where to (default: {OUT})")
     parser.add_argument("--png", type=Path, metavar="DIR", help="also draw every plot into a PNG in this folder")
@@ -38,23 +38,23 @@ def report(folders: Sequence[Path], out: Path = OUT, png: Path | None = None) ->
     """Writes the report and says where it is.
 
     Args:
-        folders: of runs, finished or not.
+        folders: of runs, finished or not, or of studies.
         out: the HTML file, replaced if it exists.
         png: where to draw the plots, too.
 
     Raises:
-        CommandError: a folder holds no run, a file of one is damaged, or nothing can be written there.
+        CommandError: a folder holds neither, a file of one is damaged, or nothing can be written there.
     """
     from launch.journal import replace_text
     from launch.report.page import page
-    from launch.report.runs import names, read_run
+    from launch.report.runs import read
 
     twice = [str(folder) for place, folder in enumerate(folders) if folder.resolve() in _resolved(folders[:place])]
     if twice:
         raise CommandError(f"{twice[0]} is named twice. Name each run once.")
     if out.is_dir():
         raise CommandError(f"{out} is a folder. Name a file with --out, such as {out / OUT}.")
-    runs = [read_run(folder, name) for folder, name in zip(folders, names(folders), strict=True)]
+    runs = read(folders)
     if not any(run.updates for run in runs):
         raise CommandError(f"{folders[0]} has no metrics yet: its first update is not finished. Try again in a while.")
     made = page(runs)

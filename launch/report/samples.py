@@ -9,6 +9,9 @@ from launch.rows import show
 from launch.texts import visible
 from policies.settings import Settings
 
+FIRST = 3
+"""Responses of each policy alone that are shown in any case."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -43,9 +46,9 @@ def moments_of(run: Run) -> list[Moment]:
     """Returns a run's samples by update, those of training before those on held-out queries."""
     standing = {line["update"]: line.get("health", []) for line in run.updates}
     groups: dict[tuple[int, bool], list[SampleLine]] = {}
-    for sample in run.samples:
+    for sample in run.result.samples:
         groups.setdefault((sample["update"], sample["held_out"]), []).append(sample)
-    return [
+    moments = [
         Moment(
             update,
             is_held_out,
@@ -54,6 +57,28 @@ def moments_of(run: Run) -> list[Moment]:
         )
         for (update, is_held_out), some in sorted(groups.items())
     ]
+    return moments + _alone(run)
+
+
+def _alone(run: Run) -> list[Moment]:
+    """Returns what each policy answered alone at the end: the first responses, and those that repeat themselves."""
+    final = run.result.final
+    if final is None or not final["texts"]:
+        return []
+    limit = run.settings.max_repetition
+    shown: dict[str, list[Answer]] = {}
+    for policy, texts in final["texts"].items():
+        for place, text in enumerate(texts):
+            share = text["repetition"] or 0.0
+            if place < FIRST or share > limit:
+                reward = show(text["task_reward"], "{:+.2f}")
+                answer = Answer("alone", policy, reward, visible(text["text"]), _repeats(share, limit))
+                shown.setdefault(visible(text["query"]), []).append(answer)
+    return [Moment(final["update"], True, [], list(shown.items()))]
+
+
+def _repeats(share: float, limit: float) -> list[str]:
+    return [f"repeats itself: {share:.0%} of its token pairs"] if share > limit else []
 
 
 def _answers(sample: SampleLine, standing: Sequence[Warning], settings: Settings) -> list[Answer]:
@@ -71,10 +96,7 @@ def _answers(sample: SampleLine, standing: Sequence[Warning], settings: Settings
 
 def _signs(response: Response, standing: Sequence[Warning], settings: Settings) -> list[str]:
     """Judges a response by the limits of `policies.health`; a cut one is a sign only while its policy is warned of."""
-    signs = []
-    share = response.get("repetition", 0.0)
-    if share > settings.max_repetition:
-        signs.append(f"repeats itself: {share:.0%} of its token pairs")
+    signs = _repeats(response.get("repetition", 0.0), settings.max_repetition)
     ending = any(warning["signature"] == "eos" and warning["of"] == response["policy"] for warning in standing)
     if ending and not response.get("ended", True):
         signs.append("does not end")

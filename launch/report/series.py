@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launch.records import Figures, Update
+from launch import study_measures
+from launch.records import Figures
 from launch.report.runs import MEAN, Arm, Run
-from launch.results import Estimate
-from launch.search_results import interval
+from launch.study_measures import Estimate, Measure
 
 Curve = Mapping[int, float]
 """A figure by update."""
@@ -28,16 +28,26 @@ def over_seeds(curves: Sequence[Curve]) -> Series:
     for update in sorted({update for curve in curves for update in curve}):
         found = estimate([curve.get(update) for curve in curves])
         series.x.append(update)
-        for column, end in zip(series[1:], (found["mean"], found["low"], found["high"]), strict=True):
+        for column, end in zip(series[1:], (None,) * 3 if found is None else found[:3], strict=True):
             column.append(math.nan if end is None else end)
     return series
 
 
-def estimate(values: Sequence[float | None]) -> Estimate:
-    """Returns the mean of a figure with its 95 % interval by Student's t; what is not known is left out."""
+def estimate(values: Sequence[float | None]) -> Estimate | None:
+    """Returns the mean of those that are known and finite, with its interval; None where none is."""
     known = [value for value in values if value is not None and math.isfinite(value)]
-    low, high = interval(known) or (None, None)
-    return Estimate(mean=sum(known) / len(known) if known else None, low=low, high=high, n=len(known))
+    return study_measures.estimate(known) if known else None
+
+
+def of_arm(arm: Arm, measure: Measure) -> list[float]:
+    """Returns a measure of each run that counts, NaN where it has none."""
+    found = [measure(result) for result in arm.results]
+    return [math.nan if value is None else value for value in found]
+
+
+def final(arm: Arm, key: str) -> list[float]:
+    """Returns a figure at the end of each run that counts, the mean of its policies, NaN where there is none."""
+    return of_arm(arm, study_measures.final(key))
 
 
 def training(run: Run, policy: str, key: str) -> Curve:
@@ -71,11 +81,6 @@ def number(figures: Figures, key: str) -> float:
     return math.nan if value is None else value
 
 
-def final(arm: Arm, key: str) -> list[float]:
-    """Returns a figure at the last held-out evaluation of each run that counts, NaN where there is none."""
-    return [number(run.final, key) for run in arm.counted]
-
-
 def is_evaluated(arm: Arm) -> bool:
     """Tells whether any run of an arm was evaluated after it began to train."""
     return any(update > 0 for run in arm.runs for update in run.held_out)
@@ -90,5 +95,4 @@ def exchanged(arm: Arm) -> list[int]:
     """Returns the updates after which roles were exchanged, in any of the runs."""
     if arm.settings.num_agents == 1:
         return []
-    lines: list[Update] = [line for run in arm.runs for line in run.updates]
-    return sorted({line["update"] for line in lines if line.get("exchanged")})
+    return sorted({line["update"] for run in arm.runs for line in run.updates if line.get("exchanged")})

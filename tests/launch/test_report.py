@@ -15,7 +15,7 @@ from matplotlib.image import imread
 from launch.command import CommandError
 from launch.report.command import main, report
 from launch.report.marks import APART, spread
-from launch.report.plots import sweeps
+from launch.report.ends import sweeps
 from launch.report.runs import arms_of, names, read_run
 from launch.report.samples import moments_of
 from launch.report.series import over_seeds
