@@ -57,10 +57,11 @@ def _pareto(arms: Sequence[tuple[Arm, str]], colours: Mapping[str, str], coef: f
             panel.plot([x.mean], [y.mean], color=colours[name], marker="")
             fronts.setdefault(method(arm.settings), []).append(Point(y.mean, -x.mean))
     limits = panel.get_xlim(), panel.get_ylim()
-    for points in fronts.values():
+    for name, points in fronts.items():
         front = pareto_front(points)
         if len(front) > 1:
-            panel.step([-at.kl for at in front], [at.task_reward for at in front], color=INK, linewidth=0.9, alpha=0.6)
+            steps = [-at.kl for at in front], [at.task_reward for at in front]
+            panel.step(*steps, where="post", color=colours.get(name, INK), linewidth=0.9, alpha=0.6)
     for (_, name), (x, y) in zip(arms, ends, strict=True):
         if x is not None and y is not None:
             place(panel, x, y, colours[name])
@@ -120,8 +121,8 @@ def sweeps(arms: Sequence[Arm]) -> list[Plot]:
     for key, least in SWEPT.items():
         families: dict[str, list[Arm]] = {}
         for arm in arms:
-            same = arm.settings.model_dump(exclude={key, *NO_DIFFERENCE})
-            families.setdefault(repr(same), []).append(arm)
+            same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *NO_DIFFERENCE})
+            families.setdefault(repr((arm.settings.report_kl_coef, same)), []).append(arm)
         some = [family for family in families.values() if len(family) >= least]
         if some:
             plots.append(_sweep(key, dict(zip(_called(some, key), some, strict=True))))

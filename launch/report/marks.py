@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from matplotlib.axes import Axes
 
 from launch.curves import FAINTLY, POINT
-from launch.report.series import Series
+from launch.report.series import FEWEST, Series
 from launch.study_measures import Estimate
 
 SPARE = 0.35
-"""Share of a panel's height by which intervals may widen it to either side; those of two seeds could fill any."""
+"""Share of a panel's height by which intervals may widen it to either side; those of few seeds could fill any."""
 APART = 0.085
 """Share of a panel's height between two labels."""
 
@@ -30,13 +30,13 @@ def dots(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> No
     panel.plot(x, y, linestyle="", marker="o", markersize=4, color=colour, alpha=FAINTLY, markeredgewidth=0)
 
 
-def place(panel: Axes, x: Estimate, y: Estimate, colour: str, size: float = 8) -> None:
-    """Draws a mean in the plane with the interval of each coordinate that has one."""
-    if x.low is not None and x.high is not None:
+def place(panel: Axes, x: Estimate, y: Estimate, colour: str) -> None:
+    """Draws a mean in the plane, with the interval of each coordinate that is of enough seeds."""
+    if x.n >= FEWEST:
         panel.plot([x.low, x.high], [y.mean] * 2, color=colour, linewidth=1.2, alpha=0.7)
-    if y.low is not None and y.high is not None:
+    if y.n >= FEWEST:
         panel.plot([x.mean] * 2, [y.low, y.high], color=colour, linewidth=1.2, alpha=0.7)
-    panel.plot([x.mean], [y.mean], color=colour, **{**POINT, "markersize": size}, zorder=4)
+    panel.plot([x.mean], [y.mean], color=colour, **{**POINT, "markersize": 8}, zorder=4)
 
 
 def limit_to(panel: Axes, drawn: Iterable[Series]) -> None:

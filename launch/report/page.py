@@ -27,12 +27,11 @@ def page(runs: Sequence[Run]) -> Page:
     arms = arms_of(runs)
     evaluated = [arm for arm in arms if any(run.held_out for run in arm.runs)]
     overview: list[Plot] = []
-    if len(arms) > 1:
-        overview += plots.comparisons(arms)
     if evaluated:
         overview.append(ends.pareto(evaluated))
     if len(arms) > 1 and evaluated:
         overview.append(ends.side_by_side(arms))
+    over_training = plots.comparisons(arms) if len(arms) > 1 else []
     sensitivity = ends.sweeps(evaluated)
     curves = [(arm, plots.curves_of(arm, f"curves-{place}")) for place, arm in enumerate(arms, start=1)]
     health = plots.health(arms)
@@ -56,6 +55,7 @@ def page(runs: Sequence[Run]) -> Page:
         claims=tables.claim_rows(arms),
         runs=tables.run_rows(arms),
         overview=overview,
+        over_training=over_training,
         sensitivity=sensitivity,
         curves=curves,
         health=health,
@@ -64,11 +64,14 @@ def page(runs: Sequence[Run]) -> Page:
             (run.name, each, tables.evaluation_table(each.rows)) for run in ordered for each in run.evaluations
         ],
         samples=[(run, moments) for run in ordered if (moments := moments_of(run))],
-        differing=tables.settings_that_differ(ordered),
-        settings=[(run.name, as_yaml(run.settings)) for run in ordered],
-        environments=[(run.name, run.environment) for run in ordered],
+        differing=tables.settings_that_differ(arms),
+        settings=[(arm.label, as_yaml(arm.settings)) for arm in arms],
+        environments=tables.environments(ordered),
+        commands=[(run.name, run.commands) for run in ordered],
     )
-    return Page(html, [*overview, *sensitivity, *(plot for _, some in curves for plot in some), *health])
+    return Page(
+        html, [*overview, *over_training, *sensitivity, *(plot for _, some in curves for plot in some), *health]
+    )
 
 
 def _title(arms: Sequence[Arm]) -> str:
@@ -105,5 +108,5 @@ def _caveats(arms: Sequence[Arm]) -> list[str]:
     if len({(arm.settings.task, arm.settings.data, arm.settings.reward) for arm in arms}) > 1:
         found.append("The runs are of different tasks, data or rewards: their figures do not compare.")
     if any(len(arm.runs) == 2 for arm in arms):
-        found.append("Two seeds give wide intervals, and little certainty; three or more are better.")
+        found.append("Two seeds say little: the 95 % interval of their mean is 13 standard errors to either side. Take three or more.")
     return found

@@ -10,6 +10,7 @@ from launch.report.drawing import Key, Panel, Plot
 from launch.report.marks import band, bars, label_ends, limit_to
 from launch.report.runs import Arm
 from launch.report.series import (
+    FEWEST,
     Series,
     exchanged,
     held_out,
@@ -33,7 +34,7 @@ HEALTH = (
     ("response_length", "Response length", "tokens"),
 )
 HELD_OUT = "Dots: each policy alone on held-out queries, mean over seeds."
-INTERVAL = "Bands and bars: 95 % interval of the mean over seeds (Student's t), where there are two or more."
+INTERVAL = "Bands and bars: 95 % interval of the mean over seeds (Student's t), from three seeds on."
 
 
 def curves_of(arm: Arm, name: str) -> list[Plot]:
@@ -209,7 +210,7 @@ def colours_of(count: int) -> list[str]:
 
 def with_interval(note: str, arms: Sequence[Arm]) -> str:
     """Returns a plot's note, with what its intervals are if it has any."""
-    return f"{note} {INTERVAL}" if any(len(arm.runs) > 1 for arm in arms) else note
+    return f"{note} {INTERVAL}" if any(len(arm.runs) >= FEWEST for arm in arms) else note
 
 
 def _ends(lines: Mapping[str, Drawn]) -> str:

@@ -40,8 +40,10 @@ class Run:
     name: str
     result: StudyRun
     """Of a folder, what a study would have kept of it, as far as the folder says."""
+    commands: list[str]
+    """What it was made by, the latest last."""
     environment: dict[str, str]
-    """What is known of how and where it ran."""
+    """What is known of where it ran."""
     unfinished: bool = False
     evaluations: list[Evaluation] = field(default_factory=list)
 
@@ -108,10 +110,8 @@ def read(folders: Sequence[Path]) -> list[Run]:
 
 
 def _of_study(result: StudyRun, prefix: str) -> Run:
-    hardware = {key: str(value) for key, value in result.hardware.items()}
-    environment = {"command": result.command, "date": result.date, **hardware, **result.versions}
-    environment["undisturbed"] = "yes" if result.undisturbed else "no: its seconds are not to be compared"
-    return Run(f"{prefix}{result.arm}/{result.seed}", result, environment)
+    hardware = {key.replace("_", " "): str(value) for key, value in result.hardware.items()}
+    return Run(f"{prefix}{result.arm}/{result.seed}", result, [result.command], {**hardware, **result.versions})
 
 
 def read_run(folder: Path, name: str) -> Run:
@@ -129,7 +129,8 @@ def read_run(folder: Path, name: str) -> Run:
     done = updates[-1]["update"] if updates else 0
     collapsed = settings.stop_on_collapse and any(line.get("collapsed") for line in updates[-1:])
     lines = (folder / CONFIG).read_text(encoding="utf-8").splitlines()
-    commands = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
+    origins = [line.removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
+    commands = [(command, comment) for command, _, comment in origins]
     seconds = sum(line.get("seconds", {}).get("total", 0.0) for line in updates)
     tokens = sum(int(cast(dict[str, int], line).get("tokens", 0)) for line in updates)
     result = StudyRun(
@@ -144,7 +145,7 @@ def read_run(folder: Path, name: str) -> Run:
         status="collapsed" if collapsed else "done",
         reason=None,
         settings=settings,
-        command=commands[-1] if commands else "",
+        command=commands[-1][0] if commands else "",
         versions={},
         hardware={"cpu": "", "cores": 0, "memory_gib": 0.0, "bf16": False, "gpu": None},
         date="",
@@ -157,7 +158,8 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(
         name=name,
         result=result,
-        environment={f"command {n}" if n > 1 else "command": text for n, text in enumerate(commands, 1)},
+        commands=[command for command, _ in commands],
+        environment={"made with": commands[-1][1]} if commands and commands[-1][1] else {},
         unfinished=not collapsed and done < settings.updates,
         evaluations=[_read_evaluation(file) for file in sorted(folder.glob("evaluation/*/evaluation.json"))],
     )

@@ -9,12 +9,14 @@ from launch.records import Figures
 from launch.report.runs import MEAN, Arm, Run
 from launch.study_measures import Estimate, Measure
 
+FEWEST = 3
+"""Seeds from which on an interval is drawn; with two, Student's t makes it 13 standard errors to either side."""
 Curve = Mapping[int, float]
 """A figure by update."""
 
 
 class Series(NamedTuple):
-    """A curve over seeds; an end of the interval is NaN where fewer than two seeds have a value."""
+    """A curve over seeds; an end of the interval is NaN where fewer than `FEWEST` seeds have a value."""
 
     x: list[int]
     mean: list[float]
@@ -28,8 +30,10 @@ def over_seeds(curves: Sequence[Curve]) -> Series:
     for update in sorted({update for curve in curves for update in curve}):
         found = estimate([curve.get(update) for curve in curves])
         series.x.append(update)
-        for column, end in zip(series[1:], (None,) * 3 if found is None else found[:3], strict=True):
-            column.append(math.nan if end is None else end)
+        series.mean.append(math.nan if found is None else found.mean)
+        drawn = found is not None and found.n >= FEWEST
+        series.low.append(found.low if drawn else math.nan)
+        series.high.append(found.high if drawn else math.nan)
     return series
 
 

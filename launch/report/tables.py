@@ -33,7 +33,7 @@ def cell(values: Sequence[float | None], form: str) -> Cell:
 
 
 def _interval(low: float | None, high: float | None, form: str) -> str:
-    return "" if low is None and high is None else f"{show(low, form)} to {show(high, form)}"
+    return "" if low is None and high is None else f"{show(low, form)}\u00a0… {show(high, form)}"
 
 
 def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
@@ -88,8 +88,8 @@ def _difference(found: Difference | None) -> Cell:
     if found is None:
         return Cell("-")
     small = [_interval(found.estimate.low, found.estimate.high, "{:+.2f}")]
-    small += [f"p {found.p:.2g}"] if found.p is not None else []
-    small += [f"g {found.effect:+.1f}"] if found.effect is not None else []
+    small += [f"p\u00a0{found.p:.2g}"] if found.p is not None else []
+    small += [f"g\u00a0{found.effect:+.1f}"] if found.effect is not None else []
     return Cell(f"{found.estimate.mean:+.2f}", ", ".join(part for part in small if part))
 
 
@@ -165,6 +165,24 @@ def evaluation_table(rows: Mapping[str, Row]) -> dict[str, Any]:
     return {"headings": [FIGURES[name][0] if name in FIGURES else name for name in names], "rows": cells}
 
 
-def settings_that_differ(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Returns each setting in which runs differ, with its value in every run."""
-    return [(key, [show_value(getattr(run.settings, key)) for run in runs]) for key in differing(runs)]
+def settings_that_differ(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
+    """Returns each setting in which runs differ, with its values in every arm."""
+    keys = differing([run for arm in arms for run in arm.runs])
+    return [
+        (key, [", ".join(dict.fromkeys(show_value(getattr(run.settings, key)) for run in arm.runs)) for arm in arms])
+        for key in keys
+    ]
+
+
+def environments(runs: Sequence[Run]) -> list[tuple[str, dict[str, str]]]:
+    """Returns what is known of where runs ran, each with the runs that it holds for."""
+    groups: list[tuple[list[str], dict[str, str]]] = []
+    for run in runs:
+        same = next((names for names, found in groups if found == run.environment), None)
+        if same is None:
+            groups.append(([run.name], run.environment))
+        else:
+            same.append(run.name)
+    if len(groups) == 1:
+        return [("", groups[0][1])]
+    return [(", ".join(names), found) for names, found in groups]

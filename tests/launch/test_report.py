@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -13,12 +14,15 @@ import pytest
 from matplotlib.image import imread
 
 from launch.command import CommandError
+from launch.environment import in_words
+from launch.manifest import own_version
 from launch.report.command import main, report
-from launch.report.marks import APART, spread
 from launch.report.ends import sweeps
+from launch.report.marks import APART, spread
 from launch.report.runs import arms_of, names, read_run
 from launch.report.samples import moments_of
 from launch.report.series import over_seeds
+from launch.report.tables import environments
 from launch.run_directory import RunDirectory
 from launch.texts import visible
 from policies.settings import Settings
@@ -91,11 +95,12 @@ def test_names_are_as_short_as_tells_folders_apart() -> None:
 
 
 def test_means_and_intervals_are_over_the_seeds_that_have_a_value() -> None:
-    series = over_seeds([{1: 1.0, 2: 4.0}, {1: 3.0, 2: math.nan}])
-    assert series.x == [1, 2] and series.mean == [2.0, 4.0]
-    # t(0.975, 1) = 12.706; the standard error of 1 and 3 is 1.
-    assert series.low[0] == pytest.approx(2 - 12.706, abs=1e-3) and series.high[0] == pytest.approx(14.706, abs=1e-3)
-    assert math.isnan(series.low[1])
+    series = over_seeds([{1: 1.0, 2: 4.0}, {1: 2.0, 2: math.nan}, {1: 3.0, 2: 6.0}])
+    assert series.x == [1, 2] and series.mean == [2.0, 5.0]
+    # t(0.975, 2) = 4.3027; the standard error of 1, 2 and 3 is 1 / √3.
+    assert series.low[0] == pytest.approx(2 - 4.3027 / math.sqrt(3), abs=1e-4)
+    assert series.high[0] == pytest.approx(2 + 4.3027 / math.sqrt(3), abs=1e-4)
+    assert math.isnan(series.low[1])  # of two seeds
 
 
 def test_labels_are_moved_apart_and_no_further() -> None:
@@ -191,7 +196,7 @@ def test_what_does_not_compare_is_said_to(html: str) -> None:
 def test_settings_that_differ_come_first_and_all_are_there(html: str) -> None:
     text = Words(html).text
     assert text.index("What differs") < text.index("All settings of")
-    assert text.count("lora_alpha: 32.0") == 6 and "cory train" in text
+    assert text.count("lora_alpha: 32.0") == 5 and "cory train" in text
 
 
 def test_arms_that_differ_in_one_setting_alone_show_its_effect(tmp_path: Path) -> None:
@@ -207,11 +212,24 @@ def test_arms_that_differ_in_one_setting_alone_show_its_effect(tmp_path: Path) -
 
 
 def test_what_cory_evaluate_found_is_a_table(tmp_path: Path, html: str) -> None:
-    assert "pass@4" in html and "+0.25 to -" in html
+    assert "pass@4" in html and "+0.25\u00a0… -" in html
     run = record(tmp_path / "run", Settings(updates=12))
     evaluated(run).write_text("{}")
     with pytest.raises(CommandError, match="is not what `cory evaluate` wrote there"):
         read_run(run.path, "run")
+
+
+def test_where_a_run_was_made_is_said_once_for_all_that_share_it(tmp_path: Path) -> None:
+    runs = [record(tmp_path / name, Settings(seed=seed, updates=12)) for seed, name in enumerate("abc")]
+    for run, cores in zip(runs, (2, 2, 4), strict=True):
+        run.write_settings(run.settings(), f"cory train --resume {run.path.name}  # torch 2.13.0; a CPU, {cores} cores")
+    found = [read_run(run.path, run.path.name) for run in runs]
+    assert found[0].commands == ["cory train", "cory train --resume a"]
+    assert environments(found) == [
+        ("a, b", {"made with": "torch 2.13.0; a CPU, 2 cores"}),
+        ("c", {"made with": "torch 2.13.0; a CPU, 4 cores"}),
+    ]
+    assert f"cory-rllib {own_version()}, python " in in_words() and f", {os.cpu_count()} cores, " in in_words()
 
 
 def test_plots_are_drawn_as_png_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_samples_tell_whether_each_response_ended_and_how_much_of_it_repeats(run
         for response in sample["responses"]:
             agent = episode.agent_episodes[response["role"]]
             tokens = [int(token) for token in agent.actions[0]["tokens"]]
-            pairs = list(zip(tokens, tokens[1:], strict=False))
+            pairs = list(pairwise(tokens))
             assert response["ended"] == bool(agent.extra_model_outputs[ENDED][0])
             assert response["repetition"] == pytest.approx((len(pairs) - len(set(pairs))) / max(len(pairs), 1))
 
