@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from matplotlib.axes import Axes
 
 from launch.curves import FAINTLY, POINT
-from launch.report.series import FEWEST, Series
+from launch.report.series import Series, drawn_interval
 from launch.study_measures import Estimate
 
 SPARE = 0.35
@@ -32,10 +32,8 @@ def dots(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> No
 
 def place(panel: Axes, x: Estimate, y: Estimate, colour: str) -> None:
     """Draws a mean in the plane, with the interval of each coordinate that is of enough seeds."""
-    if x.n >= FEWEST:
-        panel.plot([x.low, x.high], [y.mean] * 2, color=colour, linewidth=1.2, alpha=0.7)
-    if y.n >= FEWEST:
-        panel.plot([x.mean] * 2, [y.low, y.high], color=colour, linewidth=1.2, alpha=0.7)
+    panel.plot(drawn_interval(x), [y.mean] * 2, color=colour, linewidth=1.2, alpha=0.7)
+    panel.plot([x.mean] * 2, drawn_interval(y), color=colour, linewidth=1.2, alpha=0.7)
     panel.plot([x.mean], [y.mean], color=colour, **{**POINT, "markersize": 8}, zorder=4)
 
 

@@ -108,5 +108,5 @@ def _caveats(arms: Sequence[Arm]) -> list[str]:
     if len({(arm.settings.task, arm.settings.data, arm.settings.reward) for arm in arms}) > 1:
         found.append("The runs are of different tasks, data or rewards: their figures do not compare.")
     if any(len(arm.runs) == 2 for arm in arms):
-        found.append("Two seeds say little: the 95 % interval of their mean is 13 standard errors to either side. Take three or more.")
+        found.append("Two seeds say little: the 95 % interval of their mean is 13 standard errors to either side.")
     return found

@@ -31,10 +31,17 @@ def over_seeds(curves: Sequence[Curve]) -> Series:
         found = estimate([curve.get(update) for curve in curves])
         series.x.append(update)
         series.mean.append(math.nan if found is None else found.mean)
-        drawn = found is not None and found.n >= FEWEST
-        series.low.append(found.low if drawn else math.nan)
-        series.high.append(found.high if drawn else math.nan)
+        low, high = drawn_interval(found)
+        series.low.append(low)
+        series.high.append(high)
     return series
+
+
+def drawn_interval(found: Estimate | None) -> tuple[float, float]:
+    """Returns the ends of an interval as they are drawn: NaN where it is not."""
+    if found is None or found.low is None or found.high is None or found.n < FEWEST:
+        return math.nan, math.nan
+    return found.low, found.high
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
