@@ -1,5 +1,6 @@
 """Curves of a report: of an arm's policies and roles, of several arms, and of what collapse would show in."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
@@ -43,7 +44,7 @@ def curves_of(arm: Arm, name: str) -> list[Plot]:
     plots = [
         _curves(
             f"{name}-policies",
-            "By policy",
+            f"{arm.label}: by policy",
             f"Lines: responses in training. {HELD_OUT}",
             arm,
             {module: partial(_policy, arm, module) for module in modules},
@@ -54,7 +55,7 @@ def curves_of(arm: Arm, name: str) -> list[Plot]:
         plots.append(
             _curves(
                 f"{name}-roles",
-                "By role",
+                f"{arm.label}: by role",
                 "Responses in training, of whichever policy played the role.",
                 arm,
                 {role: partial(_role, arm, role) for role in roles},
@@ -89,7 +90,7 @@ def _curves(
         panels.append(
             Panel(
                 partial(_lines, heading, unit.format(arm.settings.report_kl_coef), updates, colours, lines),
-                f"{heading}, {title.lower()}. {_ends(lines)}",
+                f"{heading}, {title}. {_ends(lines)}",
                 beside=_beside(lines),
             )
         )
@@ -132,11 +133,12 @@ def _lines(
 def comparisons(arms: Sequence[Arm]) -> list[Plot]:
     """Returns the arms' curves in the same panels, some at a time: held out, or in training where none is evaluated."""
     evaluated = any(is_evaluated(arm) for arm in arms)
+    arms = [arm for arm in arms if is_evaluated(arm) or not evaluated]
     note = (
         "Mean of the policies, each alone on held-out queries." if evaluated else "Mean of the policies, in training."
     )
     plots = []
-    for number_, some in enumerate(_split(arms), start=1):
+    for part, some in enumerate(_split(arms), start=1):
         colours = dict(zip([arm.label for arm in some], colours_of(len(some)), strict=True))
         panels = []
         for key, heading, unit in PANELS:
@@ -156,7 +158,7 @@ def comparisons(arms: Sequence[Arm]) -> list[Plot]:
                 )
             )
         legend = [Key(label, colour) for label, colour in colours.items()]
-        suffix = f"-{number_}" if len(arms) > TOGETHER else ""
+        suffix = f"-{part}" if len(arms) > TOGETHER else ""
         plots.append(Plot(f"arms{suffix}", "Arms over training", with_interval(note, some), panels, legend))
     return plots
 
@@ -164,7 +166,7 @@ def comparisons(arms: Sequence[Arm]) -> list[Plot]:
 def health(arms: Sequence[Arm]) -> list[Plot]:
     """Returns what collapse would show in, some arms at a time."""
     plots = []
-    for number_, some in enumerate(_split(arms), start=1):
+    for part, some in enumerate(_split(arms), start=1):
         colours = dict(zip([arm.label for arm in some], colours_of(len(some)), strict=True))
         panels = []
         for key, heading, unit in HEALTH:
@@ -178,7 +180,7 @@ def health(arms: Sequence[Arm]) -> list[Plot]:
                 )
             )
         legend = [Key(label, colour) for label, colour in colours.items()]
-        suffix = f"-{number_}" if len(arms) > TOGETHER else ""
+        suffix = f"-{part}" if len(arms) > TOGETHER else ""
         note = with_interval("Mean of the policies, in training. Dashed: the limit max_repetition.", some)
         plots.append(Plot(f"health{suffix}", "Signs of collapse", note, panels, legend))
     return plots
@@ -200,7 +202,10 @@ def _beside(labels: Collection[str]) -> int:
 
 
 def _split(arms: Sequence[Arm]) -> list[Sequence[Arm]]:
-    return [arms[start : start + TOGETHER] for start in range(0, len(arms), TOGETHER)]
+    """Deals arms out to as few plots as can hold them, as many to each."""
+    plots = math.ceil(len(arms) / TOGETHER)
+    size = math.ceil(len(arms) / plots)
+    return [arms[start : start + size] for start in range(0, len(arms), size)]
 
 
 def colours_of(count: int) -> list[str]:

@@ -151,9 +151,9 @@ def test_every_role_and_policy_of_a_chain_is_on_the_page(html: str) -> None:
 
 
 def test_only_chains_have_roles_that_are_exchanged(tmp_path: Path, html: str) -> None:
-    assert "By role" in html and "role exchange</span></li>" in html
+    assert ": by role<" in html and "role exchange</span></li>" in html
     alone = written(tmp_path, record(tmp_path / "run", Settings(num_agents=1, updates=12)))
-    assert "By role" not in alone and "role exchange</span></li>" not in alone and "By policy" in alone
+    assert ": by role<" not in alone and "role exchange</span></li>" not in alone and "PPO: by policy<" in alone
 
 
 def test_nothing_on_the_page_is_fetched_from_anywhere(html: str) -> None:

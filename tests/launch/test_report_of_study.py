@@ -8,6 +8,7 @@ import pytest
 from launch.report import tables
 from launch.report.command import main, report
 from launch.report.ends import pareto, sweeps
+from launch.report.plots import comparisons
 from launch.report.runs import arms_of, read
 from launch.report.samples import moments_of
 from launch.study_results import StudyRun, result_file, write
@@ -104,6 +105,18 @@ def test_many_arms_share_the_colours_of_their_methods_in_the_pareto_plane(tmp_pa
     for place in range(9):
         keep(tmp_path, study_run(f"arm-{place}", 0, *[figures(place, place)] * (1 + place % 2), place=place))
     assert [key.label for key in pareto(arms_of(read([tmp_path]))).legend] == ["PPO", "CORY"]
+
+
+def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_left_out(tmp_path: Path) -> None:
+    for place in range(8):
+        run = study_run(f"arm-{place}", 0, figures(1.0, 1.0), place=place)
+        keep(tmp_path, run._replace(metrics=run.metrics if place else []))
+    drawn = comparisons(arms_of(read([tmp_path])))
+    assert [[key.label for key in plot.legend] for plot in drawn] == [
+        ["arm-1", "arm-2", "arm-3", "arm-4"],
+        ["arm-5", "arm-6", "arm-7"],
+    ]
+    assert drawn[0].panels[0].says.startswith("Task reward of each arm. arm-1 ends at 1.00; arm-2")
 
 
 def test_studies_and_runs_stand_side_by_side(study: Path, tmp_path: Path) -> None:
