@@ -71,6 +71,7 @@ def test_the_page_has_claims_verdicts_and_what_went_wrong(study: Path, tmp_path:
         'class="verdict reproduced"',  # KL 8 against 3
         'class="verdict not-run"',
         "diverged<small>not finite</small>",
+        '3<small class="alarm">1 collapsed</small>',
         "llm_1 repeats itself: 30% of its token pairs",
     ):
         assert text in html, text
