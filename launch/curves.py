@@ -21,8 +21,10 @@ PANELS = (
 )
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """Told apart by most colour-blind readers (Okabe and Ito)."""
-INK, FAINT = "#333333", "#b8b8b8"
+INK, FAINT, GRID = "#333333", "#b8b8b8", "#e6e6e6"
 FAINTLY = 0.45
+EXCHANGE: Any = (0, (2, 2))
+"""The dashes of a role exchange."""
 POINT: dict[str, Any] = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 
 
@@ -39,13 +41,11 @@ def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(PANELS))
     for panel, (key, title, unit) in zip(axes, PANELS, strict=True):
-        _style(panel, title, unit.format(settings.report_kl_coef))
-        for line in updates:
-            if line.get("exchanged"):
-                panel.axvline(line["update"] + 0.5, color=FAINT, linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)
-        for module, colour in zip(settings.modules, _cycle(settings.num_agents), strict=True):
-            _curve(panel, *_training(updates, module, key), colour)
-            _points(panel, *_held_out(updates, module, key), colour)
+        style(panel, title, unit.format(settings.report_kl_coef))
+        exchanges(panel, [line["update"] for line in updates if line.get("exchanged")])
+        for module, colour in zip(settings.modules, cycle(settings.num_agents), strict=True):
+            curve(panel, *_training(updates, module, key), colour)
+            points(panel, *_held_out(updates, module, key), colour)
     figure.suptitle(_title(settings), fontsize=13, color=INK, x=0.006, ha="left", fontweight="bold")
     _legend(figure, settings, any(line.get("exchanged") for line in updates))
     figure.savefig(file, facecolor="white")
@@ -65,21 +65,31 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value  # matplotlib leaves a gap at NaN
 
 
-def _curve(panel: Axes, x: Sequence[int], y: Sequence[float], colour: str) -> None:
-    panel.plot(x, y, color=colour, linewidth=1.1, alpha=FAINTLY, marker="." if len(x) < 3 else None)
+def curve(panel: Axes, x: Sequence[int], y: Sequence[float], colour: str, faintly: bool = True) -> None:
+    """Draws figures of training, of which there is one per update, behind those of evaluations if there are any."""
+    strength: dict[str, Any] = {"linewidth": 1.1, "alpha": FAINTLY} if faintly else {"linewidth": 1.6}
+    panel.plot(x, y, color=colour, marker="." if len(x) < 3 else None, **strength)
 
 
-def _points(panel: Axes, x: Sequence[int], y: Sequence[float], colour: str) -> None:
+def points(panel: Axes, x: Sequence[int], y: Sequence[float], colour: str) -> None:
+    """Draws figures of held-out evaluations."""
     panel.plot(x, y, color=colour, linewidth=1.8, **POINT, zorder=3)
 
 
-def _style(panel: Axes, title: str, unit: str) -> None:
+def exchanges(panel: Axes, updates: Sequence[int]) -> None:
+    """Marks the role exchanges that follow these updates."""
+    for update in updates:
+        panel.axvline(update + 0.5, color=FAINT, linewidth=0.8, linestyle=EXCHANGE, zorder=0)
+
+
+def style(panel: Axes, title: str, unit: str) -> None:
+    """Gives a panel over updates its title, labels and grid."""
     panel.set_title(title, loc="left", fontsize=11, color=INK)
     panel.set_ylabel(unit, fontsize=9, color=INK)
     panel.set_xlabel("update", fontsize=9, color=INK)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.tick_params(labelsize=9, colors=INK, length=3)
-    panel.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    panel.grid(axis="y", color=GRID, linewidth=0.8)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color(FAINT)
@@ -94,16 +104,17 @@ def _title(settings: Settings) -> str:
 
 
 def _legend(figure: Figure, settings: Settings, exchanged: bool) -> None:
-    colours = _cycle(settings.num_agents)
+    colours = cycle(settings.num_agents)
     handles = [Line2D([], [], color=c, linewidth=2, label=m) for m, c in zip(settings.modules, colours, strict=True)]
     handles.append(Line2D([], [], color=INK, linewidth=1.1, alpha=FAINTLY, label="training"))
     handles.append(Line2D([], [], color=INK, linewidth=1.8, **POINT, label="held out, bare query"))
     if exchanged:
-        handles.append(Line2D([], [], color=FAINT, linewidth=1.2, linestyle=(0, (2, 2)), label="role exchange"))
+        handles.append(Line2D([], [], color=FAINT, linewidth=1.2, linestyle=EXCHANGE, label="role exchange"))
     figure.legend(
         handles=handles, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=9, labelcolor=INK
     )
 
 
-def _cycle(count: int) -> list[str]:
+def cycle(count: int) -> list[str]:
+    """Returns a colour per series."""
     return [COLOURS[index % len(COLOURS)] for index in range(count)]

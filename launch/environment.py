@@ -51,6 +51,14 @@ def hardware() -> Hardware:
     )
 
 
+def in_words() -> str:
+    """Returns versions and machine in one line."""
+    machine = hardware()
+    parts = [machine["cpu"], f"{machine['cores']} cores", f"{machine['memory_gib']} GiB"]
+    parts += [machine["gpu"]] if machine["gpu"] is not None else []
+    return f"{', '.join(' '.join(item) for item in versions().items())}; {', '.join(parts)}"
+
+
 def _lines(file: Path) -> list[str]:
     try:
         return file.read_text().splitlines()

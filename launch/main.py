@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "Show where a run's processes would go, and whether they fit.",
     "watch": "Follow a run from another terminal.",
     "plot": "Draw the curves of a run.",
+    "report": "Write one HTML file about any number of runs.",
     "generate": "Let the trained chain answer queries.",
     "export": "Write a trained policy as a Hugging Face folder.",
     "validate": "Check a task's data, prompts and reward, without a model.",

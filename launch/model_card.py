@@ -9,9 +9,9 @@ import yaml
 from launch.exported import base_name
 from launch.manifest import own_version
 from launch.records import Figures
-from launch.report import COLUMNS
 from launch.rows import show
 from launch.run_directory import CONFIG
+from launch.summary import COLUMNS
 from launch.trained import Trained
 from policies.settings import Settings
 from policies.vllm_lora import room

@@ -26,6 +26,10 @@ class Response(Answer):
     """One response of a chain."""
 
     task_reward: float | None
+    ended: NotRequired[bool]
+    """It ends with an end-of-sequence token, which is the last of its tokens; else its length was cut."""
+    repetition: NotRequired[float]
+    """Share of its token pairs that stand earlier in it too."""
 
 
 class Sample(TypedDict):
@@ -48,8 +52,6 @@ class MeasuredResponse(Response):
     tokens: list[int]
     kl: float
     """To the base, in nats, summed over the response."""
-    ended: bool
-    """It ends with an end-of-sequence token, which is the last of `tokens`; else its length was cut."""
 
 
 class MeasuredChain(TypedDict):

@@ -1,9 +1,13 @@
 """Sample texts as they are shown: a query, and the chain's responses to it."""
 
+import re
+
 from rich.text import Text
 
 from launch.records import Response, Sample
 from launch.rows import show
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters but tab and line feed; halves
 
 
 def chain_text(sample: Sample, indent: int) -> Text:
@@ -36,3 +40,8 @@ def response_text(response: Response, margin: str) -> Text:
 def one_line(text: str) -> str:
     """Returns a text with its line breaks and runs of spaces as single spaces."""
     return " ".join(text.split())
+
+
+def visible(text: str) -> str:
+    """Returns a text without what a terminal or a page would obey instead of showing it, and what no file can hold."""
+    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -100,9 +100,8 @@ def _parser(help_wanted: bool) -> Parser:
 
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
-    from launch import session, task, tracking
+    from launch import environment, session, task, tracking
     from launch.configuration import DEFAULT_PRESET, as_yaml, resolve
-    from launch.manifest import own_version
     from launch.run_directory import new_path
     from launch.storage import check_place
 
@@ -130,7 +129,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         return 0
     tracking.check(settings)
     session.quiet_libraries(options.debug)
-    origin = f"{shlex.join(['cory', 'train', *words])}  # cory-rllib {own_version()}"
+    origin = f"{shlex.join(['cory', 'train', *words])}  # {environment.in_words()}"
     task.check(settings)
     check_place(place)
     if options.go_on and (found := _find(place)):

@@ -80,10 +80,10 @@ def train(
         return interrupts.exit_code
 
     from launch.curves import draw
-    from launch.report import report
+    from launch.summary import summarise
 
     draw(run.updates(), settings, run.curves)
-    report(run, settings, terminal)
+    summarise(run, settings, terminal)
     hand_over(run, settings)
     if reached < settings.updates:
         terminal.say(f"Stopped after update {reached}, because a policy has collapsed (stop_on_collapse).", True)

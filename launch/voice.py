@@ -1,12 +1,11 @@
 """How responses are shown while they are written, on a terminal or into a file."""
 
-import re
 from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+from launch.texts import visible
 
 
 class Voice:
@@ -40,4 +39,4 @@ class Voice:
 
     def _print(self, text: str, style: str = "") -> None:
         # What a model writes must not steer the terminal.
-        self._console.print(Text(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), style=style), end="")
+        self._console.print(Text(visible(text), style=style), end="")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import torch
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -22,6 +23,7 @@ from policies.generator import GenerationError, Generator, Loaded, Response, Sam
 from policies.role_exchange import RoleMapping
 from policies.settings import Settings
 from policies.token_batch import ENDED, LOGPROBS, QUERY, TASK_REWARD
+from policies.token_ppo import repetition
 
 
 class Deal(NamedTuple):
@@ -303,11 +305,20 @@ def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:
-    """A finished chain for people: the query, and what each role answered."""
+    """A finished chain for people: the query, what each role answered, and what of it would be a sign of collapse."""
     return {
         "query": episode.query.text,
         "responses": [
-            {"role": role, "policy": mapping(role), "text": text, "task_reward": reward}
-            for role, text, reward in zip(episode.chain.roles, episode.completions, task_rewards, strict=True)
+            {
+                "role": role,
+                "policy": mapping(role),
+                "text": text,
+                "task_reward": reward,
+                "ended": tokens[-1] in episode.chain.stop_token_ids,
+                "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
+            }
+            for role, text, tokens, reward in zip(
+                episode.chain.roles, episode.completions, episode.responses, task_rewards, strict=True
+            )
         ],
     }

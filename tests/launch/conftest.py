@@ -57,7 +57,7 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
             kl = 0.1 * update * (1 + 0.2 * place)
             task = 2 * (1 - math.exp(-update / 6)) - 0.1 * place
             figures[module] = {"task_reward": task, "kl": kl, "combined_reward": task - 0.1 * kl}
-            figures[module] |= {"response_length": 15.0, "eos_rate": 0.1}
+            figures[module] |= {"response_length": 15.0, "eos_rate": 0.1, "repetition": 0.0}
         line: dict[str, object] = {"update": update}
         if update:
             rotation = (update - 1) // 5 % settings.num_agents

@@ -10,7 +10,7 @@ import yaml
 from launch.configuration import presets
 from tests.launch.conftest import ENVIRONMENT, Cory
 
-COMMANDS = ("train", "study", "evaluate", "plot", "generate", "export", "validate", "assets")
+COMMANDS = ("train", "study", "evaluate", "plot", "report", "generate", "export", "validate", "assets")
 
 
 def refused(result: "subprocess.CompletedProcess[str]") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from policies.chain_runner import ChainRunner, Deal
 from policies.cory_config import CoryConfig
 from policies.generator import GenerationError
 from policies.role_exchange import RoleMapping
-from policies.token_batch import TASK_REWARD
+from policies.token_batch import ENDED, TASK_REWARD
 from tests.policies.conftest import TINY
 
 CHAINS: list[dict[str, Any]] = [
@@ -130,6 +131,17 @@ def test_updates_and_samples_of_one_query_draw_different_responses(runner: Chain
     second = play(runner, [Deal(0)], stream=1)
     texts = [rollout["responses"][0]["text"] for rollout in (*first.samples, *second.samples)]
     assert len(set(texts)) == 3
+
+
+def test_samples_tell_whether_each_response_ended_and_how_much_of_it_repeats(runner: ChainRunner) -> None:
+    rollout = play(runner, [Deal(query) for query in range(4)])
+    for sample, episode in zip(rollout.samples, rollout.episodes, strict=True):
+        for response in sample["responses"]:
+            agent = episode.agent_episodes[response["role"]]
+            tokens = [int(token) for token in agent.actions[0]["tokens"]]
+            pairs = list(pairwise(tokens))
+            assert response["ended"] == bool(agent.extra_model_outputs[ENDED][0])
+            assert response["repetition"] == pytest.approx((len(pairs) - len(set(pairs))) / max(len(pairs), 1))
 
 
 def test_a_runner_refuses_to_play_with_other_weights_than_asked_for(runner: ChainRunner) -> None:

@@ -22,8 +22,8 @@ NARROW = 78
 """Below so many characters of width only the first three columns fit."""
 
 
-def report(run: RunDirectory, settings: Settings, terminal: Terminal) -> None:
-    """Prints the report of a run whose last update is evaluated."""
+def summarise(run: RunDirectory, settings: Settings, terminal: Terminal) -> None:
+    """Prints the summary of a run whose last update is evaluated."""
     evaluated = [line for line in run.updates() if "evaluation" in line]
     first, last = evaluated[0], evaluated[-1]
     updates = f"update {first['update']} {terminal.arrow} {last['update']}"

@@ -1,0 +1,76 @@
+"""`cory report`: writes one HTML file about any number of runs, or a study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.command import CommandError, Parser, run
+
+OUT = Path("report.html")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0, or 2 after a user's mistake.
+    """
+    parser = Parser(
+        prog="cory report",
+        description="Write one HTML file about runs or a study, which needs no network: curves, tables, samples.",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN|STUDY",
+        type=Path,
+        help="folders of runs, of which those that differ in the seed alone are one arm; folders of studies",
+    )
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"where to (default: {OUT})")
+    parser.add_argument("--png", type=Path, metavar="DIR", help="also draw every plot into a PNG in this folder")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options = parser.parse_args(argv)
+    return run(lambda: report(options.runs, options.out, options.png), debug=options.debug)
+
+
+def report(folders: Sequence[Path], out: Path = OUT, png: Path | None = None) -> int:
+    """Writes the report and says where it is.
+
+    Args:
+        folders: of runs, finished or not, or of studies.
+        out: the HTML file, replaced if it exists.
+        png: where to draw the plots, too.
+
+    Raises:
+        CommandError: a folder holds neither, a file of one is damaged, or nothing can be written there.
+    """
+    from launch.journal import replace_text
+    from launch.report.page import page
+    from launch.report.runs import read
+
+    twice = [str(folder) for place, folder in enumerate(folders) if folder.resolve() in _resolved(folders[:place])]
+    if twice:
+        raise CommandError(f"{twice[0]} is named twice. Name each run once.")
+    if out.is_dir():
+        raise CommandError(f"{out} is a folder. Name a file with --out, such as {out / OUT}.")
+    runs = read(folders)
+    if not any(run.updates for run in runs):
+        raise CommandError(f"{folders[0]} has no metrics yet: its first update is not finished. Try again in a while.")
+    made = page(runs)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if png is not None:
+            png.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"The folder {error.filename} cannot be made: {error.strerror}.") from error
+    replace_text(out, made.html)
+    print(out)
+    if png is not None:
+        for plot in made.plots:
+            print(plot.save(png))
+    return 0
+
+
+def _resolved(folders: Sequence[Path]) -> list[Path]:
+    return [folder.resolve() for folder in folders]

@@ -1,0 +1,196 @@
+"""Where arms end: in the Pareto plane, side by side, and over the values of one setting."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from launch.curves import COLOURS, FAINT, FAINTLY, GRID, INK, PANELS, POINT, style
+from launch.report.drawing import Key, Panel, Plot
+from launch.report.marks import bars, dots, limit_to, place
+from launch.report.plots import colours_of, with_interval
+from launch.report.runs import NO_DIFFERENCE, Arm, method
+from launch.report.series import estimate, final, held_out_mean, over_seeds
+from launch.search_space import show_value
+from launch.study_measures import Estimate, Point, pareto_front
+
+SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "num_agents": 3}
+"""Settings whose effect is drawn, and from how many values on."""
+TOLD_APART = 8
+"""Arms that have a colour of their own in the Pareto plane, at most; more share that of their number of agents."""
+HELD_OUT = "Held out, mean of the policies, at the end."
+
+
+def pareto(arms: Sequence[Arm]) -> Plot:
+    """Returns the Pareto plane: task reward against −KL, where each arm went and where it ended."""
+    names = [arm.label if len(arms) <= TOLD_APART else method(arm.settings) for arm in arms]
+    colours = dict(zip(dict.fromkeys(names), colours_of(len(set(names))), strict=True))
+    says = "; ".join(f"{arm.label}: {shown(final(arm, 'task_reward'))} at KL {shown(final(arm, 'kl'))}" for arm in arms)
+    note = f"{HELD_OUT} Up and to the right is better. Large dots: means over seeds; steps: the frontier of a method."
+    if len(arms) <= TOLD_APART:
+        note += " Small dots: single runs; thin lines: the way there."
+    coefs = {arm.settings.report_kl_coef for arm in arms}
+    coef = coefs.pop() if len(coefs) == 1 else 0.0
+    if coef > 0:
+        note += f" Along a dotted line the combined reward, task reward − {coef:g} · KL, is the same."
+    panel = Panel(partial(_pareto, list(zip(arms, names, strict=True)), colours, coef), says, height=3.8)
+    legend = [Key(label, colour) for label, colour in colours.items()]
+    return Plot("pareto", "Task reward against KL", with_interval(note, arms), [panel], legend)
+
+
+def _pareto(arms: Sequence[tuple[Arm, str]], colours: Mapping[str, str], coef: float, panel: Axes) -> None:
+    style(panel, "Task reward", "per response")
+    panel.set_xlabel("− KL to the initial policy, nats per response", fontsize=9, color=INK)
+    panel.xaxis.set_major_locator(MaxNLocator(5))
+    ends = [(estimate([-x for x in final(arm, "kl")]), estimate(final(arm, "task_reward"))) for arm, _ in arms]
+    fronts: dict[str, list[Point]] = {}
+    for (arm, name), (x, y) in zip(arms, ends, strict=True):
+        if len(arms) <= TOLD_APART:
+            kl, task = held_out_mean(arm, "kl"), held_out_mean(arm, "task_reward")
+            panel.plot([-value for value in kl.mean], task.mean, color=colours[name], linewidth=1.1, alpha=FAINTLY)
+            if len(arm.counted) > 1:
+                dots(panel, [-value for value in final(arm, "kl")], final(arm, "task_reward"), colours[name])
+        if x is not None and y is not None:
+            panel.plot([x.mean], [y.mean], color=colours[name], marker="")
+            fronts.setdefault(method(arm.settings), []).append(Point(y.mean, -x.mean))
+    limits = panel.get_xlim(), panel.get_ylim()
+    for name, points in fronts.items():
+        front = pareto_front(points)
+        if len(front) > 1:
+            steps = [-at.kl for at in front], [at.task_reward for at in front]
+            panel.step(*steps, where="post", color=colours.get(name, INK), linewidth=0.9, alpha=0.6)
+    for (_, name), (x, y) in zip(arms, ends, strict=True):
+        if x is not None and y is not None:
+            place(panel, x, y, colours[name])
+    if coef > 0:
+        _equal(panel, coef, limits)
+    panel.set_xlim(limits[0])
+    panel.set_ylim(limits[1])
+
+
+def _equal(panel: Axes, coef: float, limits: tuple[tuple[float, float], tuple[float, float]]) -> None:
+    """Draws lines along which the combined reward is the same."""
+    (left, right), (low, high) = limits
+    for worth in MaxNLocator(5).tick_values(low + coef * left, high + coef * right):
+        panel.plot([left, right], [worth - coef * left, worth - coef * right], color=FAINT, linewidth=0.8, ls=":")
+
+
+def side_by_side(arms: Sequence[Arm]) -> Plot:
+    """Returns the arms' final combined reward, a row each."""
+    values = [final(arm, "combined_reward") for arm in arms]
+    says = "; ".join(f"{arm.label}: {shown(of_arm)}" for arm, of_arm in zip(arms, values, strict=True))
+    note = with_interval(f"{HELD_OUT} Small dots: single runs.", arms)
+    panel = Panel(partial(_rows, [arm.label for arm in arms], values), says, height=0.42 * len(arms) + 0.9, left=0.15)
+    return Plot("ablation", "Final combined reward", note, [panel])
+
+
+def _rows(labels: Sequence[str], values: Sequence[Sequence[float]], panel: Axes) -> None:
+    style(panel, "", "")
+    panel.set_xlabel("combined reward", fontsize=9, color=INK)
+    panel.xaxis.set_major_locator(MaxNLocator(6))
+    panel.grid(axis="x", color=GRID, linewidth=0.8)
+    panel.grid(visible=False, axis="y")
+    panel.set_yticks([])
+    panel.spines["left"].set_visible(False)
+    for row, of_arm in enumerate(values):
+        dots(panel, of_arm, [-row] * len(of_arm), COLOURS[0])
+    limits = panel.get_xlim()
+    for row, (label, of_arm) in enumerate(zip(labels, values, strict=True)):
+        found = estimate(of_arm)
+        if found is not None:
+            place(panel, found, Estimate(-row, None, None, 1), COLOURS[0])
+        panel.annotate(
+            label if found is not None else f"{label} (no figure)",
+            (0, -row),
+            (0, 7),
+            xycoords=panel.get_yaxis_transform(),
+            textcoords="offset points",
+            fontsize=9,
+            color=INK,
+        )
+    panel.set_xlim(limits)
+    panel.set_ylim(0.5 - len(labels), 0.75)
+
+
+def sweeps(arms: Sequence[Arm]) -> list[Plot]:
+    """Returns, for each setting of which arms differ in that alone, how the final figures depend on it."""
+    plots = []
+    for key, least in SWEPT.items():
+        families: dict[str, list[Arm]] = {}
+        for arm in arms:
+            same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *NO_DIFFERENCE})
+            families.setdefault(repr((arm.settings.report_kl_coef, same)), []).append(arm)
+        some = [family for family in families.values() if len(family) >= least]
+        if some:
+            plots.append(_sweep(key, dict(zip(_called(some, key), some, strict=True))))
+    return plots
+
+
+def _called(families: Sequence[Sequence[Arm]], key: str) -> list[str]:
+    """Returns a name for arms that differ in one setting alone: their method, or else what sets them apart."""
+    methods = ["agents" if key == "num_agents" else method(family[0].settings) for family in families]
+    if len(set(methods)) == len(methods):
+        return methods
+    labels = []
+    for family in families:
+        parts = [part for part in family[0].label.split(", ") if not part.startswith(f"{key}=")]
+        labels.append(", ".join(parts) or family[0].label)
+    return labels if len(set(labels)) == len(labels) else [family[0].label for family in families]
+
+
+def _sweep(key: str, families: Mapping[str, Sequence[Arm]]) -> Plot:
+    values: set[Any] = {getattr(arm.settings, key) for family in families.values() for arm in family}
+    ticks = sorted(values, key=lambda value: math.inf if value is None else value)
+    colours = dict(zip(families, colours_of(len(families)), strict=True))
+    arms = [arm for family in families.values() for arm in family]
+    panels = []
+    for figure, heading, unit in PANELS:
+        lines = {
+            label: sorted((ticks.index(getattr(arm.settings, key)), final(arm, figure)) for arm in family)
+            for label, family in families.items()
+        }
+        says = "; ".join(
+            f"{label}: " + ", ".join(f"{show_value(ticks[x])}: {shown(y)}" for x, y in line)
+            for label, line in lines.items()
+        )
+        draw = partial(_steps, heading, unit.format(arms[0].settings.report_kl_coef), key, ticks, colours, lines)
+        panels.append(Panel(draw, f"{heading} over {key}. {says}"))
+    note = with_interval(f"{HELD_OUT} Small dots: single runs. Values stand evenly.", arms)
+    legend = [Key(label, colour) for label, colour in colours.items()]
+    return Plot(f"sweep-{key}", f"Sensitivity to {key}", note, panels, legend)
+
+
+def _steps(
+    title: str,
+    unit: str,
+    key: str,
+    ticks: Sequence[float | None],
+    colours: Mapping[str, str],
+    lines: Mapping[str, Sequence[tuple[int, Sequence[float]]]],
+    panel: Axes,
+) -> None:
+    style(panel, title, unit)
+    panel.set_xlabel(key, fontsize=9, color=INK)
+    labels = ["never" if key == "exchange_period" and value is None else show_value(value) for value in ticks]
+    panel.set_xticks(range(len(ticks)), labels)
+    drawn = {}
+    for label, line in lines.items():
+        seeds = max(len(found) for _, found in line)
+        drawn[label] = over_seeds([{x: found[seed] for x, found in line if seed < len(found)} for seed in range(seeds)])
+        for x, found in line:
+            if len(found) > 1:
+                dots(panel, [x] * len(found), found, colours[label])
+        panel.plot(drawn[label].x, drawn[label].mean, color=colours[label], linewidth=1.8, **POINT, zorder=3)
+    limit_to(panel, drawn.values())
+    for label, series in drawn.items():
+        bars(panel, series, colours[label])
+    panel.set_xlim(-0.4, len(ticks) - 0.6)
+
+
+def shown(values: Sequence[float]) -> str:
+    """Returns a mean in words."""
+    found = estimate(values)
+    return "not known" if found is None else f"{found.mean:.2f}"

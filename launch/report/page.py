@@ -1,0 +1,112 @@
+"""Puts a report together: its tables, its plots, and the page that holds them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from launch.configuration import as_yaml
+from launch.manifest import own_version
+from launch.report import ends, plots, tables
+from launch.report.drawing import Plot
+from launch.report.runs import Arm, Run, arms_of, method
+from launch.report.samples import moments_of
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report that is not yet written."""
+
+    html: str
+    plots: list[Plot]
+
+
+def page(runs: Sequence[Run]) -> Page:
+    """Makes the report of runs, at least one of which has metrics."""
+    arms = arms_of(runs)
+    evaluated = [arm for arm in arms if any(run.held_out for run in arm.runs)]
+    overview: list[Plot] = []
+    if evaluated:
+        overview.append(ends.pareto(evaluated))
+    if len(arms) > 1 and evaluated:
+        overview.append(ends.side_by_side(arms))
+    over_training = plots.comparisons(arms) if len(arms) > 1 else []
+    sensitivity = ends.sweeps(evaluated)
+    curves = [(arm, plots.curves_of(arm, f"curves-{place}")) for place, arm in enumerate(arms, start=1)]
+    health = plots.health(arms)
+    environment = Environment(
+        loader=PackageLoader("launch.report", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    ordered = [run for arm in arms for run in arm.runs]
+    html = environment.get_template("report.html").render(
+        title=_title(arms),
+        subtitle=_subtitle(runs),
+        made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        version=own_version(),
+        caveats=_caveats(arms),
+        arms=tables.arm_rows(arms),
+        differences=tables.difference_rows(arms),
+        hypervolumes=tables.hypervolume_row(arms),
+        claims=tables.claim_rows(arms),
+        runs=tables.run_rows(arms),
+        overview=overview,
+        over_training=over_training,
+        sensitivity=sensitivity,
+        curves=curves,
+        health=health,
+        warnings=[(run.name, found) for run in ordered if (found := tables.warnings(run))],
+        evaluations=[
+            (run.name, each, tables.evaluation_table(each.rows)) for run in ordered for each in run.evaluations
+        ],
+        samples=[(run, moments) for run in ordered if (moments := moments_of(run))],
+        differing=tables.settings_that_differ(arms),
+        settings=[(arm.label, as_yaml(arm.settings)) for arm in arms],
+        environments=tables.environments(ordered),
+        commands=[(run.name, run.commands) for run in ordered],
+    )
+    return Page(
+        html, [*overview, *over_training, *sensitivity, *(plot for _, some in curves for plot in some), *health]
+    )
+
+
+def _title(arms: Sequence[Arm]) -> str:
+    studies = list(dict.fromkeys(run.result.study for arm in arms for run in arm.runs if run.result.study))
+    if studies:
+        return f"Study {', '.join(studies)}"
+    methods = list(dict.fromkeys(method(arm.settings) for arm in arms))
+    return " and ".join(methods) if len(methods) == len(arms) <= 2 else f"{len(arms)} arms"
+
+
+def _subtitle(runs: Sequence[Run]) -> str:
+    tasks = ", ".join(dict.fromkeys(run.settings.task for run in runs))
+    models = ", ".join(dict.fromkeys(run.settings.model for run in runs))
+    return f"Task {tasks} · model {models} · {len(runs)} run{'s' * (len(runs) > 1)}"
+
+
+def _caveats(arms: Sequence[Arm]) -> list[str]:
+    """Returns what a reader should know before comparing."""
+    found = []
+    runs = [run for arm in arms for run in arm.runs]
+    counted = [run for arm in arms for run in arm.counted]
+    if names := [run.name for run in counted if run.unfinished]:
+        found.append(f"Not finished, so their figures are those so far: {', '.join(names)}.")
+    if names := [run.name for run in runs if run.unfinished and run not in counted]:
+        found.append(f"Not finished, so in the curves alone: {', '.join(names)}.")
+    if names := [run.name for run in runs if run.result.status == "failed"]:
+        found.append(f"Failed, so without a result: {', '.join(names)}.")
+    coefs = sorted({arm.settings.report_kl_coef for arm in arms})
+    if len(coefs) > 1:
+        found.append(
+            f"Combined rewards weigh the KL differently here (η = {', '.join(f'{coef:g}' for coef in coefs)}), so they "
+            "do not compare: set eval_kl_coef to the same in all runs. Task reward and KL do compare."
+        )
+    if len({(arm.settings.task, arm.settings.data, arm.settings.reward) for arm in arms}) > 1:
+        found.append("The runs are of different tasks, data or rewards: their figures do not compare.")
+    if any(len(arm.runs) == 2 for arm in arms):
+        found.append("Two seeds say little: the 95 % interval of their mean is 13 standard errors to either side.")
+    return found

@@ -1,0 +1,224 @@
+"""Curves of a report: of an arm's policies and roles, of several arms, and of what collapse would show in."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from launch.curves import COLOURS, FAINT, INK, PANELS, curve, exchanges, points, style
+from launch.report.drawing import Key, Panel, Plot
+from launch.report.marks import band, bars, label_ends, limit_to
+from launch.report.runs import Arm
+from launch.report.series import (
+    FEWEST,
+    Series,
+    exchanged,
+    held_out,
+    held_out_mean,
+    is_evaluated,
+    of_role,
+    over_seeds,
+    trained_mean,
+    training,
+)
+
+TOGETHER = 6
+"""Arms in one plot of curves, at most."""
+BANDS = 4
+"""Lines that may have a band, and a label at their end, each."""
+LONG = 12
+"""Letters of such a label, at most."""
+HEALTH = (
+    ("repetition", "Repetition", "share of token pairs"),
+    ("eos_rate", "Ended by itself", "share of responses"),
+    ("response_length", "Response length", "tokens"),
+)
+HELD_OUT = "Dots: each policy alone on held-out queries, mean over seeds."
+INTERVAL = "Bands and bars: 95 % interval of the mean over seeds (Student's t), from three seeds on."
+
+
+def curves_of(arm: Arm, name: str) -> list[Plot]:
+    """Returns an arm's curves: of each policy, and of each role."""
+    modules, roles = arm.settings.modules, arm.settings.roles
+    plots = [
+        _curves(
+            f"{name}-policies",
+            f"{arm.label}: by policy",
+            f"Lines: responses in training. {HELD_OUT}",
+            arm,
+            {module: partial(_policy, arm, module) for module in modules},
+            evaluated=True,
+        )
+    ]
+    if len(roles) > 1:
+        plots.append(
+            _curves(
+                f"{name}-roles",
+                f"{arm.label}: by role",
+                "Responses in training, of whichever policy played the role.",
+                arm,
+                {role: partial(_role, arm, role) for role in roles},
+                evaluated=False,
+            )
+        )
+    return plots
+
+
+Drawn = tuple[Series, Series | None]
+"""What is drawn of one policy, role or arm: a line, and points."""
+
+
+def _policy(arm: Arm, module: str, key: str) -> Drawn:
+    trained = over_seeds([training(run, module, key) for run in arm.runs])
+    evaluated = over_seeds([held_out(run, module, key) for run in arm.runs])
+    return trained, evaluated if evaluated.x else None
+
+
+def _role(arm: Arm, role: str, key: str) -> Drawn:
+    return over_seeds([of_role(run, role, key) for run in arm.runs]), None
+
+
+def _curves(
+    name: str, title: str, note: str, arm: Arm, members: Mapping[str, Callable[[str], Drawn]], evaluated: bool
+) -> Plot:
+    updates = exchanged(arm)
+    colours = dict(zip(members, colours_of(len(members)), strict=True))
+    panels = []
+    for key, heading, unit in PANELS:
+        lines = {label: found(key) for label, found in members.items()}
+        panels.append(
+            Panel(
+                partial(_lines, heading, unit.format(arm.settings.report_kl_coef), updates, colours, lines),
+                f"{heading}, {title}. {_ends(lines)}",
+                beside=_beside(lines),
+            )
+        )
+    legend = [Key(label, colour) for label, colour in colours.items()]
+    if evaluated:
+        legend += [Key("training", INK, "training"), Key("held out, bare query", INK, "held out")]
+    if updates:
+        legend.append(Key("role exchange", FAINT, "exchange"))
+    return Plot(name, title, with_interval(note, [arm]), panels, legend)
+
+
+def _lines(
+    title: str,
+    unit: str,
+    exchanged_after: Sequence[int],
+    colours: Mapping[str, str],
+    lines: Mapping[str, Drawn],
+    panel: Axes,
+    limit: float | None = None,
+) -> None:
+    style(panel, title, unit)
+    if limit is not None:
+        panel.axhline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+    for label, (trained, evaluated) in lines.items():
+        curve(panel, trained.x, trained.mean, colours[label], faintly=evaluated is not None)
+        if evaluated is not None:
+            points(panel, evaluated.x, evaluated.mean, colours[label])
+    drawn = [series for pair in lines.values() for series in pair if series is not None]
+    limit_to(panel, drawn)
+    exchanges(panel, exchanged_after)
+    if len(lines) <= BANDS:
+        for label, (trained, evaluated) in lines.items():
+            band(panel, trained, colours[label])
+            if evaluated is not None:
+                bars(panel, evaluated, colours[label])
+    if _beside(lines):
+        label_ends(panel, {label: _foremost(pair) for label, pair in lines.items()}, colours)
+
+
+def comparisons(arms: Sequence[Arm]) -> list[Plot]:
+    """Returns the arms' curves in the same panels, some at a time: held out, or in training where none is evaluated."""
+    evaluated = any(is_evaluated(arm) for arm in arms)
+    arms = [arm for arm in arms if is_evaluated(arm) or not evaluated]
+    note = (
+        "Mean of the policies, each alone on held-out queries." if evaluated else "Mean of the policies, in training."
+    )
+    plots = []
+    for part, some in enumerate(_split(arms), start=1):
+        colours = dict(zip([arm.label for arm in some], colours_of(len(some)), strict=True))
+        panels = []
+        for key, heading, unit in PANELS:
+            lines: dict[str, Drawn] = {
+                arm.label: (Series([], [], [], []), held_out_mean(arm, key))
+                if evaluated
+                else (_trained(arm, key), None)
+                for arm in some
+            }
+            coefs = {arm.settings.report_kl_coef for arm in some}
+            unit = unit.format(coefs.pop()) if len(coefs) == 1 else unit.replace("{:g}", "η")
+            panels.append(
+                Panel(
+                    partial(_lines, heading, unit, (), colours, lines),
+                    f"{heading} of each arm. {_ends(lines)}",
+                    beside=_beside(lines),
+                )
+            )
+        legend = [Key(label, colour) for label, colour in colours.items()]
+        suffix = f"-{part}" if len(arms) > TOGETHER else ""
+        plots.append(Plot(f"arms{suffix}", "Arms over training", with_interval(note, some), panels, legend))
+    return plots
+
+
+def health(arms: Sequence[Arm]) -> list[Plot]:
+    """Returns what collapse would show in, some arms at a time."""
+    plots = []
+    for part, some in enumerate(_split(arms), start=1):
+        colours = dict(zip([arm.label for arm in some], colours_of(len(some)), strict=True))
+        panels = []
+        for key, heading, unit in HEALTH:
+            lines: dict[str, Drawn] = {arm.label: (_trained(arm, key), None) for arm in some}
+            limit = max(arm.settings.max_repetition for arm in some) if key == "repetition" else None
+            panels.append(
+                Panel(
+                    partial(_lines, heading, unit, (), colours, lines, limit=limit),
+                    f"{heading} in training. {_ends(lines)}",
+                    beside=_beside(lines),
+                )
+            )
+        legend = [Key(label, colour) for label, colour in colours.items()]
+        suffix = f"-{part}" if len(arms) > TOGETHER else ""
+        note = with_interval("Mean of the policies, in training. Dashed: the limit max_repetition.", some)
+        plots.append(Plot(f"health{suffix}", "Signs of collapse", note, panels, legend))
+    return plots
+
+
+def _trained(arm: Arm, key: str) -> Series:
+    return over_seeds([trained_mean(run, key) for run in arm.runs])
+
+
+def _foremost(drawn: Drawn) -> Series:
+    trained, evaluated = drawn
+    return trained if evaluated is None else evaluated
+
+
+def _beside(labels: Collection[str]) -> int:
+    """Returns how many letters the longest label takes beside its line; 0 where they are too many, or too long."""
+    longest = max(map(len, labels))
+    return longest if len(labels) <= BANDS and longest <= LONG else 0
+
+
+def _split(arms: Sequence[Arm]) -> list[Sequence[Arm]]:
+    """Deals arms out to as few plots as can hold them, as many to each."""
+    plots = math.ceil(len(arms) / TOGETHER)
+    size = math.ceil(len(arms) / plots)
+    return [arms[start : start + size] for start in range(0, len(arms), size)]
+
+
+def colours_of(count: int) -> list[str]:
+    """Returns a colour per series."""
+    return [COLOURS[place % len(COLOURS)] for place in range(count)]
+
+
+def with_interval(note: str, arms: Sequence[Arm]) -> str:
+    """Returns a plot's note, with what its intervals are if it has any."""
+    return f"{note} {INTERVAL}" if any(len(arm.runs) >= FEWEST for arm in arms) else note
+
+
+def _ends(lines: Mapping[str, Drawn]) -> str:
+    """Says where lines end."""
+    found = {label: _foremost(pair) for label, pair in lines.items()}
+    return "; ".join(f"{label} ends at {series.mean[-1]:.2f}" for label, series in found.items() if series.x)

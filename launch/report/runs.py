@@ -1,0 +1,253 @@
+"""What a report is about: runs, and arms, which are runs that differ in nothing but their seed."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from launch import final, study_results
+from launch.command import CommandError
+from launch.configuration import Value
+from launch.records import Figures, SampleLine, Update
+from launch.results import Row
+from launch.run_directory import CONFIG, RunDirectory
+from launch.search_space import show_value
+from launch.study_results import Cost, FinalFigures, StudyRun, final_figures
+from launch.train import RESUMABLE
+from policies.settings import Settings
+
+MEAN = "mean"
+"""The key under which an evaluation holds the mean of its policies."""
+NO_DIFFERENCE = ("seed", *RESUMABLE)
+"""Settings in which the runs of one arm may differ."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `cory evaluate` found."""
+
+    name: str
+    split: str
+    rows: dict[str, Row]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a run's folder, or a result of a study."""
+
+    name: str
+    result: StudyRun
+    """Of a folder, what a study would have kept of it, as far as the folder says."""
+    commands: list[str]
+    """What it was made by, the latest last."""
+    environment: dict[str, str]
+    """What is known of where it ran."""
+    unfinished: bool = False
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    @property
+    def settings(self) -> Settings:
+        """Every setting."""
+        return self.result.settings
+
+    @property
+    def updates(self) -> list[Update]:
+        """The lines of its metrics."""
+        return self.result.metrics
+
+    @property
+    def state(self) -> str:
+        """How it stands."""
+        if self.unfinished:
+            return "unfinished"
+        return {"collapsed": "ended by a collapse"}.get(self.result.status, self.result.status)
+
+    @property
+    def held_out(self) -> dict[int, dict[str, Figures]]:
+        """The held-out evaluations, by update."""
+        return {line["update"]: line["evaluation"] for line in self.updates if "evaluation" in line}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs whose settings are the same but for the seed."""
+
+    label: str
+    runs: list[Run]
+
+    @property
+    def settings(self) -> Settings:
+        """Of the first run."""
+        return self.runs[0].settings
+
+    @property
+    def counted(self) -> list[Run]:
+        """The runs whose last figures are compared: those that ended, or all as long as none has."""
+        return [run for run in self.runs if not run.unfinished and run.result.status != "failed"] or self.runs
+
+    @property
+    def results(self) -> list[StudyRun]:
+        """What measures are functions of: the results of the runs that count."""
+        return [run.result for run in self.counted]
+
+
+def read(folders: Sequence[Path]) -> list[Run]:
+    """Reads runs' folders and studies' folders.
+
+    Raises:
+        CommandError: a folder is neither, or a file in it is damaged.
+    """
+    runs = []
+    for folder, name in zip(folders, names(folders), strict=True):
+        if (folder / "results").is_dir() and not RunDirectory(folder).exists():
+            prefix = f"{name}/" if len(folders) > 1 else ""
+            runs += [_of_study(result, prefix) for result in study_results.read(folder)]
+        else:
+            runs.append(read_run(folder, name))
+    return runs
+
+
+def _of_study(result: StudyRun, prefix: str) -> Run:
+    hardware = {key.replace("_", " "): str(value) for key, value in result.hardware.items()}
+    return Run(f"{prefix}{result.arm}/{result.seed}", result, [result.command], {**hardware, **result.versions})
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """Reads a run's folder.
+
+    Args:
+        folder: of a run, finished or not.
+        name: what the report calls it.
+
+    Raises:
+        CommandError: there is no run, or a file of it is damaged.
+    """
+    run = RunDirectory.open(folder)
+    settings, updates = run.settings(), run.updates()
+    done = updates[-1]["update"] if updates else 0
+    collapsed = settings.stop_on_collapse and any(line.get("collapsed") for line in updates[-1:])
+    lines = (folder / CONFIG).read_text(encoding="utf-8").splitlines()
+    origins = [line.removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
+    commands = [(command, comment) for command, _, comment in origins]
+    seconds = sum(line.get("seconds", {}).get("total", 0.0) for line in updates)
+    tokens = sum(int(cast(dict[str, int], line).get("tokens", 0)) for line in updates)
+    result = StudyRun(
+        study="",
+        arm="",
+        label="",
+        tier=1,
+        place=0,
+        against=None,
+        differs={},
+        seed=settings.seed,
+        status="collapsed" if collapsed else "done",
+        reason=None,
+        settings=settings,
+        command=commands[-1][0] if commands else "",
+        versions={},
+        hardware={"cpu": "", "cores": 0, "memory_gib": 0.0, "bf16": False, "gpu": None},
+        date="",
+        undisturbed=False,
+        cost=Cost(tokens=tokens, seconds=seconds, wall_seconds=0.0, cpu_seconds=0.0, others=0.0, resumed=False),
+        metrics=updates,
+        samples=cast(list[SampleLine], run.samples.read()),
+        final=_final(run, updates),
+    )
+    return Run(
+        name=name,
+        result=result,
+        commands=[command for command, _ in commands],
+        environment={"made with": commands[-1][1]} if commands and commands[-1][1] else {},
+        unfinished=not collapsed and done < settings.updates,
+        evaluations=[_read_evaluation(file) for file in sorted(folder.glob("evaluation/*/evaluation.json"))],
+    )
+
+
+def _final(run: RunDirectory, updates: Sequence[Update]) -> FinalFigures | None:
+    """Returns the last look at a run's policies, or else its last held-out evaluation."""
+    if kept := final.read(run.final):
+        return final_figures(kept)
+    evaluated = [line for line in updates if "evaluation" in line]
+    if not evaluated:
+        return None
+    policy = {name: figures for name, figures in evaluated[-1]["evaluation"].items() if name != MEAN}
+    return FinalFigures(
+        update=evaluated[-1]["update"],
+        queries=run.settings().eval_queries,
+        policy=policy,
+        mean=evaluated[-1]["evaluation"][MEAN],
+        responses={},
+        texts={},
+    )
+
+
+def _read_evaluation(file: Path) -> Evaluation:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return Evaluation(file.parent.name, found["split"], found["rows"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"{file} is not what `cory evaluate` wrote there. Evaluate again, or remove it.") from error
+
+
+def names(folders: Sequence[Path]) -> list[str]:
+    """Returns a name per folder, as short as tells them apart: the last parts of its path."""
+    parts = [folder.resolve().parts for folder in folders]
+    for size in range(1, max(map(len, parts)) + 1):
+        found = ["/".join(each[-size:]) for each in parts]
+        if len(set(found)) == len(set(parts)):
+            break
+    return found
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Returns the settings in which runs differ."""
+    dumps = [run.settings.model_dump() for run in runs]
+    return [key for key in Settings.model_fields if len({repr(each[key]) for each in dumps}) > 1]
+
+
+def arms_of(runs: Sequence[Run]) -> list[Arm]:
+    """Returns the arms of studies, then those of other runs, each named by what sets it apart."""
+    studies: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run.result.study:
+            studies.setdefault((run.result.study, run.result.arm), []).append(run)
+    several = len({study for study, _ in studies}) > 1
+    arms = [
+        Arm(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
+        for (study, _), some in studies.items()
+    ]
+    return arms + _arms_of_folders([run for run in runs if not run.result.study])
+
+
+def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
+    """Groups runs that differ in nothing but their seed."""
+    keys = [key for key in differing(runs) if key not in NO_DIFFERENCE]
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(repr(getattr(run.settings, key)) for key in keys), []).append(run)
+    usual = {key: Counter(group[place] for group in groups).most_common(1)[0][0] for place, key in enumerate(keys)}
+    others = [key for key in keys if key != "num_agents"]
+    arms = []
+    for some in groups.values():
+        settings = some[0].settings
+        apart = {key: getattr(settings, key) for key in others}
+        if len(others) > 1:
+            apart = {key: value for key, value in apart.items() if repr(value) != usual[key]}
+        label = [method(settings)] if "num_agents" in keys or not apart else []
+        label += [f"{key}={_shown(value)}" for key, value in apart.items()]
+        arms.append(Arm(", ".join(label), sorted(some, key=lambda run: run.settings.seed)))
+    return arms
+
+
+def method(settings: Settings) -> str:
+    """Returns what a run's algorithm is called."""
+    if settings.num_agents == 1:
+        return "PPO"
+    return "CORY" if settings.num_agents == 2 else f"CORY of {settings.num_agents}"
+
+
+def _shown(value: Value) -> str:
+    text = show_value(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

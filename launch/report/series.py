@@ -1,0 +1,109 @@
+"""Figures of several runs as one: their mean and its 95 % interval over seeds."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from launch import study_measures
+from launch.records import Figures
+from launch.report.runs import MEAN, Arm, Run
+from launch.study_measures import Estimate, Measure
+
+FEWEST = 3
+"""Seeds from which on an interval is drawn; with two, Student's t makes it 13 standard errors to either side."""
+Curve = Mapping[int, float]
+"""A figure by update."""
+
+
+class Series(NamedTuple):
+    """A curve over seeds; an end of the interval is NaN where fewer than `FEWEST` seeds have a value."""
+
+    x: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def over_seeds(curves: Sequence[Curve]) -> Series:
+    """Averages curves, at each update those that have a finite value there."""
+    series = Series([], [], [], [])
+    for update in sorted({update for curve in curves for update in curve}):
+        found = estimate([curve.get(update) for curve in curves])
+        series.x.append(update)
+        series.mean.append(math.nan if found is None else found.mean)
+        low, high = drawn_interval(found)
+        series.low.append(low)
+        series.high.append(high)
+    return series
+
+
+def drawn_interval(found: Estimate | None) -> tuple[float, float]:
+    """Returns the ends of an interval as they are drawn: NaN where it is not."""
+    if found is None or found.low is None or found.high is None or found.n < FEWEST:
+        return math.nan, math.nan
+    return found.low, found.high
+
+
+def estimate(values: Sequence[float | None]) -> Estimate | None:
+    """Returns the mean of those that are known and finite, with its interval; None where none is."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return study_measures.estimate(known) if known else None
+
+
+def of_arm(arm: Arm, measure: Measure) -> list[float]:
+    """Returns a measure of each run that counts, NaN where it has none."""
+    found = [measure(result) for result in arm.results]
+    return [math.nan if value is None else value for value in found]
+
+
+def final(arm: Arm, key: str) -> list[float]:
+    """Returns a figure at the end of each run that counts, the mean of its policies, NaN where there is none."""
+    return of_arm(arm, study_measures.final(key))
+
+
+def training(run: Run, policy: str, key: str) -> Curve:
+    """Returns a figure of a policy's own training responses."""
+    return {line["update"]: number(line["policy"].get(policy, {}), key) for line in run.updates if "policy" in line}
+
+
+def of_role(run: Run, role: str, key: str) -> Curve:
+    """Returns a figure of the training responses of whichever policy played a role."""
+    return {
+        line["update"]: number(line["policy"].get(line["roles"].get(role, ""), {}), key)
+        for line in run.updates
+        if "policy" in line and "roles" in line
+    }
+
+
+def trained_mean(run: Run, key: str) -> Curve:
+    """Returns a figure of all training responses: the mean of the policies."""
+    curves = [training(run, policy, key) for policy in run.settings.modules]
+    return {update: sum(curve[update] for curve in curves) / len(curves) for update in curves[0]}
+
+
+def held_out(run: Run, policy: str, key: str) -> Curve:
+    """Returns a figure of a policy alone on held-out queries; `mean` is that of all policies."""
+    return {update: number(found.get(policy, {}), key) for update, found in run.held_out.items()}
+
+
+def number(figures: Figures, key: str) -> float:
+    """Returns a figure, NaN where it is not known."""
+    value = figures.get(key)
+    return math.nan if value is None else value
+
+
+def is_evaluated(arm: Arm) -> bool:
+    """Tells whether any run of an arm was evaluated after it began to train."""
+    return any(update > 0 for run in arm.runs for update in run.held_out)
+
+
+def held_out_mean(arm: Arm, key: str) -> Series:
+    """Returns a held-out figure, mean of the policies, over seeds."""
+    return over_seeds([held_out(run, MEAN, key) for run in arm.runs])
+
+
+def exchanged(arm: Arm) -> list[int]:
+    """Returns the updates after which roles were exchanged, in any of the runs."""
+    if arm.settings.num_agents == 1:
+        return []
+    return sorted({line["update"] for run in arm.runs for line in run.updates if line.get("exchanged")})

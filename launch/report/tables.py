@@ -1,0 +1,188 @@
+"""The tables of a report: measures of each arm, differences between arms, claims, runs, evaluations and settings."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from launch import study_claims, study_sweeps
+from launch.records import Warning
+from launch.report.runs import Arm, Run, differing
+from launch.report.series import estimate, final, of_arm
+from launch.results import FIGURES, Row
+from launch.rows import show
+from launch.search_space import show_value
+from launch.study_measures import Difference, area, best, collapse, differences, paired, variance
+from launch.study_measures import final as final_measure
+
+FORMS = {key: form for key, (_, form) in FIGURES.items()}
+COMPARED = (("task_reward", "Task reward"), ("kl", "KL"), ("combined_reward", "Combined"))
+
+
+class Cell(NamedTuple):
+    """A figure, and in small letters what belongs to it."""
+
+    text: str
+    small: str = ""
+
+
+def cell(values: Sequence[float | None], form: str) -> Cell:
+    """Returns a mean over seeds with its interval."""
+    found = estimate(values)
+    if found is None:
+        return Cell("-")
+    return Cell(form.format(found.mean), _interval(found.low, found.high, form))
+
+
+def _interval(low: float | None, high: float | None, form: str) -> str:
+    return "" if low is None and high is None else f"{show(low, form)}\u00a0… {show(high, form)}"
+
+
+def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+    """Returns the figures of each arm at the end."""
+    rows = []
+    for arm in arms:
+        collapsed = sum(bool(collapse(result)) for result in arm.results)
+        combined = [value for value in final(arm, "combined_reward") if value == value]
+        spread = variance(combined)
+        quiet = [result.cost["wall_seconds"] / 60 for result in arm.results if result.undisturbed]
+        rows.append(
+            {
+                "label": arm.label,
+                "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{len(arm.counted)} of {len(arm.runs)}",
+                "figures": [cell(final(arm, key), FORMS[key]) for key, _ in COMPARED],
+                "collapsed": collapsed,
+                "more": [
+                    cell(of_arm(arm, area()), FORMS["combined_reward"]),
+                    cell(of_arm(arm, best("combined_reward")), FORMS["combined_reward"]),
+                    Cell("-" if spread is None else f"{spread:.2g}"),
+                    cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
+                    cell(quiet, "{:.1f}"),
+                ],
+            }
+        )
+    return rows
+
+
+def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+    """Returns each arm less the one it is held against, seed by seed; a study says which, else it is the first."""
+    rows = []
+    by_name = {(arm.runs[0].result.study, arm.runs[0].result.arm): arm for arm in arms if arm.runs[0].result.study}
+    for arm in arms:
+        result = arm.runs[0].result
+        other = by_name.get((result.study, result.against or "")) if result.study else arms[0]
+        if other is None or other is arm:
+            continue
+        found = [paired(arm.results, other.results, final_measure(key)) for key, _ in COMPARED]
+        if any(found):
+            rows.append(
+                {
+                    "label": arm.label,
+                    "against": other.label,
+                    "seeds": max(len(each.seeds) for each in found if each),
+                    "figures": [_difference(each) for each in found],
+                }
+            )
+    return rows
+
+
+def _difference(found: Difference | None) -> Cell:
+    if found is None:
+        return Cell("-")
+    small = [_interval(found.estimate.low, found.estimate.high, "{:+.2f}")]
+    small += [f"p\u00a0{found.p:.2g}"] if found.p is not None else []
+    small += [f"g\u00a0{found.effect:+.1f}"] if found.effect is not None else []
+    return Cell(f"{found.estimate.mean:+.2f}", ", ".join(part for part in small if part))
+
+
+def hypervolume_row(arms: Sequence[Arm]) -> dict[str, Cell]:
+    """Returns the hypervolumes under the frontiers of PPO and CORY over η; empty where there is no such sweep."""
+    by_arm = {arm.label: arm.results for arm in arms if arm.runs[0].result.study}
+    ppo, cory = study_sweeps.hypervolumes(by_arm)
+    if not ppo or not cory:
+        return {}
+    more = differences({seed: cory[seed] - ppo[seed] for seed in sorted(ppo.keys() & cory.keys())})
+    return {
+        "PPO": cell(list(ppo.values()), "{:.1f}"),
+        "CORY": cell(list(cory.values()), "{:.1f}"),
+        "CORY less PPO": _difference(more),
+    }
+
+
+def claim_rows(arms: Sequence[Arm]) -> list[study_claims.Row]:
+    """Returns every claim with our figure, those that were run first; none without a study."""
+    results = [result for arm in arms for result in arm.results if result.study]
+    return sorted(study_claims.table(results), key=lambda row: row.verdict == "not run") if results else []
+
+
+def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+    """Returns what is known of each run."""
+    return [_run_row(run, arm) for arm in arms for run in arm.runs]
+
+
+def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
+    lines = [line for line in run.updates if "policy" in line]
+    done = run.updates[-1]["update"] if run.updates else 0
+    known = {
+        update: value
+        for update, figures in run.held_out.items()
+        if (value := figures["mean"]["combined_reward"]) is not None
+    }
+    at = max(known, key=lambda update: known[update]) if known else None
+    return {
+        "name": run.name,
+        "arm": arm.label,
+        "seed": run.settings.seed,
+        "updates": f"{done} of {run.settings.updates}",
+        "state": run.state,
+        "reason": run.result.reason or "",
+        "signs": [sign.text for sign in collapse(run.result)],
+        "combined": show(final_measure("combined_reward")(run.result), FORMS["combined_reward"]),
+        "best": "-" if at is None else f"{show(known[at], FORMS['combined_reward'])} (update {at})",
+        "seconds": cell([line["seconds"]["total"] for line in lines if "seconds" in line], "{:.1f}").text,
+    }
+
+
+def warnings(run: Run) -> list[dict[str, Any]]:
+    """Returns each warning of a run once, with the updates at which it stood."""
+    found: dict[tuple[str, str], list[tuple[int, Warning]]] = {}
+    for line in run.updates:
+        for warning in line.get("health", []):
+            found.setdefault((warning["signature"], warning["of"]), []).append((line["update"], warning))
+    return [
+        {"signature": signature, "of": of, "first": stood[0][0], "last": stood[-1][0], "text": stood[-1][1]["text"]}
+        for (signature, of), stood in found.items()
+    ]
+
+
+def evaluation_table(rows: Mapping[str, Row]) -> dict[str, Any]:
+    """Returns the headings and rows of what `cory evaluate` found."""
+    names = list(next(iter(rows.values()))["figures"]) if rows else []
+    cells: dict[str, list[Cell]] = {}
+    for label, row in rows.items():
+        cells[label] = []
+        for name in names:
+            found, form = row["figures"][name], FORMS.get(name, "{:.2f}")
+            cells[label].append(Cell(show(found["mean"], form), _interval(found["low"], found["high"], form)))
+    return {"headings": [FIGURES[name][0] if name in FIGURES else name for name in names], "rows": cells}
+
+
+def settings_that_differ(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
+    """Returns each setting in which runs differ, with its values in every arm."""
+    keys = differing([run for arm in arms for run in arm.runs])
+    return [
+        (key, [", ".join(dict.fromkeys(show_value(getattr(run.settings, key)) for run in arm.runs)) for arm in arms])
+        for key in keys
+    ]
+
+
+def environments(runs: Sequence[Run]) -> list[tuple[str, dict[str, str]]]:
+    """Returns what is known of where runs ran, each with the runs that it holds for."""
+    groups: list[tuple[list[str], dict[str, str]]] = []
+    for run in runs:
+        same = next((names for names, found in groups if found == run.environment), None)
+        if same is None:
+            groups.append(([run.name], run.environment))
+        else:
+            same.append(run.name)
+    if len(groups) == 1:
+        return [("", groups[0][1])]
+    return [(", ".join(names), found) for names, found in groups]

@@ -1,0 +1,135 @@
+"""`cory report` on the results of a study, whose figures the test chooses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.report import tables
+from launch.report.command import main, report
+from launch.report.ends import pareto, sweeps
+from launch.report.plots import comparisons
+from launch.report.runs import arms_of, read
+from launch.report.samples import moments_of
+from launch.study_results import StudyRun, result_file, write
+from tests.launch.conftest import record
+from tests.launch.results_of_studies import figures, study_run
+
+
+def keep(folder: Path, *runs: StudyRun) -> None:
+    for run in runs:
+        write(result_file(folder, run.arm, run.seed), run)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three arms over three seeds, one run of which diverged, and one of which repeats itself."""
+    folder = tmp_path_factory.mktemp("study")
+    for seed in range(3):
+        good, bad = figures(1.0 + seed, 2.0), figures(1.0 + seed, 4.0)
+        keep(folder, study_run("cory", seed, good, bad)._replace(label="CORY <1>"))
+        ppo = study_run("ppo", seed, figures(0.5 + seed, 8.0, repetition=0.3 if seed == 1 else 0.0), place=1)
+        keep(folder, ppo._replace(label="PPO", against="cory"))
+        changed: dict[str, Any] = {"kl_coef": 0.3, "eval_kl_coef": 0.1}
+        strict = study_run("cory-eta", seed, good, good, place=2, status="diverged" if seed == 2 else "done", **changed)
+        keep(folder, strict._replace(label="CORY η", against="cory", reason="not finite" if seed == 2 else None))
+    return folder
+
+
+def test_arms_are_those_of_the_study_with_its_labels(study: Path) -> None:
+    arms = arms_of(read([study]))
+    assert [(arm.label, [run.name for run in arm.runs]) for arm in arms] == [
+        ("CORY <1>", ["cory/0", "cory/1", "cory/2"]),
+        ("PPO", ["ppo/0", "ppo/1", "ppo/2"]),
+        ("CORY η", ["cory-eta/0", "cory-eta/1", "cory-eta/2"]),
+    ]
+
+
+def test_figures_are_those_of_the_last_evaluation(study: Path) -> None:
+    cory, ppo, eta = tables.arm_rows(arms_of(read([study])))
+    # Means 2, 3 and 1.7 over seeds whose task rewards are 1, 2, 3: deviation 1; t of 2 degrees of freedom is 4.303.
+    assert cory["figures"][0] == ("+2.00", "-0.48\u00a0… +4.48")
+    assert [found.text for found in cory["figures"]] == ["+2.00", "3.00", "+1.70"]
+    assert (cory["collapsed"], ppo["collapsed"], eta["collapsed"]) == (0, 1, 1)
+    assert eta["figures"][0].text == "+1.50"  # the one that diverged has none
+
+
+def test_differences_are_of_runs_with_the_same_seed(study: Path) -> None:
+    ppo, eta = tables.difference_rows(arms_of(read([study])))
+    assert (ppo["label"], ppo["against"], ppo["seeds"]) == ("PPO", "CORY <1>", 3)
+    assert ppo["figures"][0] == ("-0.50", "-0.50\u00a0… -0.50, p\u00a00.25")
+    assert [found.text for found in eta["figures"]] == ["+0.00", "-1.00", "+0.10"] and eta["seeds"] == 2
+
+
+def test_the_page_has_claims_verdicts_and_what_went_wrong(study: Path, tmp_path: Path) -> None:
+    assert report([study], tmp_path / "study.html") == 0
+    html = (tmp_path / "study.html").read_text(encoding="utf-8")
+    for text in (
+        "Study imdb",
+        "CORY &lt;1&gt;",
+        "more than twice CORY&#39;s",
+        'class="verdict reproduced"',  # KL 8 against 3
+        'class="verdict not-run"',
+        "diverged<small>not finite</small>",
+        '3<small class="alarm">1 collapsed</small>',
+        "llm_1 repeats itself: 30% of its token pairs",
+    ):
+        assert text in html, text
+    assert "<1>" not in html
+
+
+def test_the_last_responses_that_repeat_themselves_are_shown_and_marked(tmp_path: Path) -> None:
+    run = study_run("ppo", 0, figures(1.0, 2.0))
+    assert run.final is not None
+    texts: Any = [
+        {"query": "A film", "text": f"text {place}", "task_reward": 1.0, "kl": 1.0, "repetition": share}
+        for place, share in enumerate([0.0, 0.0, None, 0.1, 0.21])
+    ]
+    keep(tmp_path, run._replace(final={**run.final, "texts": {"llm_1": texts}}))
+    (moment,) = moments_of(read([tmp_path])[0])
+    ((_, answers),) = moment.chains
+    assert [(answer.text, bool(answer.signs)) for answer in answers] == [
+        ("text 0", False),
+        ("text 1", False),
+        ("text 2", False),
+        ("text 4", True),
+    ]
+
+
+def test_a_sweep_joins_the_arms_that_differ_in_its_setting_alone(study: Path) -> None:
+    (drawn,) = sweeps(arms_of(read([study])))
+    assert drawn.name == "sweep-kl_coef"
+    assert drawn.panels[1].says == "KL to the initial policy over kl_coef. CORY: 0.1: 3.00, 0.3: 2.00"
+
+
+def test_many_arms_share_the_colours_of_their_methods_in_the_pareto_plane(tmp_path: Path) -> None:
+    for place in range(9):
+        keep(tmp_path, study_run(f"arm-{place}", 0, *[figures(place, place)] * (1 + place % 2), place=place))
+    assert [key.label for key in pareto(arms_of(read([tmp_path]))).legend] == ["PPO", "CORY"]
+
+
+def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_left_out(tmp_path: Path) -> None:
+    for place in range(8):
+        run = study_run(f"arm-{place}", 0, figures(1.0, 1.0), place=place)
+        keep(tmp_path, run._replace(metrics=run.metrics if place else []))
+    drawn = comparisons(arms_of(read([tmp_path])))
+    assert [[key.label for key in plot.legend] for plot in drawn] == [
+        ["arm-1", "arm-2", "arm-3", "arm-4"],
+        ["arm-5", "arm-6", "arm-7"],
+    ]
+    assert drawn[0].panels[0].says.startswith("Task reward of each arm. arm-1 ends at 1.00; arm-2")
+
+
+def test_studies_and_runs_stand_side_by_side(study: Path, tmp_path: Path) -> None:
+    run = record(tmp_path / "own", study_run("", 0, figures(1.0, 2.0)).settings.model_copy(update={"lr": 1e-3}))
+    arms = arms_of(read([study, run.path]))
+    assert [arm.label for arm in arms] == ["CORY <1>", "PPO", "CORY η", "PPO"]
+
+
+def test_a_damaged_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = result_file(tmp_path, "cory", 0)
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    assert main([str(tmp_path), "--out", str(tmp_path / "out.html")]) == 2
+    assert "seed_0.json cannot be read as a study's result" in capsys.readouterr().err
+    assert not (tmp_path / "out.html").exists()
