@@ -1,14 +1,17 @@
 """Sample texts for people: what each role answered over time, side by side, and where it had collapsed."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from launch.records import Response, SampleLine, Warning
+from launch.records import Response, SampleLine
 from launch.report.runs import Run
 from launch.rows import show
 from launch.texts import visible
+from policies.health import signs_of_collapse
 from policies.settings import Settings
 
+NEEDED = {"repetition", "eos_rate", "kl", "response_length"}
+"""The figures in which collapse shows."""
 FIRST = 3
 """Responses of each policy alone that are shown in any case."""
 
@@ -45,6 +48,7 @@ class Moment:
 def moments_of(run: Run) -> list[Moment]:
     """Returns a run's samples by update, those of training before those on held-out queries."""
     standing = {line["update"]: line.get("health", []) for line in run.updates}
+    endless = _endless(run)
     groups: dict[tuple[int, bool], list[SampleLine]] = {}
     for sample in run.result.samples:
         groups.setdefault((sample["update"], sample["held_out"]), []).append(sample)
@@ -53,7 +57,7 @@ def moments_of(run: Run) -> list[Moment]:
             update,
             is_held_out,
             [warning["text"] for warning in standing.get(update, [])],
-            [(visible(each["query"]), _answers(each, standing.get(update, []), run.settings)) for each in some],
+            [(visible(each["query"]), _answers(each, endless, run.settings)) for each in some],
         )
         for (update, is_held_out), some in sorted(groups.items())
     ]
@@ -81,23 +85,34 @@ def _repeats(share: float, limit: float) -> list[str]:
     return [f"repeats itself: {share:.0%} of its token pairs"] if share > limit else []
 
 
-def _answers(sample: SampleLine, standing: Sequence[Warning], settings: Settings) -> list[Answer]:
+def _answers(sample: SampleLine, endless: Collection[tuple[int, str]], settings: Settings) -> list[Answer]:
     return [
         Answer(
             role=response["role"],
             policy=response["policy"],
             reward=show(response["task_reward"], "{:+.2f}"),
             text=visible(response["text"]),
-            signs=_signs(response, standing, settings),
+            signs=_signs(response, (sample["update"], response["policy"]) in endless, settings),
         )
         for response in sample["responses"]
     ]
 
 
-def _signs(response: Response, standing: Sequence[Warning], settings: Settings) -> list[str]:
-    """Judges a response by the limits of `policies.health`; a cut one is a sign only while its policy is warned of."""
+def _signs(response: Response, endless: bool, settings: Settings) -> list[str]:
+    """Judges a response by the limits of `policies.health`; that it was cut is a sign only if its policy is endless."""
     signs = _repeats(response.get("repetition", 0.0), settings.max_repetition)
-    ending = any(warning["signature"] == "eos" and warning["of"] == response["policy"] for warning in standing)
-    if ending and not response.get("ended", True):
-        signs.append("does not end")
-    return signs
+    return [*signs, "does not end"] if endless and not response.get("ended", True) else signs
+
+
+def _endless(run: Run) -> set[tuple[int, str]]:
+    """Returns the updates and policies at which `policies.health` would find the end-of-sequence rate too low."""
+    first: dict[str, float] = {}
+    found = set()
+    for line in run.updates:
+        for policy, figures in line.get("policy", {}).items():
+            known = {key: value for key, value in figures.items() if value is not None}
+            if known.keys() >= NEEDED:
+                rate = first.setdefault(policy, known["eos_rate"])
+                if any(sign.signature == "eos" for sign in signs_of_collapse(run.settings, policy, known, rate)):
+                    found.add((line["update"], policy))
+    return found
