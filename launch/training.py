@@ -229,7 +229,7 @@ def _what(settings: Settings, arrow: str) -> str:
     else:
         roles = settings.roles if settings.num_agents < 4 else (*settings.roles[:2], "...", settings.roles[-1])
         by = "" if settings.critic else f" by {settings.algorithm}"
-        who = f"CORY: {settings.num_agents} agents ({f' {arrow} '.join(roles)}) learn{by}"
+        who = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(roles)}) learn"
         period = settings.exchange_period
         exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
