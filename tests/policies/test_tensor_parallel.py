@@ -21,7 +21,7 @@ from tests.policies.test_model_families import PROMPTS, check, follow, lora_of, 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 
@@ -78,7 +78,7 @@ def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_
     seen = []
     for parts in (1, 2):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            seen.append(pool.submit(observe, path, way, parts).result(timeout=140))
+            seen.append(pool.submit(observe, path, way, parts).result(timeout=280))
     whole, split = seen
     assert (whole.workers, split.workers) == (0, 2)
     check(split.followed)
