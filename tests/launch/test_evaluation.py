@@ -49,23 +49,32 @@ def scenario() -> None:
     assert evaluate.main([*ASKED, "--quiet"]) == 0
     assert evaluate.main(["run", "--checkpoint", "0", *FEW]) == 0
     assert evaluate.main([*ASKED, "seed=1"]) == 2  # another evaluation is there
-    lora = ("weights=lora", "num_agents=3", "observed=best", "updates=1", "eval_every=1", "lr=1e-2")
-    assert train.main([*SMALL, *lora, "--quiet", "--out", "adapters"]) == 0
-    assert evaluate.main(["adapters", "--checkpoint", "1", *FEW, "--out", "adapted"]) == 0
     assert evaluate.main(["imdb-gpt2-tiny", *ALONE, "--queries", "2", "--samples", "3", "--out", "model"]) == 0
+
+
+def of_three() -> None:
+    """Trains a chain of three adapters and evaluates it."""
+    lora = ("weights=lora", "num_agents=3", "observed=best", "updates=1", "eval_every=1", "lr=1e-2")
+    assert train.main([*SMALL, *lora, "--quiet", "--out", "run"]) == 0
+    assert evaluate.main(["run", "--checkpoint", "1", *FEW, "--out", "found"]) == 0
+
+
+def play(scenario: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Plays a scenario of this module in a process of its own."""
+    (folder / "my_rewards.py").write_text(REWARD)
+    code = f"from tests.launch.test_evaluation import {scenario}; {scenario}()"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=280
+    )
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
     """The folder of the scenario, and what it printed."""
     folder = tmp_path_factory.mktemp("evaluation")
-    (folder / "my_rewards.py").write_text(REWARD)
-    code = "from tests.launch.test_evaluation import scenario; scenario()"
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=280
-    )
-    assert result.returncode == 0, result.stderr
-    return folder, result
+    return folder, play("scenario", folder)
 
 
 Scene = tuple[Path, "subprocess.CompletedProcess[str]"]
@@ -112,8 +121,11 @@ def test_every_policy_is_there_alone_and_as_observer_beside_the_base(scene: Scen
     assert found["checkpoint"]["update"] == 2 and found["dropped"] == 0
 
 
-def test_of_a_chain_of_three_every_policy_is_there_in_every_role(scene: Scene) -> None:
-    folder = scene[0] / "adapted"
+@pytest.mark.slow
+def test_of_a_chain_of_three_every_policy_is_there_in_every_role(tmp_path: Path) -> None:
+    play("of_three", tmp_path)
+    assert_first_samples_are_those_of_training(tmp_path)
+    folder = tmp_path / "found"
     rows, chains = read(folder / "evaluation.json")["rows"], [line["chains"][0] for line in responses(folder)]
     policies = ("base", "llm_1", "llm_2", "llm_3", "all")
     later = {f"{policy} as observer_{place}" for policy in policies for place in (1, 2)}
@@ -125,17 +137,17 @@ def test_of_a_chain_of_three_every_policy_is_there_in_every_role(scene: Scene) -
     ]
 
 
-@pytest.mark.parametrize(("run", "evaluation"), [("run", "found"), ("adapters", "adapted")])
-def test_the_first_samples_are_those_of_the_held_out_evaluation_in_training(
-    scene: Scene, run: str, evaluation: str
-) -> None:
+def test_the_first_samples_are_those_of_the_held_out_evaluation_in_training(scene: Scene) -> None:
+    assert_first_samples_are_those_of_training(scene[0])
+
+
+def assert_first_samples_are_those_of_training(folder: Path) -> None:
     """Same queries, seeds, lengths and weights: the figures of two ways to compute them meet."""
-    folder = scene[0]
-    trained = [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()][-1]
+    trained = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()][-1]
     assert trained["evaluation"]["llm_1"]["kl"] > 0
     for module in ("llm_1", "llm_2"):
         values: dict[str, list[float]] = {"task_reward": [], "kl": [], "response_length": [], "eos_rate": []}
-        for line in responses(folder / evaluation):
+        for line in responses(folder / "found"):
             for chain in line["chains"]:
                 pioneer = chain["responses"][0]
                 if pioneer["policy"] == module and chain["sample"] == 0 and chain["query"] < 4:

@@ -9,6 +9,8 @@ from tests.launch.test_training import SMALL, updates_in
 REWARD = """
 import os
 
+import pytest
+
 def brevity(completions):
     if os.path.exists("fail"):
         os._exit(3)
@@ -22,6 +24,7 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
     return result.stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk_and_a_reward_that_ends_its_process_cost_no_checkpoint(
     cory: Cory, tmp_path: Path, disk: Path
 ) -> None:

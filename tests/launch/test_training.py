@@ -80,7 +80,8 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Pa
     # What was trained answers held-out queries as the run's last evaluation has it.
     last = [sample for sample in samples if sample["held_out"] and sample["update"] == 3]
     for response in (response for sample in last for response in sample["responses"]):
-        del response["task_reward"]
+        for measured in ("task_reward", "ended", "repetition"):
+            del response[measured]
     said = "\n".join(sample["query"] for sample in last)
     answered = cory("generate", "run", "--checkpoint", "latest", "--json", said=said)
     assert answered.stderr == "llm_2 then llm_1, after update 3 of run\n"
