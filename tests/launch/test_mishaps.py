@@ -3,13 +3,13 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.launch.conftest import Cory, mount
 from tests.launch.test_training import SMALL, updates_in
 
 REWARD = """
 import os
-
-import pytest
 
 def brevity(completions):
     if os.path.exists("fail"):
