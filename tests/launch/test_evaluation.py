@@ -47,9 +47,14 @@ def scenario() -> None:
     (found / "evaluation.json").rename("again.json")
     (found / "responses.jsonl").unlink()
     assert evaluate.main([*ASKED, "--quiet"]) == 0
-    assert evaluate.main(["run", "--checkpoint", "0", *FEW]) == 0
     assert evaluate.main([*ASKED, "seed=1"]) == 2  # another evaluation is there
     assert evaluate.main(["imdb-gpt2-tiny", *ALONE, "--queries", "2", "--samples", "3", "--out", "model"]) == 0
+
+
+def untrained() -> None:
+    """Evaluates policies before their first update."""
+    assert train.main([*SMALL, "updates=1", "--quiet", "--out", "run"]) == 0
+    assert evaluate.main(["run", "--checkpoint", "0", *FEW]) == 0
 
 
 def of_three() -> None:
@@ -158,8 +163,10 @@ def assert_first_samples_are_those_of_training(folder: Path) -> None:
         assert found == pytest.approx({name: trained["evaluation"][module][name] for name in found}, rel=1e-4)
 
 
-def test_policies_that_were_not_trained_yet_are_the_base(scene: Scene) -> None:
-    (file,) = (scene[0] / "run" / "evaluation").glob("update_000000-*/evaluation.json")
+@pytest.mark.slow
+def test_policies_that_were_not_trained_yet_are_the_base(tmp_path: Path) -> None:
+    play("untrained", tmp_path)
+    (file,) = (tmp_path / "run" / "evaluation").glob("update_000000-*/evaluation.json")
     rows = read(file)["rows"]
     assert means(rows, "llm_1") == means(rows, "llm_2") == means(rows, "base")
     assert means(rows, "llm_1 after llm_2") == means(rows, "base after base") != means(rows, "base")

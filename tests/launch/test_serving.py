@@ -96,6 +96,7 @@ def test_vllm_serves_a_policy_and_answers_as_transformers_does(policies_run: Run
     assert "'temperature': 0.7" in log and "'top_k': 0" in log  # what it samples by where a client says nothing
 
 
+@pytest.mark.slow
 def test_vllm_serves_an_adapter_on_its_base_as_the_card_says(tmp_path: Path) -> None:
     base, out = tmp_path / "base", tmp_path / "out"
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}

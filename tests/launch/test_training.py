@@ -94,6 +94,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Pa
     assert load_file(tmp_path / "llm_2" / "model.safetensors")["transformer.wte.weight"].shape == (4096, 256)
 
 
+@pytest.mark.slow
 def test_a_collapse_ends_a_run_that_asked_for_it_saved_and_with_an_exit_code_of_its_own(
     cory: Cory, tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_reward_that_fails_in_a_runner_reaches_the_driver_as_what_it_is(make_c
     assert algorithm.updates == 0
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_longer_than_a_rollout_may_take_is_named_all_the_same(make_cory: MakeCory) -> None:
     hanging = {"reward": f"{REWARDS}:hang", "reward_timeout": 5.0, "generation_timeout": 8.0}
     algorithm = make_cory(num_runners=1, queries=2, minibatch=2, **hanging)

@@ -181,6 +181,7 @@ def three_agents(learners: Sequence[int], folder: Path) -> list[list[Ranks]]:
     return found
 
 
+@pytest.mark.slow
 def test_learners_of_adapters_stay_equal_over_small_mini_batches_three_agents_odd_rows_and_a_restore(
     tmp_path: Path,
 ) -> None:
