@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 
 from launch.configuration import Value
 from launch.curves import COLOURS, FAINT, INK, POINT
-from launch.search_results import WHOLE, Row, interval
+from launch.search_results import WHOLE, Row
 from launch.search_space import LOG, Axis, show_value
+from launch.statistics import interval
 
 OBJECTIVE = "held-out combined reward"
 

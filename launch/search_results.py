@@ -15,6 +15,7 @@ from launch.configuration import Value
 from launch.journal import replace_text
 from launch.rows import show
 from launch.search_space import SEED, Axis, exact_value, show_value
+from launch.statistics import interval
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 DONE, COLLAPSED, STOPPED, FAILED, UNFINISHED = "done", "collapsed", "stopped early", "failed", "unfinished"
 WHOLE = (DONE, COLLAPSED)
 """Trials whose figures are of their end; those that a scheduler stopped are not comparable with them."""
-CONFIDENCE = 0.95
 Figure = float | None
 
 
@@ -126,17 +126,6 @@ def points_of(rows: Sequence[Row], apart: bool = False) -> list[Point]:
         return -math.inf if mean is None else mean
 
     return sorted(groups.values(), key=worth, reverse=True)
-
-
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the ends of a mean's 95 % interval by Student's t, as seeds are few; None for fewer than two values."""
-    if len(values) < 2:
-        return None
-    from scipy.stats import t  # type: ignore[import-untyped]
-
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    mean = float(np.mean(values))
-    return mean - half, mean + half
 
 
 def write_csv(rows: Sequence[Row], file: Path) -> None:

@@ -1,5 +1,6 @@
-"""Statistics of an evaluation: pass@k, distinct-n and bootstrap intervals. Pure functions of numbers."""
+"""Statistics of evaluations and seeds: pass@k, distinct-n, intervals. Pure functions of numbers."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,3 +83,14 @@ def means_with_intervals(
     # A draw may miss all that is known, hence nan.
     low[some], high[some] = np.nanquantile(drawn[:, some], [tail, 1 - tail], axis=0)
     return mean, low, high
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Returns the ends of a mean's 95 % interval by Student's t, as seeds are few; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    mean = float(np.mean(values))
+    return mean - half, mean + half

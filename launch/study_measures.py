@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from launch.records import Update
+from launch.statistics import interval
 from launch.study_results import StudyRun
 from policies.health import Sign, signs_of_collapse
 
-CONFIDENCE = 0.95
 Measure = Callable[[StudyRun], float | None]
 """A figure of a run; None where the run has none."""
 
@@ -150,13 +150,8 @@ def estimate(numbers: Sequence[float]) -> Estimate:
     """
     if not numbers:
         raise ValueError("There is no mean of no numbers.")
-    mean, n = float(np.mean(numbers)), len(numbers)
-    if n < 2:
-        return Estimate(mean, None, None, n)
-    from scipy.stats import t  # type: ignore[import-untyped]
-
-    half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * float(np.std(numbers, ddof=1)) / math.sqrt(n)
-    return Estimate(mean, mean - half, mean + half, n)
+    low, high = interval(numbers) or (None, None)
+    return Estimate(float(np.mean(numbers)), low, high, len(numbers))
 
 
 def variance(numbers: Sequence[float]) -> float | None:
@@ -189,7 +184,7 @@ def sign_flip_p(numbers: Sequence[float]) -> float | None:
     """
     if len(numbers) < 2:
         return None
-    from scipy.stats import permutation_test
+    from scipy.stats import permutation_test  # type: ignore[import-untyped]
 
     found = permutation_test(
         (np.asarray(numbers), np.zeros(len(numbers))),
@@ -226,8 +221,8 @@ def collapse(run: StudyRun) -> list[Sign]:
             last |= run.final["policy"]
         for module in run.settings.modules:
             figures = {name: value for name, value in last[module].items() if value is not None}
-            if len(figures) == len(last[module]):
-                signs += signs_of_collapse(run.settings, module, figures, first[module]["eos_rate"] or 0.0)
+            if figures.keys() >= {"repetition", "eos_rate", "kl", "response_length"}:  # runs of before had fewer
+                signs += signs_of_collapse(run.settings, module, figures, first[module].get("eos_rate") or 0.0)
     if run.status == "diverged":
         signs.append(Sign("diverged", "the run", run.reason or ""))
     return signs

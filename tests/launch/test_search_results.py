@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from launch.search_plots import draw_objective, draw_parallel
-from launch.search_results import Row, interval, points_of, table, write_csv
+from launch.search_results import Row, points_of, table, write_csv
 from launch.search_space import read_axes
 
 AXES = read_axes(["exchange_period=1,5,null", "lr=log:1e-6:1e-4"])
@@ -48,14 +48,6 @@ def test_points_are_means_over_the_seeds_that_ran_to_their_end_best_first() -> N
     assert [len(point.whole) for point in points] == [2, 3, 0]
     apart = points_of(ROWS, apart=True)
     assert [point.mean("combined_reward") for point in apart][:2] == [0.6, 0.4] and len(apart) == len(ROWS)
-
-
-def test_intervals_are_students() -> None:
-    ends = interval([0.1, 0.2, 0.3])
-    assert ends is not None
-    assert ends[0] == pytest.approx(0.2 - 4.302653 * 0.1 / 3**0.5, abs=1e-6)  # t of 2 degrees of freedom, from a table
-    assert ends[1] == pytest.approx(0.2 + 4.302653 * 0.1 / 3**0.5, abs=1e-6)
-    assert interval([0.1]) is None
 
 
 def test_the_table_says_what_failed_and_what_was_stopped() -> None:

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from launch.statistics import distinct, means_with_intervals, pass_at_k
+from launch.statistics import distinct, interval, means_with_intervals, pass_at_k
 
 
 @pytest.mark.parametrize("samples", [1, 4, 6])
@@ -57,3 +57,11 @@ def test_queries_without_a_value_are_left_out_of_mean_and_interval() -> None:
     np.testing.assert_allclose(mean, [7 / 3, nan, 3])
     np.testing.assert_allclose(low, [1, nan, 3])
     np.testing.assert_allclose(high, [4, nan, 3])
+
+
+def test_intervals_are_students() -> None:
+    ends = interval([0.1, 0.2, 0.3])
+    assert ends is not None
+    assert ends[0] == pytest.approx(0.2 - 4.302653 * 0.1 / 3**0.5, abs=1e-6)  # t of 2 degrees of freedom, from a table
+    assert ends[1] == pytest.approx(0.2 + 4.302653 * 0.1 / 3**0.5, abs=1e-6)
+    assert interval([0.1]) is None

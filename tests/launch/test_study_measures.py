@@ -103,6 +103,15 @@ def test_collapse_is_found_by_health_s_limits_in_either_policy() -> None:
     assert collapse_rate([far, endless, diverged, failed, healthy]) == 0.75
 
 
+def test_runs_of_before_repetition_was_measured_show_no_sign() -> None:
+    old = study_run("cory", 0, ONE, figures(2.0, 20.1))
+    assert old.final and collapse(old)
+    for evaluation in (old.final["policy"], *(line["evaluation"] for line in old.metrics if "evaluation" in line)):
+        for found in evaluation.values():
+            found.pop("repetition", None)
+    assert collapse(old) == []
+
+
 def test_the_pareto_front_holds_what_nothing_else_beats() -> None:
     points = [Point(1.0, 2.0), Point(2.0, 6.0), Point(0.5, 3.0), Point(2.0, 5.0), Point(1.0, 2.0)]
     assert pareto_front(points) == [Point(1.0, 2.0), Point(2.0, 5.0)]
