@@ -1,4 +1,4 @@
-"""`cory evaluate` end to end, in a process of its own: interrupted, continued, and on a model alone (with vLLM)."""
+"""`cory evaluate` end to end, in a process of its own: interrupted, continued, and on a model alone."""
 
 import json
 import subprocess
@@ -29,8 +29,7 @@ def brevity(completions):
 """
 ASKED = ("run", "--queries", "6", "--samples", "2", "--solved-at", "-20", "--checkpoint", "2", "--out", "found")
 FEW = ("--queries", "4", "--samples", "1", "--quiet")
-BACKEND = ("backend=vllm",) if vllm_installed() else ("backend=transformers", "num_runners=0")
-ALONE = (*BACKEND, "self_test=false", "reward=my_rewards:brevity")
+ALONE = ("self_test=false", "reward=my_rewards:brevity", "--queries", "2", "--samples", "3", "--out", "model")
 
 
 def scenario() -> None:
@@ -48,7 +47,12 @@ def scenario() -> None:
     (found / "responses.jsonl").unlink()
     assert evaluate.main([*ASKED, "--quiet"]) == 0
     assert evaluate.main([*ASKED, "seed=1"]) == 2  # another evaluation is there
-    assert evaluate.main(["imdb-gpt2-tiny", *ALONE, "--queries", "2", "--samples", "3", "--out", "model"]) == 0
+    assert evaluate.main(["imdb-gpt2-tiny", "backend=transformers", "num_runners=0", *ALONE]) == 0
+
+
+def with_vllm() -> None:
+    """Evaluates a model alone, by vLLM's engine."""
+    assert evaluate.main(["imdb-gpt2-tiny", "backend=vllm", *ALONE]) == 0
 
 
 def untrained() -> None:
@@ -174,7 +178,19 @@ def test_policies_that_were_not_trained_yet_are_the_base(tmp_path: Path) -> None
 
 
 def test_a_model_alone_has_one_row(scene: Scene) -> None:
-    found = read(scene[0] / "model" / "evaluation.json")
+    assert_one_row(scene[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+def test_a_model_alone_answers_by_vllm_too(tmp_path: Path) -> None:
+    play("with_vllm", tmp_path)
+    assert_one_row(tmp_path)
+
+
+def assert_one_row(folder: Path) -> None:
+    """The base alone, as itself, with a seed per sample."""
+    found = read(folder / "model" / "evaluation.json")
     assert list(found["rows"]) == ["base"] and found["checkpoint"] is None
     figures = means(found["rows"], "base")
     assert (
@@ -182,7 +198,7 @@ def test_a_model_alone_has_one_row(scene: Scene) -> None:
         and figures["task_reward"] < 0
         and 1 < figures["response_length"] <= 12
     )
-    texts = {chain["responses"][0]["text"] for line in responses(scene[0] / "model") for chain in line["chains"]}
+    texts = {chain["responses"][0]["text"] for line in responses(folder / "model") for chain in line["chains"]}
     assert len(texts) == 6  # each sample has a seed of its own
 
 

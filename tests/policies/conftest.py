@@ -31,6 +31,7 @@ TINY: dict[str, Any] = {
     "eval_every": 2,
     "eval_queries": 4,
     "self_test": False,
+    "reward": "tests.policies.sample_rewards:letters",  # starts at once; the preset's loads a classifier
 }
 
 MakeCory = Callable[..., Cory]

@@ -21,10 +21,10 @@ from tests.policies.conftest import TINY
 
 CHAINS: list[dict[str, Any]] = [
     {"num_agents": 1},
-    {"num_agents": 2},
+    {"num_agents": 2, "reward": "cory_env.rewards.sentiment:positive_logit"},
     {"num_agents": 3},
     {"num_agents": 4, "weights": "lora", "observed": "last"},
-    {"num_agents": 4, "weights": "lora", "observed": "best", "reward": "tests.policies.sample_rewards:letters"},
+    {"num_agents": 4, "weights": "lora", "observed": "best"},
 ]
 
 
@@ -77,9 +77,7 @@ def test_episodes_equal_those_of_the_environment_stepped_alone_with_the_same_tok
 
 @pytest.mark.parametrize("observed", ["last", "best"])
 def test_an_agent_sees_the_one_earlier_response_that_it_is_to_see(ray_session: None, observed: str) -> None:
-    runner = make_runner(
-        num_agents=4, weights="lora", observed=observed, reward="tests.policies.sample_rewards:letters"
-    )
+    runner = make_runner(num_agents=4, weights="lora", observed=observed)
     rollout = play(runner, [Deal(query) for query in range(16)])
     tokenizer, places = runner.settings.make_tokenizer(), set()
     for sample, episode in zip(rollout.samples, rollout.episodes, strict=True):
