@@ -21,11 +21,12 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"
 def cory(tmp_path: Path) -> Cory:
     """Runs `cory ...` in a process of its own, in an empty folder."""
 
-    def run(*words: str, module: str = "launch.main", said: str = "") -> "subprocess.CompletedProcess[str]":
+    def run(
+        *words: str, module: str = "launch.main", said: str = "", **environment: str
+    ) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", module, *words]
-        return subprocess.run(
-            command, cwd=tmp_path, env=ENVIRONMENT, input=said, capture_output=True, text=True, timeout=240
-        )
+        env = {**ENVIRONMENT, **environment}
+        return subprocess.run(command, cwd=tmp_path, env=env, input=said, capture_output=True, text=True, timeout=240)
 
     return run
 
