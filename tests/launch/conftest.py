@@ -31,6 +31,19 @@ def cory(tmp_path: Path) -> Cory:
     return run
 
 
+def begin(folder: Path, *words: str, **environment: str) -> "subprocess.Popen[str]":
+    """Starts `cory ...` in a folder, as a process group of its own, whose output the test reads."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch.main", *words],
+        cwd=folder,
+        env={**ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 def mount(*words: str) -> None:
     subprocess.run(["mount", *words], check=True, capture_output=True)
 

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from launch.study_results import read
-from tests.launch.conftest import ENVIRONMENT, Cory
+from tests.launch.conftest import Cory, begin
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
 STUDY = """about: A trial.
@@ -73,18 +72,11 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Pat
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     settings = STUDY.replace("updates: 2", "updates: 4")
     (tmp_path / "mine.yaml").write_text(settings + "  cory: {}\n  wild: {lr: 1.0e+30, grad_clip: null}\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", "study", "mine.yaml", "--out", "study"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = begin(tmp_path, "study", "mine.yaml", "--out", "study")
     metrics = tmp_path / "study" / "runs" / "cory" / "seed_0" / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
         assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from safetensors.torch import load_file
 
 from launch.command import CommandError
 from launch.run_directory import RunDirectory
-from tests.launch.conftest import ENVIRONMENT, Cory
+from tests.launch.conftest import Cory, begin
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
 SMALL = (
@@ -30,15 +28,7 @@ def updates_in(file: Path) -> list[int]:
 def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", "train", *SMALL, "dtype=fp32", "--out", "run"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = begin(tmp_path, "train", *SMALL, "dtype=fp32", "--out", "run")
     assert process.stdout and process.stderr
     seen: list[str] = []
     while not seen or not seen[-1].lstrip().startswith("1/3"):

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from launch.search import Search, begun, check_same, recorded
 from launch.search_space import pinned, read_axes
 from launch.tune import main
 from policies.settings import Settings
-from tests.launch.conftest import ENVIRONMENT, Cory
+from tests.launch.conftest import Cory, begin
 from tests.launch.test_training import BREVITY, SMALL
 
 SEARCH = (*SMALL, "dtype=fp32", "grad_clip=null", "checkpoint_every=1", "eval_every=1")
@@ -29,14 +28,7 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     command = ("tune", *SEARCH, "--over", "lr=1e-4,1e30", "--concurrent", "1", "--out", "found")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", *command],
-        cwd=tmp_path,
-        env={**ENVIRONMENT, "TUNE_GLOBAL_CHECKPOINT_S": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = begin(tmp_path, *command, TUNE_GLOBAL_CHECKPOINT_S="0")
     assert process.stdout and process.stderr
     while line := process.stdout.readline():
         if line.split()[:2] == ["trial_00000", "2/3"]:

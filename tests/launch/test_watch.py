@@ -2,8 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from launch.command import CommandError
 from launch.watch import watch
 from policies.settings import Settings
-from tests.launch.conftest import ENVIRONMENT, Cory, record
+from tests.launch.conftest import Cory, begin, record
 
 SETTINGS = Settings(updates=12)
 
@@ -65,14 +63,7 @@ def test_a_collapse_and_its_warning_are_told(tmp_path: Path, capsys: pytest.Capt
 def test_new_updates_show_when_they_are_whole_also_after_a_resume_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     run = record(tmp_path / "run", SETTINGS, updates=range(4))
     later = record(tmp_path / "later", SETTINGS, updates=range(7)).updates()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", "watch", "run", "--follow"],
-        cwd=tmp_path,
-        env={**ENVIRONMENT, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = begin(tmp_path, "watch", "run", "--follow", PYTHONUNBUFFERED="1")
     assert process.stdout
 
     def read_to(text: str) -> str:
