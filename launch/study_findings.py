@@ -1,8 +1,10 @@
 """Our figures for what is claimed of CORY, each with its verdict: small rules on a study's results.
 
 A claim is decided by the 95 % interval of our figure over seeds (Student's t): *reproduced* where all of it lies where
-the claim says, *not reproduced* where all of it lies elsewhere, else *inconclusive*. "Similar", "almost" and "far" are
-given numbers here, which are ours: `SIMILAR` and `FAR`.
+the claim says, *not reproduced* where all of it lies elsewhere, else *inconclusive*, as always below `FEWEST` runs of
+an arm. "Similar", "almost" and "far" are given numbers here, which are ours: `SIMILAR` and `FAR`.
+
+A figure's text says of how many runs it is where some lack it, such as those that diverged.
 """
 
 import math
@@ -31,7 +33,10 @@ from launch.study_sweeps import hypervolumes, matched
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
 Arms = Mapping[str, Sequence[StudyRun]]
 """The runs of a study, by arm."""
+FINAL_REWARD, FIRST_REWARD, FINAL_KL = final("task_reward"), before("task_reward"), final("kl")
 
+FEWEST = 3
+"""Runs of an arm from which a claim is decided."""
 SIMILAR = 0.1
 """Share of what training gained, within which two results are similar."""
 FAR = 1.5
@@ -68,7 +73,7 @@ def below(found: Estimate, bound: float) -> Verdict:
 
 def within(found: Estimate, least: float, most: float) -> Verdict:
     """Judges the claim that a figure lies between two bounds."""
-    if found.low is None or found.high is None:
+    if found.low is None or found.high is None or found.n < FEWEST:
         return "inconclusive"
     if least < found.low and found.high < most:
         return "reproduced"
@@ -77,7 +82,7 @@ def within(found: Estimate, least: float, most: float) -> Verdict:
 
 def quoted(found: Estimate, figure: float, nothing: float) -> Verdict:
     """Judges a number that is quoted: the interval holds it, and does not hold that there is no difference."""
-    if found.low is None or found.high is None:
+    if found.low is None or found.high is None or found.n < FEWEST or found.low == found.high:
         return "inconclusive"
     if not found.low <= figure <= found.high:
         return "not reproduced"
@@ -92,45 +97,54 @@ def difference(arms: Arms, one: str, other: str, measure: Measure, what: str, bo
     found = paired(arms.get(one, ()), arms.get(other, ()), measure)
     if found is None:
         return None
-    return Finding(
-        found.estimate, f"{what}: {_shown(found.estimate)}", above(found.estimate, bound), found.p, found.effect
-    )
+    text = f"{what}: {_shown(found.estimate, _pairs(arms, one, other))}"
+    return Finding(found.estimate, text, above(found.estimate, bound), found.p, found.effect)
 
 
-def ratio(arms: Arms, one: str, other: str, bound: float) -> Finding | None:
+def ratio(arms: Arms, one: str, other: str, bound: float, kl: Measure = FINAL_KL) -> Finding | None:
     """Claims that an arm's KL is more than `bound` times another's."""
-    found = paired(arms.get(one, ()), arms.get(other, ()), lambda run: _log(final("kl")(run)))
-    return None if found is None else _times(found, bound)
+    found = paired(arms.get(one, ()), arms.get(other, ()), lambda run: _log(kl(run)))
+    return None if found is None else _times(found, bound, _pairs(arms, one, other))
 
 
-def _times(logarithms: Difference, bound: float) -> Finding:
+def _times(logarithms: Difference, bound: float, runs: int) -> Finding:
     mean, low, high, n = logarithms.estimate
     found = Estimate(
         math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high), n
     )
-    return Finding(found, f"KL × {_shown(found, sign='')}", above(found, bound), logarithms.p, logarithms.effect)
+    text = f"KL × {_shown(found, runs, sign='')}"
+    return Finding(found, text, above(found, bound), logarithms.p, logarithms.effect)
 
 
-def _share_of_gain(arms: Arms, one: str, other: str) -> Difference | None:
+def _pairs(arms: Arms, one: str, other: str) -> int:
+    """Returns the number of seeds with which both arms were run."""
+    return len({run.seed for run in arms.get(one, ())} & {run.seed for run in arms.get(other, ())})
+
+
+def _share_of_gain(
+    arms: Arms, one: str, other: str, reward: Measure = FINAL_REWARD, start_of: Measure = FIRST_REWARD
+) -> Difference | None:
     """Returns the difference of two arms' task rewards, as a share of what training gained the second."""
-    ours, theirs = (values(arms.get(name, ()), final("task_reward")) for name in (one, other))
-    start = values(arms.get(other, ()), before("task_reward"))
+    ours, theirs = (values(arms.get(name, ()), reward) for name in (one, other))
+    start = values(arms.get(other, ()), start_of)
     seeds = [seed for seed in sorted(ours.keys() & theirs.keys() & start.keys()) if theirs[seed] > start[seed]]
     return differences({seed: (ours[seed] - theirs[seed]) / (theirs[seed] - start[seed]) for seed in seeds})
 
 
-def similar_reward(arms: Arms, one: str, other: str, most: float) -> Finding | None:
+def similar_reward(
+    arms: Arms,
+    one: str,
+    other: str,
+    most: float,
+    reward: Measure = FINAL_REWARD,
+    start_of: Measure = FIRST_REWARD,
+) -> Finding | None:
     """Claims that an arm's task reward is like another's, and at most `most` of that one's gain above it."""
-    found = _share_of_gain(arms, one, other)
+    found = _share_of_gain(arms, one, other, reward, start_of)
     if found is None:
         return None
-    return Finding(
-        found.estimate,
-        f"{_percent(found.estimate)} of the gain",
-        within(found.estimate, -SIMILAR, most),
-        found.p,
-        found.effect,
-    )
+    text = f"{_percent(found.estimate, _pairs(arms, one, other))} of the gain"
+    return Finding(found.estimate, text, within(found.estimate, -SIMILAR, most), found.p, found.effect)
 
 
 def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
@@ -139,7 +153,9 @@ def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
     if not found:
         return None
     mean = estimate(found)
-    return Finding(mean, f"combined reward {_shown(mean)}", above(mean, 0.0) if rises else below(mean, 0.0))
+    return Finding(
+        mean, f"combined reward {_shown(mean, len(arms[arm]))}", above(mean, 0.0) if rises else below(mean, 0.0)
+    )
 
 
 def equal_agents(arms: Arms) -> Finding | None:
@@ -152,7 +168,9 @@ def equal_agents(arms: Arms) -> Finding | None:
     if not shares:
         return None
     mean = estimate(shares)
-    return Finding(mean, f"combined rewards differ by {_percent(mean)} of the gain", below(mean, SIMILAR))
+    return Finding(
+        mean, f"combined rewards differ by {_percent(mean, len(arms['cory']))} of the gain", below(mean, SIMILAR)
+    )
 
 
 def observer_below_pioneer(arms: Arms) -> Finding | None:
@@ -165,7 +183,7 @@ def observer_below_pioneer(arms: Arms) -> Finding | None:
         if pioneer is not None and observer is not None:
             logarithms[run.seed] = pioneer - observer
     found = differences(logarithms)
-    return None if found is None else _times(found, FAR)
+    return None if found is None else _times(found, FAR, len(arms["no-exchange"]))
 
 
 def pareto(arms: Arms) -> Finding | None:
@@ -176,7 +194,7 @@ def pareto(arms: Arms) -> Finding | None:
         return None
     return Finding(
         found.estimate,
-        f"hypervolume {_shown(found.estimate)} (PPO {sum(ppo.values()) / len(ppo):.3g})",
+        f"hypervolume {_shown(found.estimate, found.estimate.n)} (PPO {sum(ppo.values()) / len(ppo):.3g})",
         above(found.estimate, 0.0),
         found.p,
         found.effect,
@@ -184,16 +202,20 @@ def pareto(arms: Arms) -> Finding | None:
 
 
 def learning_rates(arms: Arms) -> Finding | None:
-    """Claims that at one learning rate every PPO run collapses and no CORY run."""
+    """Claims that at one learning rate every PPO run collapses and no CORY run.
+
+    Not reproduced where at no rate that happens, but at one all runs of both collapse.
+    """
     pairs = matched(arms, "lr")
     if len(pairs) < 2:
         return None
     counts = {rate: (_collapsed(ppo), len(ppo), _collapsed(cory), len(cory)) for rate, (ppo, cory) in pairs.items()}
     text = "; ".join(f"{rate:g}: PPO {a} of {n}, CORY {b} of {m}" for rate, (a, n, b, m) in sorted(counts.items()))
-    if any(a == n >= 3 and b == 0 and m >= 3 for a, n, b, m in counts.values()):
+    decided = [(a == n, b / m) for a, n, b, m in counts.values() if n >= FEWEST and m >= FEWEST]
+    if (True, 0.0) in decided:
         return Finding(None, text, "reproduced")
-    more = any(a / n > b / m for a, n, b, m in counts.values())
-    return Finding(None, text, "inconclusive" if more else "not reproduced")
+    # Where PPO never collapses, the rates were too low to tell.
+    return Finding(None, text, "not reproduced" if (True, 1.0) in decided else "inconclusive")
 
 
 def declines(arms: Arms, arm: str) -> Finding | None:
@@ -207,7 +229,7 @@ def declines(arms: Arms, arm: str) -> Finding | None:
     if not changes:
         return None
     mean = estimate(changes)
-    return Finding(mean, f"task reward {_shown(mean)} in the second half", below(mean, 0.0))
+    return Finding(mean, f"task reward {_shown(mean, len(arms[arm]))} in the second half", below(mean, 0.0))
 
 
 def early(arms: Arms, arm: str) -> Finding | None:
@@ -221,7 +243,7 @@ def early(arms: Arms, arm: str) -> Finding | None:
     if not shares:
         return None
     mean = estimate(shares)
-    return Finding(mean, f"{_percent(mean)} of the gain", above(mean, NEARLY))
+    return Finding(mean, f"{_percent(mean, len(arms[arm]))} of the gain", above(mean, NEARLY))
 
 
 # The quoted figures.
@@ -232,7 +254,8 @@ def optimality(arms: Arms) -> Finding | None:
     found = _share_of_gain(arms, "cory", "ppo")
     if found is None:
         return None
-    return Finding(found.estimate, _percent(found.estimate), quoted(found.estimate, 0.123, 0.0), found.p, found.effect)
+    text = _percent(found.estimate, _pairs(arms, "cory", "ppo"))
+    return Finding(found.estimate, text, quoted(found.estimate, 0.123, 0.0), found.p, found.effect)
 
 
 def fewer_collapses(arms: Arms) -> Finding | None:
@@ -255,24 +278,26 @@ def fewer_collapses(arms: Arms) -> Finding | None:
     low, high = risk.confidence_interval(0.95)
     if not (math.isfinite(low) and math.isfinite(high)):
         return Finding(None, text, "inconclusive")
-    found = Estimate(risk.relative_risk - 1, low - 1, high - 1, len(cory))
-    return Finding(found, f"{_percent(found)} ({text})", quoted(found, -0.67, 0.0))
+    found = Estimate(risk.relative_risk - 1, low - 1, high - 1, min(len(cory), len(ppo)))
+    return Finding(found, f"{_percent(found, found.n)} ({text})", quoted(found, -0.67, 0.0))
 
 
 def less_variance(arms: Arms) -> Finding | None:
-    """Judges -41 %, of the variance over seeds; the interval is by the F distribution, so for normal ones."""
+    """Judges -41 %, of the variance over seeds of one policy.
+
+    The interval is by the F distribution, so for normal figures; as if CORY's were the variance of one policy, where it
+    is the mean of two, so it is rather too wide.
+    """
     from scipy.stats import f  # type: ignore[import-untyped]
 
-    ppo, cory = (list(values(arms.get(name, ()), final("combined_reward")).values()) for name in ("ppo", "cory"))
-    if len(ppo) < 2 or len(cory) < 2:
-        return None
-    theirs, ours = variance(ppo), variance(cory)
+    ppo, cory = arms.get("ppo", ()), arms.get("cory", ())
+    theirs, ours = variance(ppo, "combined_reward"), variance(cory, "combined_reward")
     if not theirs or ours is None:
         return None
-    ratio = ours / theirs
-    low, high = (ratio / float(f.ppf(q, len(cory) - 1, len(ppo) - 1)) for q in (0.975, 0.025))
-    found = Estimate(ratio - 1, low - 1, high - 1, len(cory))
-    return Finding(found, _percent(found), quoted(found, -0.41, 0.0))
+    counts = [len(values(runs, final("combined_reward"))) for runs in (cory, ppo)]
+    low, high = (ours / theirs / float(f.ppf(q, counts[0] - 1, counts[1] - 1)) for q in (0.975, 0.025))
+    found = Estimate(ours / theirs - 1, low - 1, high - 1, min(counts))
+    return Finding(found, _percent(found, min(len(cory), len(ppo))), quoted(found, -0.41, 0.0))
 
 
 def _collapsed(runs: Iterable[StudyRun]) -> int:
@@ -283,13 +308,17 @@ def _log(value: float | None) -> float | None:
     return math.log(value) if value is not None and value > 0 else None
 
 
-def _shown(found: Estimate, sign: str = "+") -> str:
+def _shown(found: Estimate, runs: int, sign: str = "+") -> str:
     mean, low, high, n = found
     ends = "" if low is None or high is None else f" [{low:{sign}.3g}, {high:{sign}.3g}]"
-    return f"{mean:{sign}.3g}{ends}, n = {n}"
+    return f"{mean:{sign}.3g}{ends}, {_count(n, runs)}"
 
 
-def _percent(found: Estimate) -> str:
+def _percent(found: Estimate, runs: int) -> str:
     mean, low, high, n = found
     ends = "" if low is None or high is None else f" [{low:+.0%}, {high:+.0%}]"
-    return f"{mean:+.0%}{ends}, n = {n}"
+    return f"{mean:+.0%}{ends}, {_count(n, runs)}"
+
+
+def _count(n: int, runs: int) -> str:
+    return f"n = {n}" if n == runs else f"n = {n} of {runs}"

@@ -13,10 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from launch.records import Update
+from launch.records import Figures, Update
 from launch.statistics import interval
 from launch.study_results import StudyRun
 from policies.health import Sign, signs_of_collapse
+
+EXACT = 14
+"""Pairs up to which all signs are tried."""
+DRAWN = 20_000
+"""Signs that are drawn for more pairs."""
 
 Measure = Callable[[StudyRun], float | None]
 """A figure of a run; None where the run has none."""
@@ -64,7 +69,10 @@ def of_policies(run: StudyRun, name: str) -> dict[str, float]:
 
 
 def best(name: str) -> Measure:
-    """Returns the measure of a figure of the run's policy that has the highest combined reward."""
+    """Returns the measure of a figure of the run's policy that has the highest combined reward.
+
+    It is chosen by the queries that it is reported on, so the more policies a run has, the more chance adds to it.
+    """
 
     def measure(run: StudyRun) -> float | None:
         combined = of_policies(run, "combined_reward")
@@ -101,6 +109,26 @@ def curve(run: StudyRun, name: str) -> list[tuple[int, float]]:
 def before(name: str) -> Measure:
     """Returns the measure of a held-out figure before training, the mean over the run's policies."""
     return lambda run: dict(curve(run, name)).get(0)
+
+
+def trained(name: str, last: int) -> Measure:
+    """Returns the measure of a figure of the last updates' responses in training, the mean over roles.
+
+    Args:
+        name: of the figure.
+        last: so many updates.
+    """
+    return lambda run: _of_roles([line["role"] for line in run.metrics if "role" in line][-last:], name)
+
+
+def untrained(name: str) -> Measure:
+    """Returns the measure of a figure of the first update's responses, before anything is learned, over roles."""
+    return lambda run: _of_roles([line["role"] for line in run.metrics if "role" in line][:1], name)
+
+
+def _of_roles(lines: Sequence[dict[str, Figures]], name: str) -> float | None:
+    found = [value for roles in lines for figures in roles.values() if (value := figures[name]) is not None]
+    return float(np.mean(found)) if found else None
 
 
 def gain(name: str) -> Measure:
@@ -154,9 +182,20 @@ def estimate(numbers: Sequence[float]) -> Estimate:
     return Estimate(float(np.mean(numbers)), low, high, len(numbers))
 
 
-def variance(numbers: Sequence[float]) -> float | None:
-    """Returns the variance over seeds (n - 1 in the denominator); None for fewer than two."""
-    return float(np.var(numbers, ddof=1)) if len(numbers) > 1 else None
+def variance(runs: Iterable[StudyRun], name: str) -> float | None:
+    """Returns the variance over seeds of a figure after the last update, the mean of the policies' variances.
+
+    Not of their mean: a mean of several policies varies less than one policy, however they were trained.
+
+    Returns:
+        With n - 1 in the denominator; None for fewer than two runs that have it.
+    """
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for module, value in of_policies(run, name).items():
+            found.setdefault(module, []).append(value)
+    several = [float(np.var(some, ddof=1)) for some in found.values() if len(some) > 1]
+    return float(np.mean(several)) if several else None
 
 
 def paired(one: Iterable[StudyRun], other: Iterable[StudyRun], measure: Measure) -> Difference | None:
@@ -174,10 +213,11 @@ def differences(by_seed: dict[int, float]) -> Difference | None:
 
 
 def sign_flip_p(numbers: Sequence[float]) -> float | None:
-    """Tests whether paired differences have mean 0, exactly: under the hypothesis each could have had the other sign.
+    """Tests whether paired differences have mean 0: under the hypothesis each could have had the other sign.
 
     All 2^n signs are tried, so n differences give p ≥ 2 / 2^n: 0.0625 for five, 0.25 for three. Five seeds can never be
-    "significant at 5 %", whatever they show.
+    "significant at 5 %", whatever they show. For more than `EXACT` differences, `DRAWN` of them are drawn, always the
+    same ones.
 
     Returns:
         The two-sided p; None for fewer than two differences.
@@ -191,7 +231,8 @@ def sign_flip_p(numbers: Sequence[float]) -> float | None:
         lambda x, y, axis: np.mean(x - y, axis=axis),
         permutation_type="samples",
         vectorized=True,
-        n_resamples=np.inf,
+        n_resamples=np.inf if len(numbers) <= EXACT else DRAWN,
+        rng=0,
     )
     return float(found.pvalue)
 

@@ -31,7 +31,7 @@ _POLICY = (
     *("entropy", "clip_fraction", "grad_norm"),
 )
 """What is kept of a policy's training; the combined reward follows."""
-_LINE = ("update", "roles", "exchanged", "tokens", "evaluation")
+_LINE = ("update", "roles", "exchanged", "tokens", "evaluation", "health")
 
 
 class Cost(TypedDict):

@@ -42,7 +42,8 @@ def matched(arms: Mapping[str, Sequence[StudyRun]], key: str) -> Matched:
 def hypervolumes(arms: Mapping[str, Sequence[StudyRun]]) -> tuple[dict[int, float], dict[int, float]]:
     """Returns the hypervolumes of PPO and of CORY over the sweep of `kl_coef`, by seed.
 
-    A seed counts if it was run at every value at which both were trained, of which there are at least three.
+    A seed counts if it was run at every value at which both were trained, of which there are at least three. A run that
+    diverged has no point on the frontier.
     """
     pairs = matched(arms, "kl_coef")
     if len(pairs) < FEWEST:
@@ -54,6 +55,6 @@ def hypervolumes(arms: Mapping[str, Sequence[StudyRun]]) -> tuple[dict[int, floa
 
 
 def _hypervolumes(columns: Sequence[Sequence[StudyRun]], worst: Mapping[int, Point]) -> dict[int, float]:
-    points = [{run.seed: end for run in column if (end := point(run)) is not None} for column in columns]
-    whole = set(worst).intersection(*(column.keys() for column in points))
-    return {seed: hypervolume([column[seed] for column in points], worst[seed]) for seed in sorted(whole)}
+    whole = set(worst).intersection(*({run.seed for run in column} for column in columns))
+    ends = [(run.seed, end) for column in columns for run in column if (end := point(run)) is not None]
+    return {seed: hypervolume([end for of, end in ends if of == seed], worst[seed]) for seed in sorted(whole)}

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from launch.rows import show
 from launch.study_file import Arm, Study, word
-from launch.study_measures import Measure, collapse, estimate, final, values
+from launch.study_measures import Measure, collapse, estimate, final, seconds, values
 from launch.study_results import StudyRun
 from launch.study_runs import Job
 from launch.terminal import clock
@@ -62,12 +62,12 @@ def result_line(run: StudyRun) -> str:
 
 def summary_table(runs: Sequence[StudyRun]) -> Table:
     """Returns each arm's figures after training: the mean over seeds, with its 95 % interval."""
-    made = _table("arm", "seeds", *(label for _, label, _ in FIGURES), "collapsed", "min per run")
+    made = _table("arm", "seeds", *(label for _, label, _ in FIGURES), "collapsed", "min of updates")
     for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.place)), lambda run: run.arm):
         ended = [run for run in group if run.status != "failed"]
         if not ended:
             continue
-        quiet = [run.cost["wall_seconds"] / 60 for run in ended if run.undisturbed]
+        quiet = [found / 60 for run in ended if (found := seconds(run)) is not None]
         made.add_row(
             ended[0].label,
             str(len(ended)),
@@ -82,8 +82,9 @@ def _cell(runs: Sequence[StudyRun], measure: Measure, form: str) -> str:
     found = list(values(runs, measure).values())
     if not found:
         return ""
-    mean, low, high, _ = estimate(found)
-    return form.format(mean) + (f" [{form.format(low)}, {form.format(high)}]" if low is not None else "")
+    mean, low, high, n = estimate(found)
+    interval = f" [{form.format(low)}, {form.format(high)}]" if low is not None else ""
+    return form.format(mean) + interval + ("" if n == len(runs) else f", {n} of {len(runs)}")
 
 
 def _table(first: str, *headings: str) -> Table:

@@ -29,24 +29,33 @@ def pareto(arms: Sequence[Arm]) -> Plot:
     names = [arm.label if len(arms) <= TOLD_APART else method(arm.settings) for arm in arms]
     colours = dict(zip(dict.fromkeys(names), colours_of(len(set(names))), strict=True))
     says = "; ".join(f"{arm.label}: {shown(final(arm, 'task_reward'))} at KL {shown(final(arm, 'kl'))}" for arm in arms)
-    note = f"{HELD_OUT} Up and to the right is better. Large dots: means over seeds; steps: the frontier of a method."
+    note = f"{HELD_OUT} Up and to the right is better. Large dots: means over seeds."
+    if _families(arms, "kl_coef", 2):
+        note += " Steps: the frontier over kl_coef of arms that differ in nothing else."
     if len(arms) <= TOLD_APART:
         note += " Small dots: single runs; thin lines: the way there."
     coefs = {arm.settings.report_kl_coef for arm in arms}
     coef = coefs.pop() if len(coefs) == 1 else 0.0
     if coef > 0:
         note += f" Along a dotted line the combined reward, task reward − {coef:g} · KL, is the same."
-    panel = Panel(partial(_pareto, list(zip(arms, names, strict=True)), colours, coef), says, height=3.8)
+    fronts = [{id(arm) for arm in family} for family in _families(arms, "kl_coef", 2)]
+    panel = Panel(partial(_pareto, list(zip(arms, names, strict=True)), fronts, colours, coef), says, height=3.8)
     legend = [Key(label, colour) for label, colour in colours.items()]
     return Plot("pareto", "Task reward against KL", with_interval(note, arms), [panel], legend)
 
 
-def _pareto(arms: Sequence[tuple[Arm, str]], colours: Mapping[str, str], coef: float, panel: Axes) -> None:
+def _pareto(
+    arms: Sequence[tuple[Arm, str]],
+    families: Sequence[set[int]],
+    colours: Mapping[str, str],
+    coef: float,
+    panel: Axes,
+) -> None:
     style(panel, "Task reward", "per response")
     panel.set_xlabel("− KL to the initial policy, nats per response", fontsize=9, color=INK)
     panel.xaxis.set_major_locator(MaxNLocator(5))
     ends = [(estimate([-x for x in final(arm, "kl")]), estimate(final(arm, "task_reward"))) for arm, _ in arms]
-    fronts: dict[str, list[Point]] = {}
+    points: dict[int, tuple[Point, str]] = {}
     for (arm, name), (x, y) in zip(arms, ends, strict=True):
         if len(arms) <= TOLD_APART:
             kl, task = held_out_mean(arm, "kl"), held_out_mean(arm, "task_reward")
@@ -55,13 +64,14 @@ def _pareto(arms: Sequence[tuple[Arm, str]], colours: Mapping[str, str], coef: f
                 dots(panel, [-value for value in final(arm, "kl")], final(arm, "task_reward"), colours[name])
         if x is not None and y is not None:
             panel.plot([x.mean], [y.mean], color=colours[name], marker="")
-            fronts.setdefault(method(arm.settings), []).append(Point(y.mean, -x.mean))
+            points[id(arm)] = Point(y.mean, -x.mean), name
     limits = panel.get_xlim(), panel.get_ylim()
-    for name, points in fronts.items():
-        front = pareto_front(points)
+    for family in families:
+        of_family = [points[arm] for arm in family if arm in points]
+        front = pareto_front(point for point, _ in of_family)
         if len(front) > 1:
             steps = [-at.kl for at in front], [at.task_reward for at in front]
-            panel.step(*steps, where="post", color=colours.get(name, INK), linewidth=0.9, alpha=0.6)
+            panel.step(*steps, where="post", color=colours[of_family[0][1]], linewidth=0.9, alpha=0.6)
     for (_, name), (x, y) in zip(arms, ends, strict=True):
         if x is not None and y is not None:
             place(panel, x, y, colours[name])
@@ -119,14 +129,18 @@ def sweeps(arms: Sequence[Arm]) -> list[Plot]:
     """Returns, for each setting of which arms differ in that alone, how the final figures depend on it."""
     plots = []
     for key, least in SWEPT.items():
-        families: dict[str, list[Arm]] = {}
-        for arm in arms:
-            same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *NO_DIFFERENCE})
-            families.setdefault(repr((arm.settings.report_kl_coef, same)), []).append(arm)
-        some = [family for family in families.values() if len(family) >= least]
-        if some:
+        if some := _families(arms, key, least):
             plots.append(_sweep(key, dict(zip(_called(some, key), some, strict=True))))
     return plots
+
+
+def _families(arms: Sequence[Arm], key: str, least: int) -> list[list[Arm]]:
+    """Returns groups of at least so many arms that differ in one setting alone."""
+    families: dict[str, list[Arm]] = {}
+    for arm in arms:
+        same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *NO_DIFFERENCE})
+        families.setdefault(repr((arm.settings.report_kl_coef, same)), []).append(arm)
+    return [family for family in families.values() if len(family) >= least]
 
 
 def _called(families: Sequence[Sequence[Arm]], key: str) -> list[str]:

@@ -12,6 +12,7 @@ from launch.report import ends, plots, tables
 from launch.report.drawing import Plot
 from launch.report.runs import Arm, Run, arms_of, method
 from launch.report.samples import moments_of
+from launch.report.series import final
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def page(runs: Sequence[Run]) -> Page:
         caveats=_caveats(arms),
         arms=tables.arm_rows(arms),
         differences=tables.difference_rows(arms),
-        hypervolumes=tables.hypervolume_row(arms),
+        hypervolumes=tables.hypervolume_rows(arms),
         claims=tables.claim_rows(arms),
         runs=tables.run_rows(arms),
         overview=overview,
@@ -107,6 +108,12 @@ def _caveats(arms: Sequence[Arm]) -> list[str]:
         )
     if len({(arm.settings.task, arm.settings.data, arm.settings.reward) for arm in arms}) > 1:
         found.append("The runs are of different tasks, data or rewards: their figures do not compare.")
-    if any(len(arm.runs) == 2 for arm in arms):
+    if names := [arm.label for arm in arms if len({run.settings.updates for run in arm.counted}) > 1]:
+        found.append(f"Trained for different numbers of updates, and compared all the same: {', '.join(names)}.")
+    if names := [arm.label for arm in arms if len({run.settings.seed for run in arm.runs}) < len(arm.runs)]:
+        found.append(f"Runs with the same seed count as one each, which they are not: {', '.join(names)}.")
+    if len({run.result.hardware["bf16"] for run in counted if run.result.study}) > 1:
+        found.append("Some machines computed in bf16 and others in fp32 (Environment): runs differ in that too.")
+    if any(sum(value == value for value in final(arm, "combined_reward")) == 2 for arm in arms):
         found.append("Two seeds say little: the 95 % interval of their mean is 13 standard errors to either side.")
     return found

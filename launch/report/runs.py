@@ -244,8 +244,10 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
 def method(settings: Settings) -> str:
     """Returns what a run's algorithm is called."""
     if settings.num_agents == 1:
-        return "PPO"
-    return "CORY" if settings.num_agents == 2 else f"CORY of {settings.num_agents}"
+        return settings.algorithm
+    agents = "" if settings.num_agents == 2 else f" of {settings.num_agents}"
+    learner = "" if settings.algorithm == "PPO" else f" with {settings.algorithm}"
+    return f"CORY{agents}{learner}"
 
 
 def _shown(value: Value) -> str:

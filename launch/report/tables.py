@@ -10,8 +10,9 @@ from launch.report.series import estimate, final, of_arm
 from launch.results import FIGURES, Row
 from launch.rows import show
 from launch.search_space import show_value
-from launch.study_measures import Difference, area, best, collapse, differences, paired, variance
+from launch.study_measures import Difference, area, best, collapse, differences, paired, seconds, variance
 from launch.study_measures import final as final_measure
+from launch.study_results import StudyRun
 
 FORMS = {key: form for key, (_, form) in FIGURES.items()}
 COMPARED = (("task_reward", "Task reward"), ("kl", "KL"), ("combined_reward", "Combined"))
@@ -24,12 +25,13 @@ class Cell(NamedTuple):
     small: str = ""
 
 
-def cell(values: Sequence[float | None], form: str) -> Cell:
-    """Returns a mean over seeds with its interval."""
+def cell(values: Sequence[float | None], form: str, runs: int | None = None) -> Cell:
+    """Returns a mean over seeds with its interval, and of how many it is where that is not all `runs`."""
     found = estimate(values)
     if found is None:
         return Cell("-")
-    return Cell(form.format(found.mean), _interval(found.low, found.high, form))
+    small = [_interval(found.low, found.high, form), "" if runs in (None, found.n) else f"{found.n} of {runs}"]
+    return Cell(form.format(found.mean), ", ".join(part for part in small if part))
 
 
 def _interval(low: float | None, high: float | None, form: str) -> str:
@@ -41,18 +43,17 @@ def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     rows = []
     for arm in arms:
         collapsed = sum(bool(collapse(result)) for result in arm.results)
-        combined = [value for value in final(arm, "combined_reward") if value == value]
-        spread = variance(combined)
-        quiet = [result.cost["wall_seconds"] / 60 for result in arm.results if result.undisturbed]
+        spread, count = variance(arm.results, "combined_reward"), len(arm.counted)
+        quiet = [found / 60 for result in arm.results if (found := seconds(result)) is not None]
         rows.append(
             {
                 "label": arm.label,
                 "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{len(arm.counted)} of {len(arm.runs)}",
-                "figures": [cell(final(arm, key), FORMS[key]) for key, _ in COMPARED],
+                "figures": [cell(final(arm, key), FORMS[key], count) for key, _ in COMPARED],
                 "collapsed": collapsed,
                 "more": [
-                    cell(of_arm(arm, area()), FORMS["combined_reward"]),
-                    cell(of_arm(arm, best("combined_reward")), FORMS["combined_reward"]),
+                    cell(of_arm(arm, area()), FORMS["combined_reward"], count),
+                    cell(of_arm(arm, best("combined_reward")), FORMS["combined_reward"], count),
                     Cell("-" if spread is None else f"{spread:.2g}"),
                     cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
                     cell(quiet, "{:.1f}"),
@@ -93,18 +94,26 @@ def _difference(found: Difference | None) -> Cell:
     return Cell(f"{found.estimate.mean:+.2f}", ", ".join(part for part in small if part))
 
 
-def hypervolume_row(arms: Sequence[Arm]) -> dict[str, Cell]:
-    """Returns the hypervolumes under the frontiers of PPO and CORY over η; empty where there is no such sweep."""
-    by_arm = {arm.label: arm.results for arm in arms if arm.runs[0].result.study}
-    ppo, cory = study_sweeps.hypervolumes(by_arm)
-    if not ppo or not cory:
-        return {}
-    more = differences({seed: cory[seed] - ppo[seed] for seed in sorted(ppo.keys() & cory.keys())})
-    return {
-        "PPO": cell(list(ppo.values()), "{:.1f}"),
-        "CORY": cell(list(cory.values()), "{:.1f}"),
-        "CORY less PPO": _difference(more),
-    }
+def hypervolume_rows(arms: Sequence[Arm]) -> list[dict[str, Cell]]:
+    """Returns, of each study that has a sweep of η, the hypervolumes under the frontiers of PPO and CORY."""
+    studies: dict[str, dict[str, list[StudyRun]]] = {}
+    for arm in arms:
+        if study := arm.runs[0].result.study:
+            studies.setdefault(study, {})[arm.label] = arm.results
+    rows = []
+    for study, by_arm in studies.items():
+        ppo, cory = study_sweeps.hypervolumes(by_arm)
+        if ppo and cory:
+            more = differences({seed: cory[seed] - ppo[seed] for seed in sorted(ppo.keys() & cory.keys())})
+            rows.append(
+                {
+                    "Study": Cell(study),
+                    "PPO": cell(list(ppo.values()), "{:.1f}"),
+                    "CORY": cell(list(cory.values()), "{:.1f}"),
+                    "CORY less PPO": _difference(more),
+                }
+            )
+    return rows
 
 
 def claim_rows(arms: Sequence[Arm]) -> list[study_claims.Row]:

@@ -51,7 +51,8 @@ def test_figures_are_those_of_the_last_evaluation(study: Path) -> None:
     assert cory["figures"][0] == ("+2.00", "-0.48\u00a0… +4.48")
     assert [found.text for found in cory["figures"]] == ["+2.00", "3.00", "+1.70"]
     assert (cory["collapsed"], ppo["collapsed"], eta["collapsed"]) == (0, 1, 1)
-    assert eta["figures"][0].text == "+1.50"  # the one that diverged has none
+    assert eta["figures"][0].text == "+1.50" and eta["figures"][0].small.endswith(", 2 of 3")  # one diverged
+    assert cory["more"][2].text == "1" and cory["more"][4].text == "0.2"  # of each policy; 10 s of updates
 
 
 def test_differences_are_of_runs_with_the_same_seed(study: Path) -> None:
@@ -100,6 +101,30 @@ def test_a_sweep_joins_the_arms_that_differ_in_its_setting_alone(study: Path) ->
     (drawn,) = sweeps(arms_of(read([study])))
     assert drawn.name == "sweep-kl_coef"
     assert drawn.panels[1].says == "KL to the initial policy over kl_coef. CORY: 0.1: 3.00, 0.3: 2.00"
+
+
+def test_a_frontier_joins_arms_that_differ_in_the_kl_coefficient_alone(study: Path, tmp_path: Path) -> None:
+    steps = "Steps: the frontier over kl_coef"
+    assert steps in pareto(arms_of(read([study]))).note
+    ablations: list[dict[str, Any]] = [{}, {"partner_reward": 0.0}, {"exchange_period": None}]
+    for place, changed in enumerate(ablations):
+        keep(tmp_path, study_run(f"arm-{place}", 0, *[figures(place, place)] * 2, place=place, **changed))
+    assert steps not in pareto(arms_of(read([tmp_path]))).note
+
+
+def test_hypervolumes_are_of_each_study_alone(tmp_path: Path) -> None:
+    for study in ("imdb", "sums"):
+        for place, eta in enumerate((0.1, 0.3, 1.0)):
+            changed: dict[str, Any] = {} if eta == 0.1 else {"kl_coef": eta}
+            for agents in (1, 2):
+                end = figures(2.0 - place / 2, 8.0 / agents - place)
+                keep(
+                    tmp_path / study,
+                    study_run(f"{agents}-{eta}", 0, *[end] * agents, place=place, study=study, **changed),
+                )
+    both = tables.hypervolume_rows(arms_of(read([tmp_path / "imdb", tmp_path / "sums"])))
+    (alone,) = tables.hypervolume_rows(arms_of(read([tmp_path / "imdb"])))
+    assert [row["Study"].text for row in both] == ["imdb", "sums"] and both[0] == alone
 
 
 def test_many_arms_share_the_colours_of_their_methods_in_the_pareto_plane(tmp_path: Path) -> None:

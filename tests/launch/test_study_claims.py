@@ -33,10 +33,11 @@ def test_without_results_every_claim_is_not_run() -> None:
     ("low", "high", "verdict"),
     [(1.1, 2.0, "reproduced"), (0.1, 0.9, "not reproduced"), (0.9, 1.1, "inconclusive"), (None, None, "inconclusive")],
 )
+@pytest.mark.parametrize("n", [2, 3])
 def test_a_claim_holds_where_the_whole_interval_lies_beyond_the_bound(
-    low: float | None, high: float | None, verdict: str
+    low: float | None, high: float | None, verdict: str, n: int
 ) -> None:
-    assert above(Estimate(1.0, low, high, 5), 1.0) == verdict
+    assert above(Estimate(1.0, low, high, n), 1.0) == (verdict if n == 3 else "inconclusive")
 
 
 def test_other_kinds_of_claims() -> None:
@@ -47,6 +48,32 @@ def test_other_kinds_of_claims() -> None:
     assert quoted(Estimate(0.1, 0.05, 0.2, 5), 0.123, 0.0) == "reproduced"
     assert quoted(Estimate(0.1, -0.05, 0.2, 5), 0.123, 0.0) == "inconclusive"
     assert quoted(Estimate(0.0, -0.05, 0.05, 5), 0.123, 0.0) == "not reproduced"
+    assert quoted(Estimate(0.0, -0.05, 0.05, 2), 0.123, 0.0) == "inconclusive"
+    assert quoted(Estimate(0.0, 0.0, 0.0, 5), 0.123, 0.0) == "inconclusive"  # of no width: all runs, or none
+
+
+def test_runs_that_lack_a_figure_are_counted_where_the_others_are() -> None:
+    runs = arm("cory", 2.0, 3.0) + arm("ppo", 2.0, 9.0, agents=1)
+    runs[-1] = runs[-1]._replace(status="diverged", final=None)
+    ours = {row.claim: row.ours for row in table(runs)}
+    assert ours["PPO's final KL is more than twice CORY's"].endswith("n = 4 of 5")
+    assert ours["The two CORY agents end almost equal"].endswith("of the gain, n = 5") is False
+    assert "n = 5 of the gain" in ours["The two CORY agents end almost equal"]
+
+
+def test_without_exchange_both_roles_count_as_neither_policy_trains_on_both_prompts() -> None:
+    def trained(name: str, late: float, kl: float, **differs: Any) -> list[StudyRun]:
+        lines = [{role: {"task_reward": at, "kl": of} for role in ("pioneer", "observer")} for at, of in
+                 [(0.5, 0.0), *[(late, kl)] * 5]]  # fmt: skip
+        metrics = [{"update": 1 + number, "role": line} for number, line in enumerate(lines)]
+        return [run._replace(metrics=cast(list[Update], metrics)) for run in arm(name, -9.0, 99.0, **differs)]
+
+    found = verdicts(trained("cory", 2.5, 2.0) + trained("no-exchange", 2.5, 3.5, exchange_period=None))
+    assert found["Without role exchange the task reward is good"] == "reproduced"
+    assert found["Without role exchange the KL is much higher"] == "reproduced"  # by 1.75 times
+    found = verdicts(trained("cory", 2.5, 2.0) + trained("no-exchange", 2.0, 2.0, exchange_period=None))
+    assert found["Without role exchange the task reward is good"] == "not reproduced"  # a quarter of the gain below
+    assert found["Without role exchange the KL is much higher"] == "not reproduced"
 
 
 def test_what_the_paper_reports_is_found_where_results_are_so() -> None:
@@ -73,15 +100,19 @@ def test_a_collapse_at_one_learning_rate_decides_the_claim_of_robustness() -> No
     assert verdicts(base)[claim] == "not run"  # one learning rate is no sweep
     assert verdicts(base + sound + collapsed)[claim] == "reproduced"
     assert verdicts(base + sound + collapsed[:2])[claim] == "inconclusive"
-    assert verdicts(base + sound + arm("ppo-lr", 2.0, 9.0, agents=1, seeds=3, lr=1e-3))[claim] == "not reproduced"
+    mild = arm("ppo-lr", 2.0, 9.0, agents=1, seeds=3, lr=1e-3)
+    assert verdicts(base + sound + mild)[claim] == "inconclusive"  # the rates were not high enough for PPO
+    wild = arm("cory-lr", 2.0, 60.0, seeds=3, lr=1e-3)
+    assert verdicts(base + wild + collapsed)[claim] == "not reproduced"
+    assert verdicts(base + wild[:1] + collapsed[:1])[claim] == "inconclusive"
 
 
 def test_frontiers_are_compared_by_hypervolume_seed_by_seed() -> None:
     runs = {}
     for eta, ppo_kl, cory_kl in ((0.1, 8.0, 4.0), (0.3, 4.0, 2.0), (1.0, 2.0, 1.0)):
         differs: dict[str, Any] = {} if eta == 0.1 else {"kl_coef": eta}
-        runs[f"ppo-{eta}"] = arm(f"ppo-{eta}", 0.1 / eta + 1.0, ppo_kl, agents=1, seeds=2, **differs)
-        runs[f"cory-{eta}"] = arm(f"cory-{eta}", 0.1 / eta + 1.0, cory_kl, seeds=2, **differs)
+        runs[f"ppo-{eta}"] = arm(f"ppo-{eta}", 0.1 / eta + 1.0, ppo_kl, agents=1, seeds=3, **differs)
+        runs[f"cory-{eta}"] = arm(f"cory-{eta}", 0.1 / eta + 1.0, cory_kl, seeds=3, **differs)
     assert set(matched(runs, "kl_coef")) == {0.1, 0.3, 1.0}
     ppo, cory = hypervolumes(runs)
     # from (0, 24): 1.1 · 22, then to 1.3333 · 20, then to 2 · 16
@@ -90,6 +121,9 @@ def test_frontiers_are_compared_by_hypervolume_seed_by_seed() -> None:
     every = [run for of_arm in runs.values() for run in of_arm]
     assert verdicts(every)["CORY's Pareto frontier lies outside PPO's"] == "reproduced"
     assert hypervolumes({name: runs[name] for name in ("ppo-0.1", "cory-0.1")}) == ({}, {})
+    runs["ppo-1.0"][0] = runs["ppo-1.0"][0]._replace(status="diverged", final=None)  # a point less
+    diverged, _ = hypervolumes(runs)
+    assert diverged[0] == pytest.approx(4 / 3 * 20 + (2 - 4 / 3) * 16) and diverged[1] == ppo[1]
 
 
 def test_the_quoted_reduction_of_collapses_counts_each_run_once() -> None:
@@ -102,7 +136,7 @@ def test_without_exchange_the_roles_kl_in_the_last_updates_is_compared() -> None
     runs = []
     for run in arm("no-exchange", 2.0, 9.0, exchange_period=None):
         early, late = (
-            {name: {"kl": kl} for name, kl in roles.items()}
+            {name: {"task_reward": 2.0, "kl": kl} for name, kl in roles.items()}
             for roles in ({"pioneer": 0.0, "observer": 9.0}, {"pioneer": 6.0 + run.seed, "observer": 2.0})
         )
         lines = [{"update": 1, "role": early}, *({"update": 2 + number, "role": late} for number in range(5))]
@@ -119,7 +153,10 @@ def test_fewer_collapses_and_less_variance_come_with_their_intervals() -> None:
     found = {row.claim: row for row in table(runs)}["-67 % collapse"]
     assert found.ours.startswith("-75% [-93%, -10%]") and found.verdict == "reproduced"
 
-    spread = [study_run("cory", seed, *[figures(2.0 + 0.1 * seed, 3.0)] * 2) for seed in range(5)]
+    # As wide for one policy as for the other, in opposite directions: their mean would not vary at all.
+    spread = [
+        study_run("cory", seed, *[figures(2.0 + sign * 0.1 * seed, 3.0) for sign in (1, -1)]) for seed in range(5)
+    ]
     wide = [study_run("ppo", seed, figures(2.0 + 0.2 * seed, 3.0)) for seed in range(5)]
     found = {row.claim: row for row in table(spread + wide)}["-41 % variance"]
     # a quarter of the variance; F of (4, 4) has 97.5 % below 9.605

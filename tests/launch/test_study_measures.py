@@ -52,8 +52,9 @@ def test_an_interval_is_student_s() -> None:
 
 
 def test_the_variance_over_seeds_has_n_less_one_below_it() -> None:
-    assert variance([1.0, 2.0, 6.0]) == pytest.approx((4 + 1 + 9) / 2)
-    assert variance([1.0]) is None
+    runs = [study_run("cory", seed, figures(one, 0.0), figures(7.0, 0.0)) for seed, one in enumerate((1.0, 2.0, 6.0))]
+    assert variance(runs, "task_reward") == pytest.approx(((4 + 1 + 9) / 2 + 0) / 2)  # of one policy, of the other
+    assert variance(runs[:1], "task_reward") is None
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,11 @@ def test_the_variance_over_seeds_has_n_less_one_below_it() -> None:
 )
 def test_the_sign_flip_test_counts_all_signs(numbers: list[float], p: float) -> None:
     assert sign_flip_p(numbers) == pytest.approx(p)
+
+
+def test_many_pairs_are_tested_by_some_of_all_signs() -> None:
+    assert sign_flip_p([1.0, -1.0] * 20) == 1.0  # 2^40 signs would not fit into memory
+    assert 0 < (sign_flip_p([1.0] * 40) or 0) < 1e-3
 
 
 def test_the_effect_size_is_hedges_g_of_paired_values() -> None:
