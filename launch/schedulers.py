@@ -65,9 +65,13 @@ class Population(PopulationBasedTraining):
             self._next_perturbation_sync = self._resumed_after + self._perturbation_interval
 
     def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
-        """Makes a trial a clone; so it stays in a search that goes on, where Tune takes a trial's first settings."""
+        """Makes a trial a clone; so it stays in a search that goes on, where Tune takes a trial's first settings.
+
+        Of these, all but Cory's stay: Tune has put marks there for objects that it does not write to its file.
+        """
         super()._exploit(tune_controller, trial, trial_to_clone)
-        trial._Trial__unresolved_config = trial.config
+        first = trial._Trial__unresolved_config
+        trial._Trial__unresolved_config = {**first, "cory_settings": trial.config["cory_settings"]}
         trial.invalidate_json_state()
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:

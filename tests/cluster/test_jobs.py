@@ -135,9 +135,9 @@ def test_a_search_as_a_job_is_stopped_and_its_command_given_again_goes_on(
     head: Head, work: Path, tmp_path: Path
 ) -> None:
     found = tmp_path / "storage" / "rates"
-    search = ("tune", *SMALL, "updates=3", "eval_every=1", "exchange_period=1", "--over", "lr=1e-4,1e-3")
+    search = ("tune", *SMALL, "updates=16", "eval_every=1", "exchange_period=1", "--over", "lr=1e-4,1e-3")
     words = ("submit", "--storage", str(found.parent), "--name", "rates", "--", *search, "--concurrent", "1")
-    rest = stopped_at(head.cory(*words, cwd=work), "1/3", head, work)
+    rest = stopped_at(head.cory(*words, cwd=work), "1/16", head, work)
     assert "Running trials finish their update and are saved." in rest and f"cory tune --resume {found}" in rest
 
     job = head.cory(*words, cwd=work)
@@ -146,8 +146,8 @@ def test_a_search_as_a_job_is_stopped_and_its_command_given_again_goes_on(
     assert "trial_00000  goes on from trial_00000 after update" in output
     with (found / "results.csv").open() as file:
         assert [(row["lr"], row["status"], row["exchanges"]) for row in csv.DictReader(file)] == [
-            ("0.0001", "done", "3"),
-            ("0.001", "done", "3"),
+            ("0.0001", "done", "16"),
+            ("0.001", "done", "16"),
         ]
     of_first = [report["updates"] for report in recorded(found) if report["trial"] == "trial_00000"]
-    assert of_first == [1, 2, 3]
+    assert of_first == list(range(1, 17))

@@ -134,21 +134,17 @@ def test_a_search_that_is_stopped_saves_its_trials_and_goes_on_with_its_clones_a
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
-            if trial.config["cory_settings"]["name"] == "worst" and result["updates"] == 4:
+            if trial.trial_id.endswith("_00001") and result["updates"] == 4:
                 interrupts.requested = signal.SIGINT
 
-    start = {"best": 0.5, "worst": 0.01}
-    space = {
-        "name": tune.grid_search(list(start)),
-        "lr": tune.sample_from(lambda spec: start[spec.config["cory_settings"]["name"]]),
-        "seed": 0,
-    }
+    space = {"lr": tune.grid_search([0.5, 0.01]), "seed": 0}
+    whole = {"cory_settings": space, "callbacks_class": Climb}  # as RLlib's settings hold classes
     scheduler = population(Settings(updates=8, eval_every=3), read_axes(["lr=uniform:0.001:1"]))
     scheduler._custom_explore_fn = None
     stop = Stop(interrupts, checkpoint_every=100)
     tuner = tune.Tuner(
         Climb,
-        param_space={"cory_settings": space},
+        param_space=whole,
         tune_config=tune.TuneConfig(metric="combined_reward", mode="max", scheduler=scheduler),
         run_config=tune.RunConfig(
             name="climb",
@@ -162,11 +158,9 @@ def test_a_search_that_is_stopped_saves_its_trials_and_goes_on_with_its_clones_a
     tuner.fit()
     assert len(stop.statuses) == 2 and "TERMINATED" not in stop.statuses.values()
 
-    again = tune.Tuner.restore(
-        str(tmp_path / "climb"), trainable=Climb, param_space={"cory_settings": space}, resume_unfinished=True
-    )
+    again = tune.Tuner.restore(str(tmp_path / "climb"), trainable=Climb, param_space=whole, resume_unfinished=True)
     again._local_tuner._run_config.callbacks = []
-    clone = again.fit()._experiment_analysis.trials[1]
+    (clone,) = [trial for trial in again.fit()._experiment_analysis.trials if trial.trial_id.endswith("_00001")]
     updates, worth = reported(clone)
     assert updates == list(range(1, 9))
     drawn = worth[3] - 3 * 0.5
