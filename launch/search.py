@@ -302,7 +302,7 @@ def _restored(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tun
         trainable=Cory,
         param_space=CoryConfig().cory(**search.space()),  # without it, trials that had not begun cannot
         resume_unfinished=True,
-        restart_errored=True,
+        resume_errored=True,
     )
     inner = tuner._local_tuner
     inner._run_config.callbacks = callbacks

@@ -48,6 +48,8 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
     assert (bad["lr"], bad["status"]) == ("1e+30", "failed")
     assert "The gradient of llm_1 is not finite in update 2" in bad["reason"]
     assert bad["reason"] in resumed.stdout
+    again = cory(*command, "--continue")
+    assert again.returncode == 1 and "trial_00001  goes on from trial_00001 after update 1" in again.stdout
 
     of_good = [report for report in recorded(tmp_path / "found") if report["trial"] == "trial_00000"]
     assert [report["updates"] for report in of_good] == [1, 2, 3]
