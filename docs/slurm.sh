@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# One run on nodes that Slurm lends: a Ray cluster for this job alone, and `cory train` in it.
+#
+#   sbatch docs/slurm.sh imdb-gpt2 --out /shared/runs/one num_runners=4 num_learners=2
+#
+# What stands after the script is for `cory train`; --out must be a folder that all nodes share, or a URI. Five minutes
+# before its time is over, and on `scancel --signal=TERM --batch`, the run finishes its update and saves it; so it does
+# where the job is preempted. Submitted again, or requeued, it goes on (--continue).
+#SBATCH --job-name=cory
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --gpus-per-task=4
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:TERM@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=cory-%j.log
+set -euo pipefail
+
+# Nobody else's processes on these nodes may use this cluster: Ray asks for a token that only this user can read.
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME/.cory-slurm-$SLURM_JOB_ID"
+(umask 077 && python -c 'import secrets; print(secrets.token_hex(32), end="")' >"$RAY_AUTH_TOKEN_PATH")
+
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export RAY_ADDRESS="${nodes[0]}:$((20000 + SLURM_JOB_ID % 10000))"
+driver=
+trap '[ -z "$driver" ] || kill -TERM "$driver"' TERM
+trap 'rm -f "$RAY_AUTH_TOKEN_PATH"; kill $(jobs -p) 2>/dev/null || true' EXIT
+
+join() { # NODE OPTION...
+  srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+    --open-mode=append --output="cory-$SLURM_JOB_ID-ray-$1.log" \
+    ray start --block --num-cpus="$SLURM_CPUS_PER_TASK" --temp-dir="/tmp/ray-$SLURM_JOB_ID-$1" "${@:2}" &
+}
+join "${nodes[0]}" --head --node-ip-address="${nodes[0]}" --port="${RAY_ADDRESS##*:}" --include-dashboard=false
+until ray health-check --address "$RAY_ADDRESS" 2>/dev/null; do
+  jobs -rp | grep -q . || { echo "Ray's head on ${nodes[0]} has ended: see cory-$SLURM_JOB_ID-ray-${nodes[0]}.log" >&2; exit 1; }
+  sleep 2
+done
+for node in "${nodes[@]:1}"; do join "$node" --address="$RAY_ADDRESS"; done
+
+# cory refuses what the cluster cannot place, so all nodes must be there first.
+python - "${#nodes[@]}" <<'EOF'
+import sys, time, ray
+ray.init(log_to_driver=False)
+end = time.monotonic() + 300
+while (here := sum(node["Alive"] for node in ray.nodes())) < int(sys.argv[1]):
+    if time.monotonic() > end:
+        sys.exit(f"Only {here} of {sys.argv[1]} nodes have joined Ray within five minutes: see cory-*-ray-*.log")
+    time.sleep(1)
+EOF
+
+cory train "$@" --continue &
+driver=$!
+code=0
+wait "$driver" || code=$?
+while kill -0 "$driver" 2>/dev/null; do wait "$driver" || code=$?; done # a signal has ended the first wait
+exit "$code"
