@@ -170,12 +170,11 @@ def _open(place: str) -> "RunDirectory":
 def _find(place: str) -> "RunDirectory | None":
     """Returns the run in a folder or in storage, if there is one of which something is saved."""
     from launch.run_directory import RunDirectory
-    from launch.storage import Storage, is_uri
+    from launch.storage import is_uri
+    from launch.stored_run import is_begun
 
     if is_uri(place):
-        storage = Storage(place)
-        names = storage.names()
-        there = storage.holds_run(names) and bool(storage.updates(names))
+        there = is_begun(place)
     else:
         run = RunDirectory(Path(place))
         there = run.exists() and not run.checkpoints.empty()
