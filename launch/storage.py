@@ -12,12 +12,13 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from launch import manifest
 from launch.checkpoints import BEST, name_of, update_of
 from launch.command import IN_JOB, CommandError
 from launch.run_directory import CONFIG, METRICS, ORIGIN
+from launch.secrets import is_secret
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -48,13 +49,15 @@ def check_place(place: str, what: str = "run") -> None:
     """Refuses a place for a run or search that would be gone, or would show a password, where it is used.
 
     Raises:
-        CommandError: a relative path inside a Ray job; a URI with a password.
+        CommandError: a relative path inside a Ray job; a URI with a password or another secret.
     """
     if is_uri(place):
-        if urlsplit(place).password:
+        uri = urlsplit(place)
+        secret = [name for name, _ in parse_qsl(uri.query, keep_blank_values=True) if is_secret(name)]
+        if uri.password or secret:
             raise CommandError(
-                f"{urlsplit(place).scheme}://… holds a password, which run folders, logs and job lists would show. "
-                "Give credentials by the environment of the nodes, or by a file there."
+                f"{uri.scheme}://… holds {secret[0] if secret else 'a password'}, which run folders, logs and job "
+                "lists would show. Give credentials by the environment of the nodes, or by a file there."
             )
     elif IN_JOB in os.environ and not Path(place).is_absolute():
         uri = ", or a URI such as s3://bucket/runs/NAME" if what == "run" else ""
