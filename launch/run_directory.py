@@ -5,6 +5,8 @@ metrics.jsonl    one line per update; line 0 is the held-out evaluation before t
 samples.jsonl    responses of the chain, every few updates, and on held-out queries before and after
 final.json       with `final_queries`: every response of each policy, alone, after the last update
 tensorboard/     the metrics again, for TensorBoard
+wandb/           with `wandb`, what Weights & Biases keeps
+wandb.id         and the run's id there
 checkpoints/     the last few and `best`
 log.txt          what libraries and rewards printed
 curves.png       drawn at the end, or by `cory plot`
@@ -36,6 +38,8 @@ LOCK = ".lock"
 ORIGIN = "# cory "
 """How `config.yaml` begins."""
 TENSORBOARD = "tensorboard"
+WANDB, WANDB_ID = "wandb", "wandb.id"
+"""What Weights & Biases keeps, and the id under which its run goes on."""
 LOOK = 0.1
 """Seconds in which a look at the lock is over."""
 
@@ -117,9 +121,9 @@ class RunDirectory:
     def _clear(self) -> None:
         """Removes a run that ended before anything of it was saved."""
         for entry in self.path.iterdir():
-            if entry.name in (CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name):
+            if entry.name in (CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name, WANDB_ID):
                 entry.unlink()
-            elif entry.name in (TENSORBOARD, self.checkpoints.folder.name):
+            elif entry.name in (TENSORBOARD, WANDB, self.checkpoints.folder.name):
                 shutil.rmtree(entry)
 
     def write_settings(self, settings: Settings, origin: str) -> None:
