@@ -14,6 +14,7 @@ evaluation/      what `cory evaluate` found, a folder each time
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shlex
@@ -42,6 +43,12 @@ WANDB, WANDB_ID = "wandb", "wandb.id"
 """What Weights & Biases keeps, and the id under which its run goes on."""
 LOOK = 0.1
 """Seconds in which a look at the lock is over."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What file systems say that have no locks, some over a network among them."""
+
+
+class NoLocks(CommandError):
+    """A folder's file system has no locks; the message says what to use instead."""
 
 
 class RunDirectory:
@@ -197,9 +204,21 @@ def lock_folder(path: Path) -> IO[str]:
 
     Raises:
         CommandError: another process has it.
+        NoLocks: its file system has no locks.
     """
     lock = (path / LOCK).open("a+")
-    if not _taken(lock):
+    try:
+        taken = _taken(lock)
+    except OSError as error:
+        lock.close()
+        if error.errno not in NO_LOCKS:
+            raise
+        raise NoLocks(
+            f"{path} is on a file system without locks ({error.strerror}), where two processes could write at once. "
+            f"Mount it with locks, name a folder on another with --out, or for a run --out file://{path.resolve()}, "
+            "which works in a local folder and is copied there."
+        ) from error
+    if not taken:
         lock.seek(0)
         owner = lock.read().strip()
         lock.close()

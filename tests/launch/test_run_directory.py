@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +34,20 @@ def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_killed(tm
     holder.kill()
     holder.communicate()
     RunDirectory.create(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused_with_what_to_use_instead(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(
+        CommandError, match=f"^{tmp_path} is on a file system without locks .*--out file://{tmp_path}, "
+    ):
+        RunDirectory.create(tmp_path)
 
 
 def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
