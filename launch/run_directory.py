@@ -64,7 +64,7 @@ class RunDirectory:
         self.curves = path / "curves.png"
         self.storage: Storage | None = None
         """Where the folder is mirrored to, or copied from."""
-        self._lock: IO[str] | None = None
+        self._lock: contextlib.ExitStack | None = None
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
@@ -113,11 +113,19 @@ class RunDirectory:
     def lock(self) -> None:
         """Takes the folder for this process, until it ends, unless it has it already.
 
+        And the folder that it is mirrored to, where storage is one: another process may train there without a URI.
+
         Raises:
             CommandError: another process has it.
+            NoLocks: its file system has no locks.
         """
         if self._lock is None:
-            self._lock = lock_folder(self.path)
+            with contextlib.ExitStack() as taken:
+                taken.enter_context(lock_folder(self.path))
+                if self.storage is not None and self.storage.folder is not None:
+                    with contextlib.suppress(NoLocks):
+                        taken.enter_context(lock_folder(self.storage.folder))
+                self._lock = taken.pop_all()
 
     def unlock(self) -> None:
         """Lets other processes write here again."""

@@ -165,10 +165,11 @@ def stranded(run: RunDirectory) -> str:
 def _local(storage: Storage) -> RunDirectory:
     """Takes the local folder of what is mirrored to `storage`."""
     run = RunDirectory(_cache(storage, "runs"))
-    try:
-        run.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"{run.path}, where the run is to work, cannot be made: {error.strerror}.") from error
+    for folder in filter(None, (run.path, storage.folder)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"{folder}, where the run is to work, cannot be made: {error.strerror}.") from error
     run.storage = storage
     run.lock()
     return run

@@ -259,11 +259,17 @@ def _check_search(words: Sequence[str], found: Mapping[str, float], nodes: Seque
 def _check_free(client: "JobSubmissionClient", place: str) -> None:
     """Refuses a run or search that a job of this cluster is at work on."""
     for job in client.list_jobs():
-        if (job.metadata or {}).get("run") == place and not job.status.is_terminal():
+        other = (job.metadata or {}).get("run")
+        if other and _path(other) == _path(place) and not job.status.is_terminal():
             raise CommandError(
                 f"Job {job.submission_id} is at work on {place}. Follow it with `cory jobs logs "
                 f"{job.submission_id}`, or stop it first: `cory jobs stop {job.submission_id}`."
             )
+
+
+def _path(place: str) -> str:
+    """Returns a place such that a folder and its URI are the same."""
+    return place.removeprefix("file://").rstrip("/")
 
 
 if __name__ == "__main__":

@@ -79,12 +79,12 @@ def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_la
     run.checkpoints.save(9, lambda folder: (folder / "weights").write_bytes(b"0" * 4 * 2**20))
     with pytest.raises(StorageError, match=r"run cannot be written: .*No space left on device"):
         run.mirror(keep=3)
+    run.unlock()
     mount("-o", "remount,ro", str(disk))
     with pytest.raises(StorageError, match=r"Read-only file system.*the run is in .*`cory train --resume file://"):
         hand_over(run, SETTINGS)
     storage = Storage(f"file://{disk}/run")
     assert storage.updates(storage.names()) == [0, 6]
-    run.unlock()
     mount("-o", "remount,rw,size=16m", str(disk))
     again = open_run(f"file://{disk}/run")  # on the machine that has update 9
     assert RunDirectory.open(disk / "run").checkpoints.choose("latest")[0] == 9
@@ -100,6 +100,21 @@ def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine
     Storage(f"file://{place}").push(elsewhere.path, keep=2, best=None)
     again = open_run(f"file://{place}")
     assert again.checkpoints.updates() == [3] and again.updates() == elsewhere.updates()
+
+
+def test_a_folder_and_its_uri_are_one_run_that_one_process_trains(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "storage" / "run"
+    run = create_run(f"file://{place}")
+    run.write_settings(SETTINGS, "cory train")
+    run.mirror(keep=2)
+    with pytest.raises(CommandError, match=f"^{place} is in use by another run"):
+        RunDirectory.create(place)
+    run.unlock()
+    create_run(f"file://{place}").unlock()  # nothing was saved
+    in_folder = RunDirectory.create(place)
+    with pytest.raises(CommandError, match=f"^{place} is in use by another run"):
+        create_run(f"file://{place}")
+    in_folder.unlock()
 
 
 @pytest.mark.parametrize("arrived", [(), ("config.yaml", "metrics.jsonl")])

@@ -6,10 +6,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from launch.command import CommandError
 from launch.secrets import is_secret, load_secrets, on_workers
-from launch.submit import _command, _environment, _parser, check_cluster, check_size
+from launch.submit import _check_free, _command, _environment, _parser, check_cluster, check_size
 
 NOTHING = {"CPU": 0.0, "GPU": 0.0}
 TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]
@@ -108,6 +109,31 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there() -> None:
 def test_a_command_that_could_not_keep_its_run_is_refused(given: list[str], words: list[str], what: str) -> None:
     with pytest.raises(CommandError, match=what):
         _command(options(*given), words)
+
+
+def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -> None:
+    class Client(JobSubmissionClient):
+        """That of a cluster with one job."""
+
+        def __init__(self) -> None:
+            pass
+
+        def list_jobs(self) -> list[JobDetails]:
+            return [job]
+
+    job = JobDetails(
+        type=JobType.SUBMISSION,
+        submission_id="raysubmit_1",
+        status=JobStatus.RUNNING,
+        entrypoint="python -m launch.main train",
+        metadata={"run": "file:///shared/one"},
+    )
+    for place in ("file:///shared/one", "/shared/one", "/shared/one/"):
+        with pytest.raises(CommandError, match=f"raysubmit_1 is at work on {place}"):
+            _check_free(Client(), place)
+    _check_free(Client(), "/shared/two")
+    job.status = JobStatus.STOPPED
+    _check_free(Client(), "/shared/one")
 
 
 @pytest.mark.parametrize(
