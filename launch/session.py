@@ -29,6 +29,12 @@ QUIET = {
     "TQDM_DISABLE": "1",
 }
 STDOUT, STDERR = 1, 2
+LOWERED = {
+    "driver": "gpus_per_learner",
+    "runner": "runner_threads, gpus_per_runner (and tensor_parallel with it) or runner_resources",
+    "learner": "gpus_per_learner or learner_resources",
+}
+"""Settings by which each kind of process asks for less."""
 
 
 def quiet_libraries(debug: bool) -> None:
@@ -228,21 +234,41 @@ def living_nodes() -> list[dict[str, float]]:
 
 
 def check_nodes(settings: Settings, found: Sequence[Mapping[str, float]]) -> None:
-    """Refuses a run whose engines are split over more GPUs than any one node has: Ray would wait for such a node.
+    """Refuses a run with a process that no single node has room for: Ray would wait for such a node.
 
     Args:
         settings: of the run.
         found: the resources of each node.
 
     Raises:
-        CommandError: no node has that many.
+        CommandError: no node has what the process asks for, which the message names.
     """
-    most = max((node.get("GPU", 0) for node in found), default=0)
-    if settings.tensor_parallel > 1 and settings.gpus_per_runner > most:
-        raise CommandError(
-            f"tensor_parallel={settings.tensor_parallel} splits an engine over GPUs of one node, but no node of the "
-            f"Ray cluster has more than {most:g}. Lower it, and gpus_per_runner with it."
-        )
+    for kind in processes(settings):
+        asked = {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}
+        if (missing := missing_on_one(asked, found)) is not None:
+            raise CommandError(
+                f"A {kind.name} asks for {in_words(asked)}, and no node of the Ray cluster has that ({missing}). Lower "
+                f"{LOWERED[kind.name]}, or add such a node."
+            )
+
+
+def missing_on_one(asked: Mapping[str, float], found: Sequence[Mapping[str, float]]) -> str | None:
+    """Returns what no node has of the resources that one must have all of, or None where one has.
+
+    Args:
+        asked: how much of each resource.
+        found: the resources of each node.
+    """
+    if any(all(node.get(key, 0) >= amount for key, amount in asked.items()) for node in found):
+        return None
+    most = {key: max((node.get(key, 0) for node in found), default=0) for key in asked}
+    lacking = [f"{key}: at most {most[key]:g} on one" for key, amount in asked.items() if most[key] < amount]
+    return ", ".join(lacking) or "not all on one"
+
+
+def in_words(resources: Mapping[str, float]) -> str:
+    """Returns `CPU=2, tpu=1`, without what there is none of."""
+    return ", ".join(f"{key}={amount:g}" for key, amount in resources.items() if amount)
 
 
 def logical_cpus(settings: Settings) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from launch.cluster import add_address, connect, nodes
 from launch.command import INTERRUPTED, CommandError, Parser, run
 from launch.secrets import FILE, is_secret
+from launch.session import check_nodes, check_resources, in_words, missing_on_one
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -85,7 +86,7 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
     check_size(options.working_dir)
     client = connect(options.address)
     if not options.unchecked:
-        check_cluster(words, driver, nodes(client.get_address()))
+        check_cluster(words, driver, nodes(client.get_address()), options.working_dir)
     if place is not None:
         _check_free(client, place)
     job = client.submit_job(
@@ -196,64 +197,70 @@ def check_size(folder: Path) -> None:
         )
 
 
-def check_cluster(words: Sequence[str], driver: Mapping[str, float], found: Sequence[Mapping[str, float]]) -> None:
+def check_cluster(
+    words: Sequence[str], driver: Mapping[str, float], found: Sequence[Mapping[str, float]], folder: Path = Path()
+) -> None:
     """Refuses what a cluster cannot place, whatever ends on it: Ray would wait for ever.
 
     Args:
         words: of the command.
         driver: the resources that the command itself takes, on one node.
         found: the resources of each node.
+        folder: where the command's files are, if their paths are relative.
 
     Raises:
         CommandError: something is missing, which the message names.
     """
-    lacking = {
-        key: max((node.get(key, 0) for node in found), default=0)
-        for key, amount in driver.items()
-        if not any(node.get(key, 0) >= amount for node in found)
-    }
-    if lacking or not any(all(node.get(key, 0) >= amount for key, amount in driver.items()) for node in found):
-        asked = ", ".join(f"{key}={amount:g}" for key, amount in driver.items() if amount)
-        most = ", ".join(f"{key}: at most {amount:g} on one" for key, amount in lacking.items()) or "not all on one"
+    if (missing := missing_on_one(driver, found)) is not None:
         raise CommandError(
-            f"No node of the cluster has {asked or 'started'} for the driver ({most}). Ask for less, or add a node."
+            f"No node of the cluster has {in_words(driver) or 'started'} for the driver ({missing}). Ask for less, or "
+            "add a node."
         )
     if words[0] not in KEPT:
         return
-    total: dict[str, float] = {}
+    left: dict[str, float] = {}
     for node in found:
         for key, amount in node.items():
-            total[key] = total.get(key, 0) + amount
-    total["CPU"] = total.get("CPU", 0) - max(driver["CPU"] - 1, 0)  # one of the driver's is in what is checked
-    total["GPU"] = total.get("GPU", 0) - driver["GPU"]
-    (_check_search if words[0] == "tune" else _check_run)(words[1:], total, found)
-
-
-def _check_run(words: Sequence[str], found: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
-    from launch.configuration import DEFAULT_PRESET, resolve
-    from launch.session import check_nodes, check_resources
-    from launch.train import parse
-
-    asked_for = parse(words)
+            left[key] = left.get(key, 0) + amount
+    for key, amount in driver.items():
+        left[key] = left.get(key, 0) - amount
+    asked_for = importlib.import_module(f"launch.{words[0]}").parse(words[1:])
     if asked_for.resume:
         return  # its settings are in storage; the driver checks
+    asked_for.config = [folder / file for file in asked_for.config]
+    if words[0] == "tune":
+        _check_search(asked_for, left, found)
+    else:
+        _check_run(asked_for, driver, left, found)
+
+
+def _check_run(
+    asked_for: argparse.Namespace,
+    driver: Mapping[str, float],
+    left: Mapping[str, float],
+    nodes: Sequence[Mapping[str, float]],
+) -> None:
+    from launch.configuration import DEFAULT_PRESET, resolve
+    from policies.placement import processes
+
     presets = [word for word in asked_for.words if "=" not in word]
     pairs = [word for word in asked_for.words if "=" in word]
     settings = resolve(presets[0] if presets else DEFAULT_PRESET, asked_for.config, pairs)
-    check_resources(settings, found)
+    own = processes(settings)[0]  # the driver, which has its part of what the run asks for already
+    shared = {"CPU": min(driver["CPU"], own.cpus), "GPU": min(driver["GPU"], own.gpus)}
+    check_resources(settings, {**left, **{key: left.get(key, 0) + amount for key, amount in shared.items()}})
     check_nodes(settings, nodes)
 
 
-def _check_search(words: Sequence[str], found: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+def _check_search(
+    asked_for: argparse.Namespace, left: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
+) -> None:
     from launch.search import check_room
     from launch.search_space import points
-    from launch.tune import parse, read_search
+    from launch.tune import read_search
 
-    asked_for = parse(words)
-    if asked_for.resume:
-        return
     search, _ = read_search(asked_for)
-    check_room(search, list(points(search.settings, search.axes)), found, nodes)
+    check_room(search, list(points(search.settings, search.axes)), left, nodes)
 
 
 def _check_free(client: "JobSubmissionClient", place: str) -> None:

@@ -91,9 +91,28 @@ def test_a_split_engine_finds_room_on_gpus_that_would_not_hold_it_alone_but_not_
     config = CoryConfig().cory(**values)
     config.validate()
     assert config.num_gpus_per_env_runner == 2
-    check_nodes(make_settings(values), [{"GPU": 1}, {"GPU": 2}])
-    with pytest.raises(CommandError, match="no node of the Ray cluster has more than 1"):
-        check_nodes(make_settings(values), [{"GPU": 1}, {"GPU": 1}])
+    check_nodes(make_settings(values), [{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 2}])
+    with pytest.raises(CommandError, match=r"A runner asks for CPU=1, GPU=2, and .* \(GPU: at most 1 on one\)"):
+        check_nodes(make_settings(values), [{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}])
+
+
+@pytest.mark.parametrize(
+    ("values", "nodes", "refused"),
+    [
+        ({"runner_threads": 16}, [{"CPU": 8}] * 3, r"A runner asks for CPU=16, .* \(CPU: at most 8 on one\)\. Lower"),
+        ({"runner_resources": "sampling=2"}, [{"CPU": 8, "sampling": 1}] * 2, "sampling: at most 1 on one"),
+        ({"runner_threads": 2, "gpus_per_runner": 1}, [{"CPU": 8}, {"CPU": 1, "GPU": 2}], "not all on one"),
+        ({"num_learners": 1, "gpus_per_learner": 2}, [{"CPU": 8, "GPU": 1}] * 2, "A learner asks for GPU=2"),
+        ({"gpus_per_learner": 2}, [{"CPU": 8, "GPU": 1}] * 2, "A driver asks for CPU=1, GPU=2"),
+    ],
+)
+def test_what_one_process_asks_for_is_on_one_node(
+    values: dict[str, object], nodes: list[dict[str, float]], refused: str
+) -> None:
+    settings = make_settings({"num_runners": 1, **values})
+    with pytest.raises(CommandError, match=refused):
+        check_nodes(settings, nodes)
+    check_nodes(settings, [*nodes, {"CPU": 16, "GPU": 2, "sampling": 2}])
 
 
 def test_processes_go_where_what_they_ask_for_is() -> None:

@@ -61,6 +61,35 @@ def test_what_a_cluster_can_place_is_not_refused() -> None:
     check_cluster(["validate", "imdb"], {**NOTHING, "tpu": 1.0}, [{"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}])
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "share", "cpus", "gpus"),
+    [
+        # the driver of a run is the one CPU, and the learner's GPU if it learns, that the run asks for
+        ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], {"CPU": 1.0, "GPU": 1.0}, 2, 2),
+        ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], {"CPU": 2.0, "GPU": 2.0}, 3, 3),
+        ("train", ["num_runners=1", "num_learners=1", "gpus_per_learner=1"], {"CPU": 0.0, "GPU": 1.0}, 2, 2),
+        # the driver of a search is none of its trials' drivers
+        ("tune", ["num_runners=1", "gpus_per_learner=1", "--over", "lr=1e-5,1e-4"], {"CPU": 1.0, "GPU": 1.0}, 3, 2),
+    ],
+)
+def test_what_the_driver_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_does(
+    command: str, words: list[str], share: dict[str, float], cpus: int, gpus: int
+) -> None:
+    asked = [command, "imdb-tiny", "backend=transformers", *words]
+    check_cluster(asked, share, [{"CPU": float(cpus), "GPU": float(gpus)}])
+    with pytest.raises(CommandError, match="CPUs in all"):
+        check_cluster(asked, share, [{"CPU": cpus - 1.0, "GPU": float(gpus)}])
+    with pytest.raises(CommandError, match="GPUs in all"):
+        check_cluster(asked, share, [{"CPU": float(cpus), "GPU": gpus - 1.0}])
+
+
+def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("num_learners: 4\n")
+    for command in (["train", "backend=transformers", "-c", "mine.yaml"], [*SEARCH[:-1], "lr=1e-5", "-c", "mine.yaml"]):
+        with pytest.raises(CommandError, match="CPUs in all"):
+            check_cluster(command, NOTHING, [{"CPU": 4.0}], tmp_path)
+
+
 SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
 
 
