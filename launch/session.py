@@ -126,7 +126,8 @@ def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Itera
         patience: seconds in which Ray may still start, and the cluster get the CPUs and GPUs that it lacks.
 
     Raises:
-        CommandError: the cluster has fewer CPUs or GPUs than the settings ask for; Ray would wait for more.
+        CommandError: the cluster does not answer, or has fewer CPUs or GPUs than the settings ask for; Ray would wait
+            for more.
     """
     import ray
 
@@ -145,7 +146,7 @@ def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Itera
 
         def begin() -> None:
             try:
-                ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
+                join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
                 check_resources(settings, ray.cluster_resources())
                 check_nodes(settings, living_nodes())
             except Exception:
@@ -154,6 +155,29 @@ def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Itera
 
         patiently(begin, patience)
         yield
+
+
+def join(**options: Any) -> None:
+    """Calls `ray.init`.
+
+    Args:
+        options: of `ray.init`.
+
+    Raises:
+        CommandError: RAY_ADDRESS names a cluster that does not answer.
+    """
+    import ray
+
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if "RAY_ADDRESS" not in os.environ:
+            raise
+        said = str(error).splitlines()[0].rstrip(".")
+        raise CommandError(
+            f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {said}. Correct it, or unset it to "
+            "use this machine."
+        ) from error
 
 
 def patiently(step: Callable[[], None], seconds: float) -> None:

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.cluster import add_address, connect, nodes
+from launch.cluster import add_address, answers_told, connect, nodes
 from launch.command import INTERRUPTED, CommandError, Parser, run
 from launch.secrets import FILE, is_secret
-from launch.session import check_nodes, check_resources, in_words, missing_on_one
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -81,7 +80,7 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
 
     words, name, place = _command(options, words)
     environment = _environment(options)
-    resources = {key: float(value) for key, value in _pairs(options.resources.split(","), "--resources").items()}
+    resources = _resources(options.resources)
     driver = {"CPU": options.num_cpus, "GPU": options.num_gpus, **resources}
     check_size(options.working_dir)
     client = connect(options.address)
@@ -89,14 +88,15 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
         check_cluster(words, driver, nodes(client.get_address()), options.working_dir)
     if place is not None:
         _check_free(client, place)
-    job = client.submit_job(
-        entrypoint=shlex.join(["python", "-m", "launch.main", *words]),
-        runtime_env={"working_dir": str(options.working_dir.resolve()), "env_vars": environment},
-        metadata={"job_name": name} | ({"run": place} if place else {}),
-        entrypoint_num_cpus=options.num_cpus or None,
-        entrypoint_num_gpus=options.num_gpus or None,
-        entrypoint_resources=resources or None,
-    )
+    with answers_told(client):
+        job = client.submit_job(
+            entrypoint=shlex.join(["python", "-m", "launch.main", *words]),
+            runtime_env={"working_dir": str(options.working_dir.resolve()), "env_vars": environment},
+            metadata={"job_name": name} | ({"run": place} if place else {}),
+            entrypoint_num_cpus=options.num_cpus or None,
+            entrypoint_num_gpus=options.num_gpus or None,
+            entrypoint_resources=resources or None,
+        )
     print(f"Job {job} ({name})" + (f", {KEPT[words[0]]} {place}" if place else ""), flush=True)
     if options.no_wait:
         print(f"Follow it with `cory jobs logs {job}`.")
@@ -156,9 +156,19 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
     return {STOP_WAIT: STOP_SECONDS, **given}
 
 
+def _resources(text: str) -> dict[str, float]:
+    """Reads the custom resources that the driver takes."""
+    from policies.placement import named_resources
+
+    try:
+        return named_resources("--resources", text)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+
+
 def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     pairs = {}
-    for text in filter(None, texts):
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise CommandError(f"{option} takes NAME=VALUE, not `{text}`.")
@@ -211,6 +221,8 @@ def check_cluster(
     Raises:
         CommandError: something is missing, which the message names.
     """
+    from launch.session import in_words, missing_on_one
+
     if (missing := missing_on_one(driver, found)) is not None:
         raise CommandError(
             f"No node of the cluster has {in_words(driver) or 'started'} for the driver ({missing}). Ask for less, or "
@@ -241,6 +253,7 @@ def _check_run(
     nodes: Sequence[Mapping[str, float]],
 ) -> None:
     from launch.configuration import DEFAULT_PRESET, resolve
+    from launch.session import check_nodes, check_resources
     from policies.placement import processes
 
     presets = [word for word in asked_for.words if "=" not in word]
@@ -265,7 +278,9 @@ def _check_search(
 
 def _check_free(client: "JobSubmissionClient", place: str) -> None:
     """Refuses a run or search that a job of this cluster is at work on."""
-    for job in client.list_jobs():
+    with answers_told(client):
+        jobs = client.list_jobs()
+    for job in jobs:
         other = (job.metadata or {}).get("run")
         if other and _path(other) == _path(place) and not job.status.is_terminal():
             raise CommandError(

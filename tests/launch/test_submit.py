@@ -10,7 +10,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 
 from launch.command import CommandError
 from launch.secrets import is_secret, load_secrets, on_workers
-from launch.submit import _check_free, _command, _environment, _parser, check_cluster, check_size
+from launch.submit import _check_free, _command, _environment, _parser, check_cluster, check_size, main
 
 NOTHING = {"CPU": 0.0, "GPU": 0.0}
 TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]
@@ -88,6 +88,12 @@ def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Pa
     for command in (["train", "backend=transformers", "-c", "mine.yaml"], [*SEARCH[:-1], "lr=1e-5", "-c", "mine.yaml"]):
         with pytest.raises(CommandError, match="CPUs in all"):
             check_cluster(command, NOTHING, [{"CPU": 4.0}], tmp_path)
+
+
+@pytest.mark.parametrize("asked", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
+def test_resources_that_are_none_are_refused(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--resources", asked, "--", "validate", "imdb"]) == 2
+    assert f"Error: --resources={asked}: `{asked}` is not a custom resource" in capsys.readouterr().err
 
 
 SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
