@@ -46,7 +46,7 @@ def child(place: str, name: str) -> str:
 
 
 def check_place(place: str, what: str = "run") -> None:
-    """Refuses a place for a run or search that would be gone, or would show a password, where it is used.
+    """Refuses a place for a run, or for `what` else, that would be gone, or would show a password, where it is used.
 
     Raises:
         CommandError: a relative path inside a Ray job; a URI with a password or another secret.
