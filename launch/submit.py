@@ -22,8 +22,11 @@ KEPT = {"train": "run", "tune": "search"}
 """Commands that keep what they do, and go on with it."""
 LARGEST = 50 * 2**20  # bytes that may be uploaded
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
-STOP_SECONDS = "600"
-"""How long Ray lets a stopped job finish its update and save it, before it kills it; by itself it waits 3 seconds."""
+STOP_SECONDS = "3600"
+"""How long Ray lets a stopped job finish its update and save it, before it kills it; by itself it waits 3 seconds.
+
+No more than a bound on a driver that hangs: updates of large models take many minutes.
+"""
 
 EPILOG = """examples:
   cory submit --storage /shared/runs --name first -- train imdb-tiny num_runners=2

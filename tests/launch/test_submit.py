@@ -185,10 +185,11 @@ def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None
         assert not is_secret(name)
     sent = _environment(options("--env", "WANDB_MODE=offline", "--secrets", "/etc/cory/secrets.env"))
     assert sent == {
-        "RAY_JOB_STOP_WAIT_TIME_S": "600",
+        "RAY_JOB_STOP_WAIT_TIME_S": "3600",
         "WANDB_MODE": "offline",
         "CORY_SECRETS": "/etc/cory/secrets.env",
     }
+    assert _environment(options("--env", "RAY_JOB_STOP_WAIT_TIME_S=9000"))["RAY_JOB_STOP_WAIT_TIME_S"] == "9000"
 
 
 def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
