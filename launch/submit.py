@@ -72,7 +72,9 @@ def _parser() -> Parser:
     parser.add_argument("--resources", default="", metavar="NAME=N,...", help="custom resources that the driver takes")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the job; no secrets")
     parser.add_argument("--secrets", metavar="FILE", help="on the nodes, NAME=VALUE lines such as HF_TOKEN=…")
-    parser.add_argument("--unchecked", action="store_true", help="for clusters that grow: submit what is too large now")
+    parser.add_argument(
+        "--unchecked", action="store_true", help="for clusters that grow: send what is too large now, and wait"
+    )
     parser.add_argument("--no-wait", action="store_true", help="do not follow the job")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -147,6 +149,8 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
     """Returns the variables of the job, all of which the job list shows."""
+    from launch.session import UNCHECKED
+
     given = _pairs(options.env, "--env")
     for name in given:
         if is_secret(name):
@@ -156,6 +160,8 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
             )
     if options.secrets:
         given[FILE] = options.secrets
+    if options.unchecked:
+        given[UNCHECKED] = "1"
     return {STOP_WAIT: STOP_SECONDS, **given}
 
 

@@ -58,6 +58,17 @@ def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there
         _check_free(connect(dashboard), "/shared/one")
 
 
+@pytest.mark.slow
+def test_more_than_a_cluster_has_is_waited_for_where_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(num_runners=1, runner_resources="sampling=1")
+    monkeypatch.setenv("CORY_UNCHECKED", "1")
+    with ray_session(settings, debug=False):
+        pass
+    monkeypatch.delenv("CORY_UNCHECKED")
+    with pytest.raises(CommandError, match="ask for 1 of `sampling` in all"), ray_session(settings, debug=False):
+        pass
+
+
 def test_a_cluster_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "nowhere")  # after a well-formed address Ray goes on asking for minutes
     with (

@@ -189,6 +189,7 @@ def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None
         "WANDB_MODE": "offline",
         "CORY_SECRETS": "/etc/cory/secrets.env",
     }
+    assert _environment(options("--unchecked"))["CORY_UNCHECKED"] == "1"
     assert _environment(options("--env", "RAY_JOB_STOP_WAIT_TIME_S=9000"))["RAY_JOB_STOP_WAIT_TIME_S"] == "9000"
 
 
