@@ -253,6 +253,28 @@ def check_resources(settings: Settings, found: Mapping[str, float]) -> None:
             )
 
 
+def check_driver(settings: Settings, own: float = 0.0) -> None:
+    """Refuses a driver that learns on a GPU of which Ray does not know, and which it gives to runners too.
+
+    Nothing is amiss in a trial of a search, for whose driver Ray is asked for a GPU, or where all share one GPU.
+
+    Args:
+        settings: of the run.
+        own: the GPUs that Ray was asked for the driver, as a job's.
+
+    Raises:
+        CommandError: runners and the driver do not fit on one GPU.
+    """
+    learns = settings.gpus_per_learner if settings.num_learners == 0 else 0
+    generate = settings.num_runners * settings.gpus_per_runner
+    if learns > own and generate and learns + generate > 1:
+        raise CommandError(
+            f"With num_learners=0 the driver learns on the first GPU, which Ray gives to runners too, and "
+            f"gpus_per_learner={learns:g} and gpus_per_runner={settings.gpus_per_runner:g} do not fit on one. Set "
+            "num_learners=1."
+        )
+
+
 def living_nodes() -> list[dict[str, float]]:
     """Returns the resources of each living node of the present Ray."""
     import ray

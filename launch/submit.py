@@ -262,12 +262,13 @@ def _check_run(
     nodes: Sequence[Mapping[str, float]],
 ) -> None:
     from launch.configuration import DEFAULT_PRESET, resolve
-    from launch.session import check_nodes, check_resources
+    from launch.session import check_driver, check_nodes, check_resources
     from policies.placement import processes
 
     presets = [word for word in asked_for.words if "=" not in word]
     pairs = [word for word in asked_for.words if "=" in word]
     settings = resolve(presets[0] if presets else DEFAULT_PRESET, asked_for.config, pairs)
+    check_driver(settings, driver["GPU"])
     own = processes(settings)[0]  # the driver, which has its part of what the run asks for already
     shared = {"CPU": min(driver["CPU"], own.cpus), "GPU": min(driver["GPU"], own.gpus)}
     check_resources(settings, {**left, **{key: left.get(key, 0) + amount for key, amount in shared.items()}})
