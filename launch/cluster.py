@@ -1,9 +1,10 @@
 """The way to a Ray cluster: its dashboard, which takes jobs, and what the cluster has."""
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -67,6 +68,37 @@ def connect(address: str | None) -> "JobSubmissionClient":
         raise CommandError(
             f"The cluster at {address} refuses this client's token. Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to "
             "a file with the token that the cluster was started with."
+        ) from error
+
+
+@contextlib.contextmanager
+def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Iterator[None]:
+    """Turns what a cluster answers where it does not do as it is asked into a sentence.
+
+    Args:
+        client: that asks.
+        job: that it asks about.
+
+    Raises:
+        CommandError: there is no such job; the cluster refuses, or is gone.
+    """
+    from requests import RequestException
+
+    try:
+        yield
+    except RuntimeError as error:
+        first, *more = str(error).rstrip(". \n").splitlines()
+        if job is not None and "status code 404" in first:
+            raise CommandError(f"There is no job {job}; `cory jobs list` shows all.") from error
+        said = f"{first.partition(': ')[0]}: {more[-1].strip()}" if more else first  # a traceback's last line
+        raise CommandError(
+            f"The cluster at {client.get_address()} does not do what it is asked: {said}. The logs of its dashboard, "
+            "on the head, say more."
+        ) from error
+    except (RequestException, ConnectionError) as error:
+        raise CommandError(
+            f"The cluster at {client.get_address()} no longer answers. If it is gone, so is the job: submit it "
+            "again, to another cluster too, with the same --name and --storage, and it goes on where it was saved."
         ) from error
 
 

@@ -110,6 +110,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch import session, task
     from launch.evaluation import EvaluationFolder, Plan, evaluate
     from launch.results import Scoring
+    from launch.storage import check_place
     from launch.terminal import Voice
     from launch.trained import POLICIES
 
@@ -133,7 +134,9 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     )
     solved_at = asked.solved_at if options.solved_at is None else options.solved_at
     scoring = Scoring(plan.queries, settings.report_kl_coef, solved_at, _ks(options, solved_at), settings.seed)
-    folder = EvaluationFolder(options.out or _new_path(options.target, run_directory, plan), plan)
+    place = options.out or _new_path(options.target, run_directory, plan)
+    check_place(str(place), "evaluation")
+    folder = EvaluationFolder(place, plan)
     total, done = len(plan.batches()), len(folder.batches())
     voice = Voice(session.own_output(), total, done=done, quiet=options.quiet, bar=not options.debug)
     voice.say(_what(options.target, plan))

@@ -153,8 +153,11 @@ def _free(out: Path) -> Path:
     """Returns the folder to write.
 
     Raises:
-        CommandError: there is something in its place.
+        CommandError: there is something in its place, or it would be gone with a job.
     """
+    from launch.storage import check_place
+
+    check_place(str(out), "model")
     place = out.resolve()
     if place.exists() and not place.is_dir():
         raise CommandError(f"{out} is a file: name a folder with --out.")

@@ -5,8 +5,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from launch.cluster import add_address, connect
-from launch.command import CommandError, Parser, run
+from launch.cluster import add_address, answers_told, connect
+from launch.command import Parser, run
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -47,19 +47,10 @@ def details(client: "JobSubmissionClient", job: str) -> "JobDetails":
     """Returns what the cluster knows about a job.
 
     Raises:
-        CommandError: there is no such job, or the cluster is gone.
+        CommandError: there is no such job; the cluster refuses to say, or is gone.
     """
-    from requests import RequestException
-
-    try:
+    with answers_told(client, job):
         return client.get_job_info(job)
-    except RuntimeError as error:
-        raise CommandError(f"There is no job {job}; `cory jobs list` shows all.") from error
-    except (RequestException, ConnectionError) as error:
-        raise CommandError(
-            f"The cluster at {client.get_address()} no longer answers. If it is gone, so is the job: submit it "
-            "again, to another cluster too, with the same --name and --storage, and it goes on where it was saved."
-        ) from error
 
 
 def follow(client: "JobSubmissionClient", job: str) -> int:
@@ -97,7 +88,9 @@ async def _print_from(client: "JobSubmissionClient", job: str, shown: int) -> in
 
 
 def _list(client: "JobSubmissionClient") -> int:
-    found = sorted((job for job in client.list_jobs() if job.submission_id), key=lambda job: job.start_time or 0)
+    with answers_told(client):
+        jobs = client.list_jobs()
+    found = sorted((job for job in jobs if job.submission_id), key=lambda job: job.start_time or 0)
     rows = [("job", "name", "status", "started", "command")]
     for job in found:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((job.start_time or 0) / 1000))
@@ -116,7 +109,8 @@ def _stop(client: "JobSubmissionClient", job: str) -> int:
     if info.status.is_terminal():
         print(f"{job} has ended already: {info.status.value}.")
         return 0
-    client.stop_job(job)
+    with answers_told(client, job):
+        client.stop_job(job)
     print(f"{job} finishes its update and saves it.", flush=True)
     while not (info := details(client, job)).status.is_terminal():
         time.sleep(0.5)

@@ -238,15 +238,11 @@ def _cluster() -> list[Node]:
     """
     import ray
 
+    from launch.session import join
+
     if ray.is_initialized():
         return _nodes(ray.nodes())
-    try:
-        ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise CommandError(
-            f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {str(error).splitlines()[0]} Correct "
-            "it, or unset it to plan for this machine."
-        ) from error
+    join(log_to_driver=False, logging_level="ERROR", configure_logging=False)
     try:
         return _nodes(ray.nodes())
     finally:

@@ -5,6 +5,8 @@ metrics.jsonl    one line per update; line 0 is the held-out evaluation before t
 samples.jsonl    responses of the chain, every few updates, and on held-out queries before and after
 final.json       with `final_queries`: every response of each policy, alone, after the last update
 tensorboard/     the metrics again, for TensorBoard
+wandb/           with `wandb`, what Weights & Biases keeps
+wandb.id         and the run's id there
 checkpoints/     the last few and `best`
 log.txt          what libraries and rewards printed
 curves.png       drawn at the end, or by `cory plot`
@@ -12,6 +14,7 @@ evaluation/      what `cory evaluate` found, a folder each time
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shlex
@@ -36,8 +39,16 @@ LOCK = ".lock"
 ORIGIN = "# cory "
 """How `config.yaml` begins."""
 TENSORBOARD = "tensorboard"
+WANDB, WANDB_ID = "wandb", "wandb.id"
+"""What Weights & Biases keeps, and the id under which its run goes on."""
 LOOK = 0.1
 """Seconds in which a look at the lock is over."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What file systems say that have no locks, some over a network among them."""
+
+
+class NoLocks(CommandError):
+    """A folder's file system has no locks; the message says what to use instead."""
 
 
 class RunDirectory:
@@ -53,7 +64,7 @@ class RunDirectory:
         self.curves = path / "curves.png"
         self.storage: Storage | None = None
         """Where the folder is mirrored to, or copied from."""
-        self._lock: IO[str] | None = None
+        self._lock: contextlib.ExitStack | None = None
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
@@ -102,11 +113,19 @@ class RunDirectory:
     def lock(self) -> None:
         """Takes the folder for this process, until it ends, unless it has it already.
 
+        And the folder that it is mirrored to, where storage is one: another process may train there without a URI.
+
         Raises:
             CommandError: another process has it.
+            NoLocks: its file system has no locks.
         """
         if self._lock is None:
-            self._lock = lock_folder(self.path)
+            with contextlib.ExitStack() as taken:
+                taken.enter_context(lock_folder(self.path))
+                if self.storage is not None and self.storage.folder is not None:
+                    with contextlib.suppress(NoLocks):
+                        taken.enter_context(lock_folder(self.storage.folder))
+                self._lock = taken.pop_all()
 
     def unlock(self) -> None:
         """Lets other processes write here again."""
@@ -117,9 +136,9 @@ class RunDirectory:
     def _clear(self) -> None:
         """Removes a run that ended before anything of it was saved."""
         for entry in self.path.iterdir():
-            if entry.name in (CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name):
+            if entry.name in (CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name, WANDB_ID):
                 entry.unlink()
-            elif entry.name in (TENSORBOARD, self.checkpoints.folder.name):
+            elif entry.name in (TENSORBOARD, WANDB, self.checkpoints.folder.name):
                 shutil.rmtree(entry)
 
     def write_settings(self, settings: Settings, origin: str) -> None:
@@ -193,9 +212,21 @@ def lock_folder(path: Path) -> IO[str]:
 
     Raises:
         CommandError: another process has it.
+        NoLocks: its file system has no locks.
     """
     lock = (path / LOCK).open("a+")
-    if not _taken(lock):
+    try:
+        taken = _taken(lock)
+    except OSError as error:
+        lock.close()
+        if error.errno not in NO_LOCKS:
+            raise
+        raise NoLocks(
+            f"{path} is on a file system without locks ({error.strerror}), where two processes could write at once. "
+            f"Mount it with locks, name a folder on another with --out, or for a run --out file://{path.resolve()}, "
+            "which works in a local folder and is copied there."
+        ) from error
+    if not taken:
         lock.seek(0)
         owner = lock.read().strip()
         lock.close()

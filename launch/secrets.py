@@ -14,11 +14,11 @@ from launch.command import IN_JOB, CommandError
 FILE = "CORY_SECRETS"
 """The variable that names the file; by default it is `~/.config/cory/secrets.env`, if that exists."""
 _DEFAULT = Path("~/.config/cory/secrets.env")
-_SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_ID)?$", re.IGNORECASE)
+_SECRET = re.compile(r"((TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_?ID)?|\bSIG|SIGNATURE)$", re.IGNORECASE)
 
 
 def is_secret(name: str) -> bool:
-    """Tells whether an environment variable of this name holds a secret."""
+    """Tells whether an environment variable, or an option in a URI, of this name holds a secret."""
     return _SECRET.search(name) is not None
 
 

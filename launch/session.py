@@ -29,6 +29,14 @@ QUIET = {
     "TQDM_DISABLE": "1",
 }
 STDOUT, STDERR = 1, 2
+UNCHECKED = "CORY_UNCHECKED"
+"""The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
+LOWERED = {
+    "driver": "gpus_per_learner",
+    "runner": "runner_threads, gpus_per_runner (and tensor_parallel with it) or runner_resources",
+    "learner": "gpus_per_learner or learner_resources",
+}
+"""Settings by which each kind of process asks for less."""
 
 
 def quiet_libraries(debug: bool) -> None:
@@ -120,7 +128,8 @@ def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Itera
         patience: seconds in which Ray may still start, and the cluster get the CPUs and GPUs that it lacks.
 
     Raises:
-        CommandError: the cluster has fewer CPUs or GPUs than the settings ask for; Ray would wait for more.
+        CommandError: the cluster does not answer, or has fewer CPUs or GPUs than the settings ask for; Ray would wait
+            for more, as it is to with `UNCHECKED`.
     """
     import ray
 
@@ -139,15 +148,39 @@ def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Itera
 
         def begin() -> None:
             try:
-                ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
-                check_resources(settings, ray.cluster_resources())
-                check_nodes(settings, living_nodes())
+                join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
+                if UNCHECKED not in os.environ:
+                    check_resources(settings, ray.cluster_resources())
+                    check_nodes(settings, living_nodes())
             except Exception:
                 ray.shutdown()
                 raise
 
         patiently(begin, patience)
         yield
+
+
+def join(**options: Any) -> None:
+    """Calls `ray.init`.
+
+    Args:
+        options: of `ray.init`.
+
+    Raises:
+        CommandError: RAY_ADDRESS names a cluster that does not answer.
+    """
+    import ray
+
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if "RAY_ADDRESS" not in os.environ:
+            raise
+        said = str(error).splitlines()[0].rstrip(".")
+        raise CommandError(
+            f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {said}. Correct it, or unset it to "
+            "use this machine."
+        ) from error
 
 
 def patiently(step: Callable[[], None], seconds: float) -> None:
@@ -220,6 +253,28 @@ def check_resources(settings: Settings, found: Mapping[str, float]) -> None:
             )
 
 
+def check_driver(settings: Settings, own: float = 0.0) -> None:
+    """Refuses a driver that learns on a GPU of which Ray does not know, and which it gives to runners too.
+
+    Nothing is amiss in a trial of a search, for whose driver Ray is asked for a GPU, or where all share one GPU.
+
+    Args:
+        settings: of the run.
+        own: the GPUs that Ray was asked for the driver, as a job's.
+
+    Raises:
+        CommandError: runners and the driver do not fit on one GPU.
+    """
+    learns = settings.gpus_per_learner if settings.num_learners == 0 else 0
+    generate = settings.num_runners * settings.gpus_per_runner
+    if learns > own and generate and learns + generate > 1:
+        raise CommandError(
+            f"With num_learners=0 the driver learns on the first GPU, which Ray gives to runners too, and "
+            f"gpus_per_learner={learns:g} and gpus_per_runner={settings.gpus_per_runner:g} do not fit on one. Set "
+            "num_learners=1."
+        )
+
+
 def living_nodes() -> list[dict[str, float]]:
     """Returns the resources of each living node of the present Ray."""
     import ray
@@ -228,21 +283,41 @@ def living_nodes() -> list[dict[str, float]]:
 
 
 def check_nodes(settings: Settings, found: Sequence[Mapping[str, float]]) -> None:
-    """Refuses a run whose engines are split over more GPUs than any one node has: Ray would wait for such a node.
+    """Refuses a run with a process that no single node has room for: Ray would wait for such a node.
 
     Args:
         settings: of the run.
         found: the resources of each node.
 
     Raises:
-        CommandError: no node has that many.
+        CommandError: no node has what the process asks for, which the message names.
     """
-    most = max((node.get("GPU", 0) for node in found), default=0)
-    if settings.tensor_parallel > 1 and settings.gpus_per_runner > most:
-        raise CommandError(
-            f"tensor_parallel={settings.tensor_parallel} splits an engine over GPUs of one node, but no node of the "
-            f"Ray cluster has more than {most:g}. Lower it, and gpus_per_runner with it."
-        )
+    for kind in processes(settings):
+        asked = {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}
+        if (missing := missing_on_one(asked, found)) is not None:
+            raise CommandError(
+                f"A {kind.name} asks for {in_words(asked)}, and no node of the Ray cluster has that ({missing}). Lower "
+                f"{LOWERED[kind.name]}, or add such a node."
+            )
+
+
+def missing_on_one(asked: Mapping[str, float], found: Sequence[Mapping[str, float]]) -> str | None:
+    """Returns what no node has of the resources that one must have all of, or None where one has.
+
+    Args:
+        asked: how much of each resource.
+        found: the resources of each node.
+    """
+    if any(all(node.get(key, 0) >= amount for key, amount in asked.items()) for node in found):
+        return None
+    most = {key: max((node.get(key, 0) for node in found), default=0) for key in asked}
+    lacking = [f"{key}: at most {most[key]:g} on one" for key, amount in asked.items() if most[key] < amount]
+    return ", ".join(lacking) or "not all on one"
+
+
+def in_words(resources: Mapping[str, float]) -> str:
+    """Returns `CPU=2, tpu=1`, without what there is none of."""
+    return ", ".join(f"{key}={amount:g}" for key, amount in resources.items() if amount)
 
 
 def logical_cpus(settings: Settings) -> int:

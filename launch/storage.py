@@ -12,12 +12,13 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from launch import manifest
 from launch.checkpoints import BEST, name_of, update_of
 from launch.command import IN_JOB, CommandError
-from launch.run_directory import CONFIG, METRICS, ORIGIN
+from launch.run_directory import CONFIG, LOCK, METRICS, ORIGIN
+from launch.secrets import is_secret
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -45,16 +46,18 @@ def child(place: str, name: str) -> str:
 
 
 def check_place(place: str, what: str = "run") -> None:
-    """Refuses a place for a run or search that would be gone, or would show a password, where it is used.
+    """Refuses a place for a run, or for `what` else, that would be gone, or would show a password, where it is used.
 
     Raises:
-        CommandError: a relative path inside a Ray job; a URI with a password.
+        CommandError: a relative path inside a Ray job; a URI with a password or another secret.
     """
     if is_uri(place):
-        if urlsplit(place).password:
+        parts = urlsplit(place)
+        secret = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if is_secret(name)]
+        if parts.password or secret:
             raise CommandError(
-                f"{urlsplit(place).scheme}://… holds a password, which run folders, logs and job lists would show. "
-                "Give credentials by the environment of the nodes, or by a file there."
+                f"{parts.scheme}://… holds {secret[0] if secret else 'a password'}, which run folders, logs and job "
+                "lists would show. Give credentials by the environment of the nodes, or by a file there."
             )
     elif IN_JOB in os.environ and not Path(place).is_absolute():
         uri = ", or a URI such as s3://bucket/runs/NAME" if what == "run" else ""
@@ -107,7 +110,9 @@ class Storage:
             found = self._files.get_file_info(FileSelector(self._base, recursive=True, allow_not_found=True))
         except OSError as error:
             raise self._unreachable("read", error) from error
-        return {file.path.removeprefix(self._base).lstrip("/"): file for file in found if file.type == FileType.File}
+        files = {file.path.removeprefix(self._base).lstrip("/"): file for file in found if file.type == FileType.File}
+        files.pop(LOCK, None)  # a run's that is in a folder
+        return files
 
     def updates(self, names: Iterable[str]) -> list[int]:
         """Returns the updates of the whole checkpoints among `names`, in order."""
@@ -245,13 +250,19 @@ class Storage:
         self._damaged.clear()
 
     def clear(self) -> None:
-        """Removes all that is there.
+        """Removes all of the run that is there.
 
         Raises:
             StorageError: storage cannot be written.
         """
+        from pyarrow.fs import FileSelector, FileType
+
         try:
-            self._files.delete_dir_contents(self._base, missing_dir_ok=True)
+            for entry in self._files.get_file_info(FileSelector(self._base, allow_not_found=True)):
+                if entry.type == FileType.Directory:
+                    self._files.delete_dir(entry.path)
+                elif entry.base_name != LOCK:
+                    self._files.delete_file(entry.path)
         except OSError as error:
             raise self._unreachable("written", error) from error
         self._sent.clear()

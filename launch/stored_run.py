@@ -19,7 +19,7 @@ def create_run(uri: str) -> RunDirectory:
     """Takes a local folder for a new run that is mirrored to `uri`.
 
     Raises:
-        CommandError: something is there already; another process trains it on this machine.
+        CommandError: something is there already, or only in the local folder; another process trains it here.
         StorageError: storage cannot be read or written.
     """
     storage = Storage(uri)
@@ -31,9 +31,26 @@ def create_run(uri: str) -> RunDirectory:
         raise CommandError(
             f"{storage.uri} holds a run: go on with it by `{run.resume_command()}`, or name another place with --out."
         )
+    if _has_checkpoints(run):
+        raise CommandError(
+            f"{run.path} on {platform.node()} has a run whose checkpoints are not in {storage.uri}: go on with it by "
+            f"`{run.resume_command()}` on that machine, or remove that folder."
+        )
     storage.clear()  # a run that ended before anything of it was saved
     _empty(run.path)
     return run
+
+
+def is_begun(uri: str) -> bool:
+    """Tells whether something of a run is saved in storage, or on this machine and has yet to arrive there.
+
+    Raises:
+        CommandError: there is no such storage.
+        StorageError: storage cannot be read.
+    """
+    storage = Storage(uri)
+    names = storage.names()
+    return (bool(storage.updates(names)) and storage.holds_run(names)) or _is_only_here(storage, names)
 
 
 def open_run(uri: str) -> RunDirectory:
@@ -47,7 +64,7 @@ def open_run(uri: str) -> RunDirectory:
     """
     storage = Storage(uri)
     names = storage.names()
-    if not storage.holds_run(names):
+    if not storage.holds_run(names) and not _is_only_here(storage, names):
         raise _no_run(storage)
     run = _local(storage)
     if _is_ahead(run, storage, names):
@@ -96,14 +113,31 @@ def _no_run(storage: Storage) -> CommandError:
     return CommandError(f"{storage.uri} is not a run's folder: it has no run's {CONFIG}.")
 
 
+def _has_checkpoints(run: RunDirectory) -> bool:
+    return run.exists() and not run.checkpoints.empty()
+
+
+def _is_only_here(storage: Storage, names: Sequence[str]) -> bool:
+    """Tells whether the local folder has a run of which storage has no checkpoint, and nothing that is no run's."""
+    if storage.updates(names) or (names and not storage.holds_run(names)):
+        return False
+    return _has_checkpoints(RunDirectory(_cache(storage, "runs")))
+
+
 def _is_ahead(run: RunDirectory, storage: Storage, names: Sequence[str]) -> bool:
     """Tells whether the local folder has a later checkpoint of the very run that storage has."""
+    if _is_only_here(storage, names):
+        return True
     here = [update for update in run.checkpoints.updates() if not manifest.fault(run.checkpoints.place(update))]
-    if not run.exists() or max(here, default=-1) <= max(storage.updates(names), default=-1):
+    last = max(storage.updates(names), default=-1)
+    if not run.exists() or max(here, default=-1) <= last:
         return False
-    metrics = run.metrics.path
-    there = storage.read(metrics.name) if metrics.name in names else b""
-    return metrics.read_bytes().startswith(there)  # its lines hold times, which no other run shares
+    # What was learned after that checkpoint is done anew when a run goes on, so only the lines before it are the same:
+    # they hold times, which no other run shares. The line of update 0 has none, so its command counts too.
+    return all(
+        storage.read(file.name).splitlines()[:lines] == file.read_bytes().splitlines()[:lines]
+        for file, lines in ((run.metrics.path, last + 1), (run.path / CONFIG, 1))
+    )
 
 
 def hand_over(run: RunDirectory, settings: Settings) -> None:
@@ -131,10 +165,11 @@ def stranded(run: RunDirectory) -> str:
 def _local(storage: Storage) -> RunDirectory:
     """Takes the local folder of what is mirrored to `storage`."""
     run = RunDirectory(_cache(storage, "runs"))
-    try:
-        run.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"{run.path}, where the run is to work, cannot be made: {error.strerror}.") from error
+    for folder in filter(None, (run.path, storage.folder)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"{folder}, where the run is to work, cannot be made: {error.strerror}.") from error
     run.storage = storage
     run.lock()
     return run

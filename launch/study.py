@@ -72,6 +72,7 @@ def _parser(help_wanted: bool) -> Parser:
 def _command(options: argparse.Namespace) -> int:
     from launch.run_directory import lock_folder
     from launch.session import own_output
+    from launch.storage import check_place
     from launch.study_file import load
     from launch.study_runs import jobs
     from launch.study_tables import arms_table, plan_table
@@ -92,6 +93,7 @@ def _command(options: argparse.Namespace) -> int:
         return 0
     if options.out is None:
         raise CommandError("Name the study's folder with --out. Results of earlier runs in it are kept.")
+    check_place(str(options.out), "study")
     able = [arm for arm in arms if arm.missing is None]
     asked = jobs(study, options.out, able, options.seeds)
     found = {job: job.found() for job in asked}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, cast
 
 from launch import final, manifest
-from launch.command import CommandError
+from launch.command import IN_JOB, CommandError
 from launch.environment import hardware, versions
 from launch.interrupt import Interrupts
 from launch.load import LoadWatch
@@ -220,9 +220,9 @@ class Performer:
                 process.send_signal(signal.SIGINT)
 
     def _pass_on(self) -> None:
-        """Hands the first signal on to the run."""
+        """Hands the first signal on to the run; a job that is stopped has it from Ray, and a second one would abort."""
         self._tell()
-        if self._process is not None and self.interrupts.requested is not None:
+        if self._process is not None and self.interrupts.requested is not None and IN_JOB not in os.environ:
             self._process.send_signal(self.interrupts.requested)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.cluster import add_address, connect, nodes
+from launch.cluster import add_address, answers_told, connect, nodes
 from launch.command import INTERRUPTED, CommandError, Parser, run
 from launch.secrets import FILE, is_secret
 
@@ -22,8 +22,11 @@ KEPT = {"train": "run", "tune": "search"}
 """Commands that keep what they do, and go on with it."""
 LARGEST = 50 * 2**20  # bytes that may be uploaded
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
-STOP_SECONDS = "600"
-"""How long Ray lets a stopped job finish its update and save it, before it kills it; by itself it waits 3 seconds."""
+STOP_SECONDS = "3600"
+"""How long Ray lets a stopped job finish its update and save it, before it kills it; by itself it waits 3 seconds.
+
+No more than a bound on a driver that hangs: updates of large models take many minutes.
+"""
 
 EPILOG = """examples:
   cory submit --storage /shared/runs --name first -- train imdb-tiny num_runners=2
@@ -69,7 +72,9 @@ def _parser() -> Parser:
     parser.add_argument("--resources", default="", metavar="NAME=N,...", help="custom resources that the driver takes")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the job; no secrets")
     parser.add_argument("--secrets", metavar="FILE", help="on the nodes, NAME=VALUE lines such as HF_TOKEN=…")
-    parser.add_argument("--unchecked", action="store_true", help="for clusters that grow: submit what is too large now")
+    parser.add_argument(
+        "--unchecked", action="store_true", help="for clusters that grow: send what is too large now, and wait"
+    )
     parser.add_argument("--no-wait", action="store_true", help="do not follow the job")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -80,22 +85,23 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
 
     words, name, place = _command(options, words)
     environment = _environment(options)
-    resources = {key: float(value) for key, value in _pairs(options.resources.split(","), "--resources").items()}
+    resources = _resources(options.resources)
     driver = {"CPU": options.num_cpus, "GPU": options.num_gpus, **resources}
     check_size(options.working_dir)
     client = connect(options.address)
     if not options.unchecked:
-        check_cluster(words, driver, nodes(client.get_address()))
+        check_cluster(words, driver, nodes(client.get_address()), options.working_dir)
     if place is not None:
         _check_free(client, place)
-    job = client.submit_job(
-        entrypoint=shlex.join(["python", "-m", "launch.main", *words]),
-        runtime_env={"working_dir": str(options.working_dir.resolve()), "env_vars": environment},
-        metadata={"job_name": name} | ({"run": place} if place else {}),
-        entrypoint_num_cpus=options.num_cpus or None,
-        entrypoint_num_gpus=options.num_gpus or None,
-        entrypoint_resources=resources or None,
-    )
+    with answers_told(client):
+        job = client.submit_job(
+            entrypoint=shlex.join(["python", "-m", "launch.main", *words]),
+            runtime_env={"working_dir": str(options.working_dir.resolve()), "env_vars": environment},
+            metadata={"job_name": name} | ({"run": place} if place else {}),
+            entrypoint_num_cpus=options.num_cpus or None,
+            entrypoint_num_gpus=options.num_gpus or None,
+            entrypoint_resources=resources or None,
+        )
     print(f"Job {job} ({name})" + (f", {KEPT[words[0]]} {place}" if place else ""), flush=True)
     if options.no_wait:
         print(f"Follow it with `cory jobs logs {job}`.")
@@ -143,6 +149,8 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
     """Returns the variables of the job, all of which the job list shows."""
+    from launch.session import UNCHECKED
+
     given = _pairs(options.env, "--env")
     for name in given:
         if is_secret(name):
@@ -152,12 +160,24 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
             )
     if options.secrets:
         given[FILE] = options.secrets
+    if options.unchecked:
+        given[UNCHECKED] = "1"
     return {STOP_WAIT: STOP_SECONDS, **given}
+
+
+def _resources(text: str) -> dict[str, float]:
+    """Reads the custom resources that the driver takes."""
+    from policies.placement import named_resources
+
+    try:
+        return named_resources("--resources", text)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
 
 
 def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     pairs = {}
-    for text in filter(None, texts):
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise CommandError(f"{option} takes NAME=VALUE, not `{text}`.")
@@ -196,74 +216,92 @@ def check_size(folder: Path) -> None:
         )
 
 
-def check_cluster(words: Sequence[str], driver: Mapping[str, float], found: Sequence[Mapping[str, float]]) -> None:
+def check_cluster(
+    words: Sequence[str], driver: Mapping[str, float], found: Sequence[Mapping[str, float]], folder: Path = Path()
+) -> None:
     """Refuses what a cluster cannot place, whatever ends on it: Ray would wait for ever.
 
     Args:
         words: of the command.
         driver: the resources that the command itself takes, on one node.
         found: the resources of each node.
+        folder: where the command's files are, if their paths are relative.
 
     Raises:
         CommandError: something is missing, which the message names.
     """
-    lacking = {
-        key: max((node.get(key, 0) for node in found), default=0)
-        for key, amount in driver.items()
-        if not any(node.get(key, 0) >= amount for node in found)
-    }
-    if lacking or not any(all(node.get(key, 0) >= amount for key, amount in driver.items()) for node in found):
-        asked = ", ".join(f"{key}={amount:g}" for key, amount in driver.items() if amount)
-        most = ", ".join(f"{key}: at most {amount:g} on one" for key, amount in lacking.items()) or "not all on one"
+    from launch.session import in_words, missing_on_one
+
+    if (missing := missing_on_one(driver, found)) is not None:
         raise CommandError(
-            f"No node of the cluster has {asked or 'started'} for the driver ({most}). Ask for less, or add a node."
+            f"No node of the cluster has {in_words(driver) or 'started'} for the driver ({missing}). Ask for less, or "
+            "add a node."
         )
     if words[0] not in KEPT:
         return
-    total: dict[str, float] = {}
+    left: dict[str, float] = {}
     for node in found:
         for key, amount in node.items():
-            total[key] = total.get(key, 0) + amount
-    total["CPU"] = total.get("CPU", 0) - max(driver["CPU"] - 1, 0)  # one of the driver's is in what is checked
-    total["GPU"] = total.get("GPU", 0) - driver["GPU"]
-    (_check_search if words[0] == "tune" else _check_run)(words[1:], total, found)
-
-
-def _check_run(words: Sequence[str], found: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
-    from launch.configuration import DEFAULT_PRESET, resolve
-    from launch.session import check_nodes, check_resources
-    from launch.train import parse
-
-    asked_for = parse(words)
+            left[key] = left.get(key, 0) + amount
+    for key, amount in driver.items():
+        left[key] = left.get(key, 0) - amount
+    asked_for = importlib.import_module(f"launch.{words[0]}").parse(words[1:])
     if asked_for.resume:
         return  # its settings are in storage; the driver checks
+    asked_for.config = [folder / file for file in asked_for.config]
+    if words[0] == "tune":
+        _check_search(asked_for, left, found)
+    else:
+        _check_run(asked_for, driver, left, found)
+
+
+def _check_run(
+    asked_for: argparse.Namespace,
+    driver: Mapping[str, float],
+    left: Mapping[str, float],
+    nodes: Sequence[Mapping[str, float]],
+) -> None:
+    from launch.configuration import DEFAULT_PRESET, resolve
+    from launch.session import check_driver, check_nodes, check_resources
+    from policies.placement import processes
+
     presets = [word for word in asked_for.words if "=" not in word]
     pairs = [word for word in asked_for.words if "=" in word]
     settings = resolve(presets[0] if presets else DEFAULT_PRESET, asked_for.config, pairs)
-    check_resources(settings, found)
+    check_driver(settings, driver["GPU"])
+    own = processes(settings)[0]  # the driver, which has its part of what the run asks for already
+    shared = {"CPU": min(driver["CPU"], own.cpus), "GPU": min(driver["GPU"], own.gpus)}
+    check_resources(settings, {**left, **{key: left.get(key, 0) + amount for key, amount in shared.items()}})
     check_nodes(settings, nodes)
 
 
-def _check_search(words: Sequence[str], found: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+def _check_search(
+    asked_for: argparse.Namespace, left: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
+) -> None:
     from launch.search import check_room
     from launch.search_space import points
-    from launch.tune import parse, read_search
+    from launch.tune import read_search
 
-    asked_for = parse(words)
-    if asked_for.resume:
-        return
     search, _ = read_search(asked_for)
-    check_room(search, list(points(search.settings, search.axes)), found, nodes)
+    check_room(search, list(points(search.settings, search.axes)), left, nodes)
 
 
 def _check_free(client: "JobSubmissionClient", place: str) -> None:
     """Refuses a run or search that a job of this cluster is at work on."""
-    for job in client.list_jobs():
-        if (job.metadata or {}).get("run") == place and not job.status.is_terminal():
+    with answers_told(client):
+        jobs = client.list_jobs()
+    for job in jobs:
+        other = (job.metadata or {}).get("run")
+        if other and _path(other) == _path(place) and not job.status.is_terminal():
             raise CommandError(
                 f"Job {job.submission_id} is at work on {place}. Follow it with `cory jobs logs "
                 f"{job.submission_id}`, or stop it first: `cory jobs stop {job.submission_id}`."
             )
+
+
+def _path(place: str) -> str:
+    """Returns a place such that a folder and its URI are the same."""
+    return place.removeprefix("file://").rstrip("/")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from launch.command import CommandError
 from launch.records import Update, plain
-from launch.run_directory import TENSORBOARD
+from launch.run_directory import TENSORBOARD, WANDB_ID
 from policies.settings import Settings
 
 PLACE = "place/"
@@ -114,7 +114,7 @@ class WeightsAndBiases:
         """
         import wandb
 
-        remembered = folder / "wandb.id"
+        remembered = folder / WANDB_ID
         if not remembered.exists():
             remembered.write_text(secrets.token_hex(4))
         try:

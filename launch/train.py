@@ -1,13 +1,14 @@
 """`cory train`: trains a chain of language models into a run's folder, or continues a run."""
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.command import CommandError, Parser, run
+from launch.command import IN_JOB, CommandError, Parser, run
 
 if TYPE_CHECKING:
     from launch.configuration import Value
@@ -137,6 +138,8 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         if _is_done(found, settings):
             print(f"{found.shown(found.path)} is done: it has all of its {settings.updates} updates.")
             return 0
+    if found is None and IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
+        session.check_driver(settings)
     done = None if found is None else _reopen(found, settings, origin)
     run_directory = found or _create(place, settings, origin)
 
@@ -170,12 +173,11 @@ def _open(place: str) -> "RunDirectory":
 def _find(place: str) -> "RunDirectory | None":
     """Returns the run in a folder or in storage, if there is one of which something is saved."""
     from launch.run_directory import RunDirectory
-    from launch.storage import Storage, is_uri
+    from launch.storage import is_uri
+    from launch.stored_run import is_begun
 
     if is_uri(place):
-        storage = Storage(place)
-        names = storage.names()
-        there = storage.holds_run(names) and bool(storage.updates(names))
+        there = is_begun(place)
     else:
         run = RunDirectory(Path(place))
         there = run.exists() and not run.checkpoints.empty()

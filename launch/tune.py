@@ -217,8 +217,8 @@ def read_search(options: argparse.Namespace) -> "tuple[Search, str]":
 
 
 FIXED = {
-    *("num_agents", "model", "weights", "lora_rank", "lora_targets", "quantization", "advantage"),
-    *("seed", "task", "data"),
+    *("num_agents", "model", "weights", "lora_rank", "lora_alpha", "lora_targets", "quantization", "advantage"),
+    *("seed", "task", "data", "queries"),
 }
 """Settings that a checkpoint fits to, or queries that its update counter counts in: a clone cannot change them."""
 

@@ -96,6 +96,11 @@ def test_lengths_beyond_the_model_are_refused_before_a_folder_is_made(cory: Cory
     assert not list(tmp_path.iterdir())
 
 
+def test_a_gpu_that_ray_would_give_twice_is_refused_before_a_folder_is_made(cory: Cory, tmp_path: Path) -> None:
+    assert "Set num_learners=1." in refused(cory("train", "gpus_per_runner=1", "gpus_per_learner=1"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_folder_that_is_not_there_is_refused(cory: Cory) -> None:
     assert "./no-model" in refused(cory("train", "model=./no-model"))
 

@@ -7,9 +7,10 @@ import sys
 import pytest
 
 from launch.command import CommandError
+from launch.configuration import presets, resolve
 from launch.memory import Memory, learner, runner, shape
 from launch.plan import Node, place, plan
-from launch.session import check_nodes, check_resources
+from launch.session import check_driver, check_nodes, check_resources
 from policies.cory_config import CoryConfig
 from policies.language_model import ModelError
 from policies.placement import Process, processes
@@ -91,9 +92,41 @@ def test_a_split_engine_finds_room_on_gpus_that_would_not_hold_it_alone_but_not_
     config = CoryConfig().cory(**values)
     config.validate()
     assert config.num_gpus_per_env_runner == 2
-    check_nodes(make_settings(values), [{"GPU": 1}, {"GPU": 2}])
-    with pytest.raises(CommandError, match="no node of the Ray cluster has more than 1"):
-        check_nodes(make_settings(values), [{"GPU": 1}, {"GPU": 1}])
+    check_nodes(make_settings(values), [{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 2}])
+    with pytest.raises(CommandError, match=r"A runner asks for CPU=1, GPU=2, and .* \(GPU: at most 1 on one\)"):
+        check_nodes(make_settings(values), [{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}])
+
+
+def test_a_driver_that_learns_shares_no_gpu_with_runners_that_need_the_rest_of_it() -> None:
+    both = {"num_runners": 1, "gpus_per_runner": 1, "gpus_per_learner": 1}
+    for crowded in (both, {"num_runners": 2, "gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
+        with pytest.raises(CommandError, match=r"do not fit on one\. Set num_learners=1\.$"):
+            check_driver(make_settings(crowded))
+        check_driver(make_settings({**crowded, "num_learners": 1}))
+        check_driver(make_settings(crowded), own=1.0)
+    for values in ({}, {**both, "gpus_per_runner": 0}, {"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
+        check_driver(make_settings(values))
+    for preset in presets():
+        check_driver(resolve(preset, [], []))
+
+
+@pytest.mark.parametrize(
+    ("values", "nodes", "refused"),
+    [
+        ({"runner_threads": 16}, [{"CPU": 8}] * 3, r"A runner asks for CPU=16, .* \(CPU: at most 8 on one\)\. Lower"),
+        ({"runner_resources": "sampling=2"}, [{"CPU": 8, "sampling": 1}] * 2, "sampling: at most 1 on one"),
+        ({"runner_threads": 2, "gpus_per_runner": 1}, [{"CPU": 8}, {"CPU": 1, "GPU": 2}], "not all on one"),
+        ({"num_learners": 1, "gpus_per_learner": 2}, [{"CPU": 8, "GPU": 1}] * 2, "A learner asks for GPU=2"),
+        ({"gpus_per_learner": 2}, [{"CPU": 8, "GPU": 1}] * 2, "A driver asks for CPU=1, GPU=2"),
+    ],
+)
+def test_what_one_process_asks_for_is_on_one_node(
+    values: dict[str, object], nodes: list[dict[str, float]], refused: str
+) -> None:
+    settings = make_settings({"num_runners": 1, **values})
+    with pytest.raises(CommandError, match=refused):
+        check_nodes(settings, nodes)
+    check_nodes(settings, [*nodes, {"CPU": 16, "GPU": 2, "sampling": 2}])
 
 
 def test_processes_go_where_what_they_ask_for_is() -> None:

@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,20 @@ def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_killed(tm
     RunDirectory.create(tmp_path)
 
 
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused_with_what_to_use_instead(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(
+        CommandError, match=f"^{tmp_path} is on a file system without locks .*--out file://{tmp_path}, "
+    ):
+        RunDirectory.create(tmp_path)
+
+
 def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
     run = record(tmp_path, SETTINGS)
     run.checkpoints.save(12, lambda folder: None)
@@ -44,6 +60,8 @@ def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_go_on(tmp_path: Pa
 
 def test_a_run_that_ended_before_anything_was_saved_makes_room(tmp_path: Path) -> None:
     record(tmp_path, SETTINGS, updates=[0]).unlock()
+    (tmp_path / "wandb" / "offline-run").mkdir(parents=True)
+    (tmp_path / "wandb.id").write_text("1a2b3c4d")
     run = RunDirectory.create(tmp_path)
     assert not run.exists() and run.updates() == []
 

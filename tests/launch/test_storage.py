@@ -121,6 +121,13 @@ def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: py
     with pytest.raises(CommandError, match="holds a password") as raised:
         check_place("s3://me:hunter2@bucket/run")
     assert "hunter2" not in str(raised.value)
+    for secret in ("client_secret", "sig", "sse_customer_key", "AWSAccessKeyId", "X-Goog-Signature", "session%5Ftoken"):
+        named = secret.replace("%5F", "_")
+        with pytest.raises(CommandError, match=f"^abfs://… holds {named}, which run folders, logs") as raised:
+            check_place(f"abfs://box@account/run?tenant_id=a&{secret}=hunter2")
+        assert "hunter2" not in str(raised.value)
+    check_place("s3://bucket/run?endpoint_override=host:9000&scheme=http&region=here&sse=1")
+    check_place("abfs://box@account/run?credential_kind=environment&client_id=a&tenant_id=b")
     with pytest.raises(CommandError, match="is no place for a run"):
         Storage("ftp://host/run")
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")

@@ -12,7 +12,7 @@ from launch.command import CommandError
 from launch.evaluate import _run_in
 from launch.run_directory import RunDirectory
 from launch.storage import Storage, StorageError
-from launch.stored_run import create_run, hand_over, open_run, read_run
+from launch.stored_run import create_run, hand_over, is_begun, open_run, read_run
 from launch.trained import POLICIES, STATE, open_trained
 from policies.settings import Settings
 from tests.launch.conftest import mount, record
@@ -32,10 +32,11 @@ def stored_run(place: Path) -> RunDirectory:
     """A run with checkpoints of the updates 0 and 6, in storage and in the local folder where it works."""
     made = create_run(f"file://{place}")
     made.write_settings(SETTINGS, "cory train")
-    for update in (0, 6):
+    for update in range(7):
         made.metrics.append({"update": update})
-        made.checkpoints.save(update, write)
-        made.mirror(keep=2)
+        if update in (0, 6):
+            made.checkpoints.save(update, write)
+            made.mirror(keep=2)
     return made
 
 
@@ -50,7 +51,7 @@ def test_a_run_is_taken_up_from_storage_alone_and_ends_without_a_local_copy(home
     with pytest.raises(CommandError, match=f"holds a run: go on with it by `cory train --resume file://{place}`"):
         create_run(f"file://{place}")
     again = open_run(f"file://{place}")
-    assert [line["update"] for line in again.updates()] == [0, 6] and again.checkpoints.updates() == [6]
+    assert [line["update"] for line in again.updates()] == list(range(7)) and again.checkpoints.updates() == [6]
     again.unlock()
     assert RunDirectory.open(place).checkpoints.updates() == [0, 6]  # a path is as good as its URI
 
@@ -78,12 +79,12 @@ def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_la
     run.checkpoints.save(9, lambda folder: (folder / "weights").write_bytes(b"0" * 4 * 2**20))
     with pytest.raises(StorageError, match=r"run cannot be written: .*No space left on device"):
         run.mirror(keep=3)
+    run.unlock()
     mount("-o", "remount,ro", str(disk))
     with pytest.raises(StorageError, match=r"Read-only file system.*the run is in .*`cory train --resume file://"):
         hand_over(run, SETTINGS)
     storage = Storage(f"file://{disk}/run")
     assert storage.updates(storage.names()) == [0, 6]
-    run.unlock()
     mount("-o", "remount,rw,size=16m", str(disk))
     again = open_run(f"file://{disk}/run")  # on the machine that has update 9
     assert RunDirectory.open(disk / "run").checkpoints.choose("latest")[0] == 9
@@ -99,6 +100,74 @@ def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine
     Storage(f"file://{place}").push(elsewhere.path, keep=2, best=None)
     again = open_run(f"file://{place}")
     assert again.checkpoints.updates() == [3] and again.updates() == elsewhere.updates()
+
+
+def test_a_folder_and_its_uri_are_one_run_that_one_process_trains(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "storage" / "run"
+    run = create_run(f"file://{place}")
+    run.write_settings(SETTINGS, "cory train")
+    run.mirror(keep=2)
+    with pytest.raises(CommandError, match=f"^{place} is in use by another run"):
+        RunDirectory.create(place)
+    run.unlock()
+    create_run(f"file://{place}").unlock()  # nothing was saved
+    in_folder = RunDirectory.create(place)
+    with pytest.raises(CommandError, match=f"^{place} is in use by another run"):
+        create_run(f"file://{place}")
+    in_folder.unlock()
+
+
+@pytest.mark.parametrize("arrived", [(), ("config.yaml", "metrics.jsonl")])
+def test_a_run_whose_checkpoints_never_arrived_is_not_replaced_and_goes_on_from_this_machine(
+    home: Path, tmp_path: Path, arrived: tuple[str, ...]
+) -> None:
+    place = tmp_path / "storage" / "run"
+    run = stored_run(place)
+    run.unlock()
+    shutil.rmtree(place)
+    place.mkdir()
+    for name in arrived:
+        shutil.copy(run.path / name, place)
+    with pytest.raises(CommandError, match=f"{run.path} on .* by `cory train --resume file://{place}` on that machine"):
+        create_run(f"file://{place}")
+    assert run.checkpoints.updates() == [0, 6]
+    assert is_begun(f"file://{place}") and not is_begun(f"file://{place}2")
+    open_run(f"file://{place}").unlock()
+    assert run.checkpoints.updates() == RunDirectory.open(place).checkpoints.updates() == [0, 6]
+    shutil.rmtree(run.path)
+    assert is_begun(f"file://{place}")
+
+
+def test_updates_that_were_done_anew_after_a_failure_are_not_lost_where_storage_has_their_first_lines(
+    home: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "storage" / "run"
+    run = stored_run(place)
+    for update in (7, 8):
+        run.metrics.append({"update": update, "seconds": 1.0})
+    run.mirror(keep=2)
+    run.cut_after(6)
+    for update in (7, 8, 9):
+        run.metrics.append({"update": update, "seconds": 2.0})
+    run.checkpoints.save(9, write)
+    run.unlock()  # storage could not be written until the end
+    again = open_run(f"file://{place}")
+    assert again.checkpoints.updates() == [0, 6, 9] and len(again.updates()) == 10
+    assert RunDirectory.open(place).updates() == again.updates()
+
+
+def test_a_run_of_which_storage_has_only_the_start_is_not_taken_for_another_on_this_machine(
+    home: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "storage" / "run"
+    stored_run(place).unlock()
+    shutil.rmtree(place)
+    elsewhere = RunDirectory.create(tmp_path / "elsewhere")
+    elsewhere.write_settings(SETTINGS, "cory train lr=1e-3")
+    elsewhere.metrics.append({"update": 0})
+    elsewhere.checkpoints.save(0, write)
+    Storage(f"file://{place}").push(elsewhere.path, keep=2, best=None)
+    assert open_run(f"file://{place}").checkpoints.updates() == [0]
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launch import evaluate, export, study
+from launch.run_directory import RunDirectory
 from launch.study_results import read
 from tests.launch.conftest import Cory, begin
 
@@ -65,6 +67,19 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_
     assert (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes() == before
     other = cory("study", "mine.yaml", "lr=1e-3", "--out", "study")
     assert other.returncode == 2 and "was made with other settings: lr" in other.stderr
+
+
+def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_along(
+    policies_run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    for command, what, words in (
+        (study, "study", ["imdb"]),
+        (export, "model", [str(policies_run.path), "--policy", "llm_1"]),
+        (evaluate, "evaluation", [str(policies_run.path)]),
+    ):
+        assert command.main([*words, "--out", "here"]) == 2
+        assert f"Error: The {what}'s folder here is relative: in a Ray job it would vanish" in capsys.readouterr().err
 
 
 @pytest.mark.slow

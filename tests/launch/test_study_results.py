@@ -1,4 +1,7 @@
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,6 +140,21 @@ def test_a_run_that_another_process_still_trains_is_left_to_it(tmp_path: Path) -
     one = job(tmp_path)
     with lock_folder(one.run), pytest.raises(CommandError, match=f"being trained by process {os.getpid()}"):
         Performer(lambda: None).perform(one)
+
+
+@pytest.mark.parametrize("in_job", [False, True])
+def test_a_stopped_study_asks_its_run_to_stop_once_and_in_a_job_ray_does(
+    in_job: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_job:
+        monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    performer = Performer(lambda: None)
+    performer.interrupts.requested = signal.SIGTERM
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
+        performer._process = run
+        performer._pass_on()
+        run.communicate(b"\n")  # it ends by itself if nothing asks it to
+    assert run.returncode == (0 if in_job else -signal.SIGTERM)
 
 
 def test_a_folder_without_results_and_a_damaged_result_are_refused(tmp_path: Path) -> None:

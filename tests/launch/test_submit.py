@@ -6,10 +6,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from launch.command import CommandError
 from launch.secrets import is_secret, load_secrets, on_workers
-from launch.submit import _command, _environment, _parser, check_cluster, check_size
+from launch.submit import _check_free, _command, _environment, _parser, check_cluster, check_size, main
 
 NOTHING = {"CPU": 0.0, "GPU": 0.0}
 TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]
@@ -58,6 +59,41 @@ def test_what_a_cluster_can_place_is_not_refused() -> None:
     check_cluster(TRAIN, NOTHING, [{"CPU": 2.0}, {"CPU": 3.0}])
     check_cluster(TRAIN, {**NOTHING, "CPU": 2.0}, [{"CPU": 6.0}])
     check_cluster(["validate", "imdb"], {**NOTHING, "tpu": 1.0}, [{"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}])
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "share", "cpus", "gpus"),
+    [
+        # the driver of a run is the one CPU, and the learner's GPU if it learns, that the run asks for
+        ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], {"CPU": 1.0, "GPU": 1.0}, 2, 2),
+        ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], {"CPU": 2.0, "GPU": 2.0}, 3, 3),
+        ("train", ["num_runners=1", "num_learners=1", "gpus_per_learner=1"], {"CPU": 0.0, "GPU": 1.0}, 2, 2),
+        # the driver of a search is none of its trials' drivers
+        ("tune", ["num_runners=1", "gpus_per_learner=1", "--over", "lr=1e-5,1e-4"], {"CPU": 1.0, "GPU": 1.0}, 3, 2),
+    ],
+)
+def test_what_the_driver_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_does(
+    command: str, words: list[str], share: dict[str, float], cpus: int, gpus: int
+) -> None:
+    asked = [command, "imdb-tiny", "backend=transformers", *words]
+    check_cluster(asked, share, [{"CPU": float(cpus), "GPU": float(gpus)}])
+    with pytest.raises(CommandError, match="CPUs in all"):
+        check_cluster(asked, share, [{"CPU": cpus - 1.0, "GPU": float(gpus)}])
+    with pytest.raises(CommandError, match="GPUs in all"):
+        check_cluster(asked, share, [{"CPU": float(cpus), "GPU": gpus - 1.0}])
+
+
+def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("num_learners: 4\n")
+    for command in (["train", "backend=transformers", "-c", "mine.yaml"], [*SEARCH[:-1], "lr=1e-5", "-c", "mine.yaml"]):
+        with pytest.raises(CommandError, match="CPUs in all"):
+            check_cluster(command, NOTHING, [{"CPU": 4.0}], tmp_path)
+
+
+@pytest.mark.parametrize("asked", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
+def test_resources_that_are_none_are_refused(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--resources", asked, "--", "validate", "imdb"]) == 2
+    assert f"Error: --resources={asked}: `{asked}` is not a custom resource" in capsys.readouterr().err
 
 
 SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
@@ -110,6 +146,31 @@ def test_a_command_that_could_not_keep_its_run_is_refused(given: list[str], word
         _command(options(*given), words)
 
 
+def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -> None:
+    class Client(JobSubmissionClient):
+        """That of a cluster with one job."""
+
+        def __init__(self) -> None:
+            pass
+
+        def list_jobs(self) -> list[JobDetails]:
+            return [job]
+
+    job = JobDetails(
+        type=JobType.SUBMISSION,
+        submission_id="raysubmit_1",
+        status=JobStatus.RUNNING,
+        entrypoint="python -m launch.main train",
+        metadata={"run": "file:///shared/one"},
+    )
+    for place in ("file:///shared/one", "/shared/one", "/shared/one/"):
+        with pytest.raises(CommandError, match=f"raysubmit_1 is at work on {place}"):
+            _check_free(Client(), place)
+    _check_free(Client(), "/shared/two")
+    job.status = JobStatus.STOPPED
+    _check_free(Client(), "/shared/one")
+
+
 @pytest.mark.parametrize(
     "name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "aws_access_key_id"]
 )
@@ -124,10 +185,12 @@ def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None
         assert not is_secret(name)
     sent = _environment(options("--env", "WANDB_MODE=offline", "--secrets", "/etc/cory/secrets.env"))
     assert sent == {
-        "RAY_JOB_STOP_WAIT_TIME_S": "600",
+        "RAY_JOB_STOP_WAIT_TIME_S": "3600",
         "WANDB_MODE": "offline",
         "CORY_SECRETS": "/etc/cory/secrets.env",
     }
+    assert _environment(options("--unchecked"))["CORY_UNCHECKED"] == "1"
+    assert _environment(options("--env", "RAY_JOB_STOP_WAIT_TIME_S=9000"))["RAY_JOB_STOP_WAIT_TIME_S"] == "9000"
 
 
 def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

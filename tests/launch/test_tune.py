@@ -96,6 +96,8 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "seed=1,2", "--seeds", "2"), "say the same twice"),
         (("--over", "lr=1e-5,1e-4", "--scheduler", "pbt", "--seeds", "2"), "do not go with --scheduler pbt"),
         (("--over", "num_agents=1,2", "--scheduler", "pbt"), "cannot change num_agents while a trial runs"),
+        (("--over", "queries=128,256", "--scheduler", "pbt"), "cannot change queries while a trial runs"),
+        (("--over", "lora_alpha=16,32", "--scheduler", "pbt"), "cannot change lora_alpha while a trial runs"),
         (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"), "the first of these is after 50 of 45"),
         (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
         (("--over", "lr=1e-5", "wandb=true"), "Set wandb=false"),
