@@ -130,6 +130,7 @@ def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.Ca
     assert "Warnings" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_preset_summarize_is_proven_and_trained_on_a_file(
     cory: Cory, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
