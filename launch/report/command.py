@@ -24,8 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         "runs",
         nargs="+",
         metavar="RUN|STUDY",
-        type=Path,
-        help="folders of runs, of which those that differ in the seed alone are one arm; folders of studies",
+        help="folders or URIs of runs, of which those that differ in the seed alone are one arm; folders of studies",
     )
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"where to (default: {OUT})")
     parser.add_argument("--png", type=Path, metavar="DIR", help="also draw every plot into a PNG in this folder")
@@ -34,29 +33,33 @@ def main(argv: list[str] | None = None) -> int:
     return run(lambda: report(options.runs, options.out, options.png), debug=options.debug)
 
 
-def report(folders: Sequence[Path], out: Path = OUT, png: Path | None = None) -> int:
+def report(places: Sequence[str | Path], out: Path = OUT, png: Path | None = None) -> int:
     """Writes the report and says where it is.
 
     Args:
-        folders: of runs, finished or not, or of studies.
+        places: folders or URIs of runs, finished or not, or folders of studies.
         out: the HTML file, replaced if it exists.
         png: where to draw the plots, too.
 
     Raises:
-        CommandError: a folder holds neither, a file of one is damaged, or nothing can be written there.
+        CommandError: a place holds neither, a file of one is damaged, or nothing can be written there.
+        StorageError: storage cannot be read.
     """
     from launch.journal import replace_text
     from launch.report.page import page
-    from launch.report.runs import read
+    from launch.report.runs import address, read
+    from launch.storage import check_place
 
-    twice = [str(folder) for place, folder in enumerate(folders) if folder.resolve() in _resolved(folders[:place])]
-    if twice:
+    for folder in (out.parent, png or out.parent):
+        check_place(str(folder), "report")
+    known = [address(place) for place in places]
+    if twice := [place for number, place in enumerate(places) if known[number] in known[:number]]:
         raise CommandError(f"{twice[0]} is named twice. Name each run once.")
     if out.is_dir():
         raise CommandError(f"{out} is a folder. Name a file with --out, such as {out / OUT}.")
-    runs = read(folders)
+    runs = read(places)
     if not any(run.updates for run in runs):
-        raise CommandError(f"{folders[0]} has no metrics yet: its first update is not finished. Try again in a while.")
+        raise CommandError(f"{places[0]} has no metrics yet: its first update is not finished. Try again in a while.")
     made = page(runs)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +73,3 @@ def report(folders: Sequence[Path], out: Path = OUT, png: Path | None = None) ->
         for plot in made.plots:
             print(plot.save(png))
     return 0
-
-
-def _resolved(folders: Sequence[Path]) -> list[Path]:
-    return [folder.resolve() for folder in folders]

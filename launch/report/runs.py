@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from launch import final, study_results
+from launch import final, stored_run, study_results
 from launch.command import CommandError
 from launch.configuration import Value
 from launch.records import Figures, SampleLine, Update
 from launch.results import Row
 from launch.run_directory import CONFIG, RunDirectory
 from launch.search_space import show_value
+from launch.storage import is_uri
 from launch.study_results import Cost, FinalFigures, StudyRun, final_figures
 from launch.train import RESUMABLE
 from policies.settings import Settings
@@ -93,19 +94,21 @@ class Arm:
         return [run.result for run in self.counted]
 
 
-def read(folders: Sequence[Path]) -> list[Run]:
-    """Reads runs' folders and studies' folders.
+def read(places: Sequence[str | Path]) -> list[Run]:
+    """Reads runs' folders, or URIs, and studies' folders.
 
     Raises:
-        CommandError: a folder is neither, or a file in it is damaged.
+        CommandError: a place is neither, or a file in it is damaged.
+        StorageError: storage cannot be read.
     """
     runs = []
-    for folder, name in zip(folders, names(folders), strict=True):
-        if (folder / "results").is_dir() and not RunDirectory(folder).exists():
-            prefix = f"{name}/" if len(folders) > 1 else ""
+    for place, name in zip(places, names(places), strict=True):
+        folder = Path(place)
+        if not is_uri(str(place)) and (folder / "results").is_dir() and not RunDirectory(folder).exists():
+            prefix = f"{name}/" if len(places) > 1 else ""
             runs += [_of_study(result, prefix) for result in study_results.read(folder)]
         else:
-            runs.append(read_run(folder, name))
+            runs.append(read_run(place, name))
     return runs
 
 
@@ -114,17 +117,19 @@ def _of_study(result: StudyRun, prefix: str) -> Run:
     return Run(f"{prefix}{result.arm}/{result.seed}", result, [result.command], {**hardware, **result.versions})
 
 
-def read_run(folder: Path, name: str) -> Run:
+def read_run(place: str | Path, name: str) -> Run:
     """Reads a run's folder.
 
     Args:
-        folder: of a run, finished or not.
+        place: of a run, finished or not; a folder or a URI.
         name: what the report calls it.
 
     Raises:
         CommandError: there is no run, or a file of it is damaged.
+        StorageError: storage cannot be read.
     """
-    run = RunDirectory.open(folder)
+    run = stored_run.read_run(place)
+    folder = run.path
     settings, updates = run.settings(), run.updates()
     done = updates[-1]["update"] if updates else 0
     collapsed = settings.stop_on_collapse and any(line.get("collapsed") for line in updates[-1:])
@@ -191,14 +196,19 @@ def _read_evaluation(file: Path) -> Evaluation:
         raise CommandError(f"{file} is not what `cory evaluate` wrote there. Evaluate again, or remove it.") from error
 
 
-def names(folders: Sequence[Path]) -> list[str]:
-    """Returns a name per folder, as short as tells them apart: the last parts of its path."""
-    parts = [folder.resolve().parts for folder in folders]
+def names(places: Sequence[str | Path]) -> list[str]:
+    """Returns a name per folder or URI, as short as tells them apart: the last parts of its path."""
+    parts = [tuple(address(place).partition("?")[0].rstrip("/").split("/")) for place in places]
     for size in range(1, max(map(len, parts)) + 1):
         found = ["/".join(each[-size:]) for each in parts]
         if len(set(found)) == len(set(parts)):
             break
     return found
+
+
+def address(place: str | Path) -> str:
+    """Returns a URI, or the absolute path of a folder."""
+    return str(place) if is_uri(str(place)) else Path(place).resolve().as_posix()
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

@@ -163,7 +163,7 @@ def test_at_a_terminal_it_asks_goes_on_after_a_query_that_is_too_long_and_ends_w
     def until(text: str) -> str:
         seen = ""
         while text not in seen:
-            assert select.select([terminal], [], [], 60)[0], seen
+            assert select.select([terminal], [], [], 200)[0], seen
             seen += os.read(terminal, 1024).decode()
         return seen
 

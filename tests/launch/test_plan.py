@@ -97,11 +97,16 @@ def test_a_split_engine_finds_room_on_gpus_that_would_not_hold_it_alone_but_not_
         check_nodes(make_settings(values), [{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}])
 
 
-def test_a_driver_that_learns_shares_no_gpu_with_runners_that_need_the_rest_of_it() -> None:
+def test_a_driver_that_learns_shares_no_gpu_with_runners_that_need_the_rest_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     both = {"num_runners": 1, "gpus_per_runner": 1, "gpus_per_learner": 1}
     for crowded in (both, {"num_runners": 2, "gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
         with pytest.raises(CommandError, match=r"do not fit on one\. Set num_learners=1\.$"):
             check_driver(make_settings(crowded))
+        with pytest.raises(CommandError, match=r"do not fit on one\. Set num_learners=1\.$"):
+            plan([f"{key}={value}" for key, value in crowded.items()])
         check_driver(make_settings({**crowded, "num_learners": 1}))
         check_driver(make_settings(crowded), own=1.0)
     for values in ({}, {**both, "gpus_per_runner": 0}, {"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):

@@ -19,7 +19,7 @@ from launch.manifest import own_version
 from launch.report.command import main, report
 from launch.report.ends import sweeps
 from launch.report.marks import APART, spread
-from launch.report.runs import arms_of, names, read_run
+from launch.report.runs import arms_of, names, read, read_run
 from launch.report.samples import moments_of
 from launch.report.series import over_seeds
 from launch.report.tables import environments
@@ -240,6 +240,14 @@ def test_plots_are_drawn_as_png_too(tmp_path: Path) -> None:
     drawn = {file.stem: imread(file) for file in (tmp_path / "png").iterdir()}
     assert set(drawn) == {"pareto", "curves-1-policies", "health"}
     assert all(image.shape[1] > 800 and image[..., :3].std() > 0.05 for image in drawn.values())
+
+
+def test_runs_are_named_by_the_last_parts_of_their_path_or_uri(tmp_path: Path) -> None:
+    for name in ("a/run", "b/run"):
+        record(tmp_path / name, Settings(num_agents=1, updates=12))
+    found = read([f"file://{tmp_path}/a/run", tmp_path / "b" / "run"])
+    assert [(run.name, len(run.updates)) for run in found] == [("a/run", 13), ("b/run", 13)]
+    assert names(["s3://bucket/one?region=here", "s3://bucket/two/?region=here"]) == ["one", "two"]
 
 
 def test_it_says_where_the_report_is(cory: Cory, tmp_path: Path) -> None:

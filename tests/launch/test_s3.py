@@ -65,5 +65,7 @@ def test_a_run_in_a_bucket_is_trained_continued_and_evaluated_from_there(
     assert "bucket/run/checkpoints/update_000004/manifest.json" in found
     evaluated = cory("evaluate", uri, "--checkpoint", "latest", "--queries", "2", "--samples", "1", **own)
     assert evaluated.returncode == 0 and "llm_1 after llm_2" in evaluated.stdout, evaluated.stderr
+    reported = cory("report", uri, "--out", "report.html", **own)
+    assert reported.returncode == 0 and "llm_1" in (tmp_path / "report.html").read_text(), reported.stderr
     missing = cory("watch", uri.replace("bucket/run", "nobody/run"), "--once", **own)
     assert missing.returncode == 2 and missing.stderr.startswith("Error: s3://nobody/run")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch import evaluate, export, study
+from launch.report import command as report
 from launch.run_directory import RunDirectory
 from launch.study_results import read
 from tests.launch.conftest import Cory, begin
@@ -73,12 +74,14 @@ def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_alon
     policies_run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    for command, what, words in (
-        (study, "study", ["imdb"]),
-        (export, "model", [str(policies_run.path), "--policy", "llm_1"]),
-        (evaluate, "evaluation", [str(policies_run.path)]),
+    for main, what, words in (
+        (study.main, "study", ["imdb", "--out", "here"]),
+        (export.main, "model", [str(policies_run.path), "--policy", "llm_1", "--out", "here"]),
+        (evaluate.main, "evaluation", [str(policies_run.path), "--out", "here"]),
+        (report.main, "report", [str(policies_run.path), "--out", "here/report.html"]),
+        (report.main, "report", [str(policies_run.path), "--out", "/tmp/report.html", "--png", "here"]),
     ):
-        assert command.main([*words, "--out", "here"]) == 2
+        assert main(words) == 2
         assert f"Error: The {what}'s folder here is relative: in a Ray job it would vanish" in capsys.readouterr().err
 
 
