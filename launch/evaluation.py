@@ -38,7 +38,7 @@ IRRELEVANT = {
     *("generation_timeout", "reward_timeout", "self_test"),
     *("stop_on_collapse", "health_patience", "max_repetition", "min_eos_share", "max_token_kl", "max_observer_loss"),
     *("max_role_gap", "max_sampler_gap", "eval_every", "eval_queries", "checkpoint_every", "keep_checkpoints"),
-    *("final_queries", "samples_every", "wandb"),
+    *("final_queries", "samples_every", "wandb", "mlflow"),
 }
 """Settings that change no response and no measure of one, so they may change while an evaluation goes on."""
 LINES = 20

@@ -7,6 +7,7 @@ final.json       with `final_queries`: every response of each policy, alone, aft
 tensorboard/     the metrics again, for TensorBoard
 wandb/           with `wandb`, what Weights & Biases keeps
 wandb.id         and the run's id there
+mlflow.id        with `mlflow`, the run's id there
 checkpoints/     the last few and `best`
 log.txt          what libraries and rewards printed
 curves.png       drawn at the end, or by `cory plot`
@@ -40,6 +41,7 @@ ORIGIN = "# cory "
 """How `config.yaml` begins."""
 TENSORBOARD = "tensorboard"
 WANDB, WANDB_ID = "wandb", "wandb.id"
+MLFLOW_ID = "mlflow.id"
 """What Weights & Biases keeps, and the id under which its run goes on."""
 LOOK = 0.1
 """Seconds in which a look at the lock is over."""
@@ -136,7 +138,10 @@ class RunDirectory:
     def _clear(self) -> None:
         """Removes a run that ended before anything of it was saved."""
         for entry in self.path.iterdir():
-            if entry.name in (CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name, WANDB_ID):
+            if entry.name in (
+                *(CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name),
+                *(WANDB_ID, MLFLOW_ID),
+            ):
                 entry.unlink()
             elif entry.name in (TENSORBOARD, WANDB, self.checkpoints.folder.name):
                 shutil.rmtree(entry)

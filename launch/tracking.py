@@ -1,15 +1,17 @@
-"""Sends a run's numbers to TensorBoard files, to Ray's metrics endpoint and, if asked, to Weights & Biases."""
+"""Sends a run's numbers to TensorBoard files, Ray's metrics endpoint and, if asked, Weights & Biases and MLflow."""
 
 import contextlib
 import importlib.util
+import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from launch.command import CommandError
 from launch.records import Update, plain
-from launch.run_directory import TENSORBOARD, WANDB_ID
+from launch.run_directory import MLFLOW_ID, TENSORBOARD, WANDB_ID
 from policies.settings import Settings
 
 PLACE = "place/"
@@ -140,15 +142,79 @@ class WeightsAndBiases:
         self._run.finish()
 
 
+class MLflow:
+    """One MLflow run where MLFLOW_TRACKING_URI says, continued under the same id when training is resumed.
+
+    A thread of MLflow's sends the numbers, so a slow server costs training nothing. One that is gone is asked again for a
+    minute (MLFLOW_HTTP_REQUEST_MAX_RETRIES says how often); MLflow then reports on standard error what it could not send.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        """Opens the run; its id is kept in the run's folder.
+
+        Raises:
+            CommandError: MLflow refuses, or does not answer.
+        """
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault(
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5"
+        )  # with MLflow's own default, it takes four minutes
+        import mlflow
+        from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
+
+        self._sent: list[Any] = []
+        remembered = folder / MLFLOW_ID
+        try:
+            self._client = mlflow.MlflowClient()
+            if remembered.exists():
+                self._run = remembered.read_text()
+                self._client.update_run(self._run, status="RUNNING")
+                return
+            experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "cory"))
+            self._run = self._client.create_run(experiment.experiment_id, run_name=folder.name).info.run_id
+            params = [Param(name, str(value)) for name, value in settings.model_dump().items()]
+            self._client.log_batch(self._run, params=params)
+            remembered.write_text(self._run)
+        except MlflowException as error:
+            reason = str(error).splitlines()[0]
+            raise CommandError(f"MLflow refuses to start: {reason} To do without: mlflow=false.") from error
+
+    def log(self, update: int, figures: Mapping[str, float]) -> None:
+        """Records the numbers of one update."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, update) for name, value in figures.items()]
+        self._sent.append(self._client.log_batch(self._run, metrics=metrics, synchronous=False))
+
+    def close(self) -> None:
+        """Waits until all numbers are sent, and ends the run."""
+        from mlflow.exceptions import MlflowException
+
+        for sending in self._sent:
+            with contextlib.suppress(MlflowException):
+                sending.wait()
+        with contextlib.suppress(MlflowException):
+            self._client.set_terminated(self._run)
+
+
 def check(settings: Settings) -> None:
-    """Refuses, before anything is started, settings whose tracker is not installed.
+    """Refuses, before anything is started, settings whose tracker is not there.
 
     Raises:
-        CommandError: `wandb=true` without the package.
+        CommandError: `wandb=true` or `mlflow=true` without the package, or MLflow without an address.
     """
-    if settings.wandb and importlib.util.find_spec("wandb") is None:
+    for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):
+        if getattr(settings, name) and importlib.util.find_spec(name) is None:
+            raise CommandError(
+                f"{name}=true needs the package {package}, which is not installed. Run `pip install {package}`, or set "
+                f"{name}=false."
+            )
+    if settings.mlflow and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise CommandError(
-            "wandb=true needs the package wandb, which is not installed. Run `pip install wandb`, or set wandb=false."
+            "mlflow=true needs MLFLOW_TRACKING_URI: the address of a tracking server, such as http://host:5000, or of "
+            "a database, such as sqlite:////shared/mlflow.db. Set it, or set mlflow=false."
         )
 
 
@@ -157,6 +223,8 @@ def open_trackers(folder: Path, settings: Settings, after: int | None) -> list[T
     trackers: list[Tracker] = [TensorBoard(folder / TENSORBOARD, after), Prometheus(folder.name, settings)]
     if settings.wandb:
         trackers.append(WeightsAndBiases(folder, settings))
+    if settings.mlflow:
+        trackers.append(MLflow(folder, settings))
     return trackers
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launch.run_directory import RunDirectory
     from policies.settings import Settings
 
-RESUMABLE = ("updates", "checkpoint_every", "keep_checkpoints", "final_queries", "samples_every", "wandb")
+RESUMABLE = ("updates", "checkpoint_every", "keep_checkpoints", "final_queries", "samples_every", "wandb", "mlflow")
 """Settings that may change when a run goes on: they say how long, and what is written, but not what is learned."""
 
 USAGE = """cory train [PRESET] [-c FILE ...] [key=value ...] [options]

@@ -132,8 +132,9 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         else:
             check_free(folder)
     checked = list(points(search.settings, search.axes))
-    if search.settings.wandb:
-        raise CommandError("wandb=true: trials are not sent to Weights & Biases. Set wandb=false.")
+    for tracker in ("wandb", "mlflow"):
+        if getattr(search.settings, tracker):
+            raise CommandError(f"{tracker}=true: trials of a search are sent nowhere. Set {tracker}=false.")
     session.quiet_libraries(options.debug)
     task.check(checked[0])
     origin = f"{shlex.join(['cory', 'tune', *words])}  # cory-rllib {own_version()}"

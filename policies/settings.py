@@ -229,6 +229,8 @@ class Settings(BaseModel):
     """Updates between sample texts."""
     wandb: bool = False
     """Also log to Weights & Biases (extra `wandb`)."""
+    mlflow: bool = False
+    """Also log to MLflow, where MLFLOW_TRACKING_URI says (extra `mlflow`)."""
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Where a run's numbers go, beside its own files: Ray's metrics endpoint, and Weights & Biases without a network."""
+"""Where a run's numbers go, beside its own files: Ray's metrics endpoint; Weights & Biases and MLflow, both offline."""
 
 import json
 import re
@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from launch.command import CommandError
+from launch.tracking import check
 from policies.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record
 
@@ -99,3 +103,67 @@ def test_weights_and_biases_keeps_a_run_without_a_network_and_under_one_id(tmp_p
     for update, file in enumerate(files, start=1):
         figure = run.updates()[update]["policy"]["llm_1"]["kl"]
         assert re.search(rb"policy/llm_1/kl\W{1,3}" + re.escape(str(figure).encode()), file.read_bytes())
+
+
+TO_MLFLOW = """
+import json, os, pathlib, sys
+from launch.command import CommandError
+from launch.tracking import MLflow, figures_of
+from policies.settings import Settings
+
+run, database = map(pathlib.Path, sys.argv[1:])
+lines = [json.loads(line) for line in sys.stdin]
+
+def session(line, spoil=False):
+    tracker = MLflow(run, Settings(lr=2e-5))
+    if spoil:
+        database.write_text("no database")
+    tracker.log(line["update"], figures_of(line))
+    tracker.close()
+
+os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
+try:
+    session(lines[0])
+except CommandError as error:
+    refused = str(error)
+os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{database}"
+for line in lines:  # a run, and one that was resumed
+    session(line)
+from mlflow import MlflowClient
+client = MlflowClient()
+(experiment,) = client.search_experiments(filter_string="name = 'cory'")
+(kept,) = client.search_runs([experiment.experiment_id])
+history = [(point.step, point.value) for point in client.get_metric_history(kept.info.run_id, "policy/llm_1/kl")]
+session(lines[0], spoil=True)
+print(json.dumps([refused, dict(kept.info), kept.data.params, history]))
+"""
+
+
+def test_mlflow_keeps_a_run_and_goes_on_with_it_and_stops_nothing_when_it_fails_later(tmp_path: Path) -> None:
+    run = record(tmp_path / "here", Settings(updates=12), updates=range(3))
+    written = subprocess.run(
+        [sys.executable, "-c", TO_MLFLOW, str(run.path), str(tmp_path / "mlflow.db")],
+        env={**ENVIRONMENT, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"},
+        input="".join(json.dumps(line) + "\n" for line in run.updates()[1:]),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert written.returncode == 0, written.stderr
+    refused, kept, params, history = json.loads(written.stdout)
+    assert re.fullmatch(r"MLflow refuses to start: .*127.0.0.1.* To do without: mlflow=false\.", refused)
+    assert kept["run_id"] == (run.path / "mlflow.id").read_text()
+    assert (kept["run_name"], kept["status"], params["lr"]) == ("here", "FINISHED", "2e-05")
+    assert history == [[update, run.updates()[update]["policy"]["llm_1"]["kl"]] for update in (1, 2)]
+    assert "file is not a database" in written.stderr
+
+
+def test_a_tracker_that_is_not_there_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(CommandError, match=r"mlflow=true needs MLFLOW_TRACKING_URI: .* Set it, or set mlflow=false\."):
+        check(Settings(mlflow=True))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):
+        with pytest.raises(CommandError, match=f"Run `pip install {package}`, or set {name}=false"):
+            check(Settings.model_validate({name: True}))
+    check(Settings())

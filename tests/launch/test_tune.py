@@ -101,6 +101,7 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"), "the first of these is after 50 of 45"),
         (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
         (("--over", "lr=1e-5", "wandb=true"), "Set wandb=false"),
+        (("--over", "lr=1e-5", "mlflow=true"), "Set mlflow=false"),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (("--resume", "taken"), "has no search.yaml"),
         (("--over", "lr=1e-5", "--continue"), "--continue needs the search's folder"),
