@@ -145,8 +145,8 @@ class WeightsAndBiases:
 class MLflow:
     """One MLflow run where MLFLOW_TRACKING_URI says, continued under the same id when training is resumed.
 
-    A thread of MLflow's sends the numbers, so a slow server costs training nothing. One that is gone is asked again for a
-    minute (MLFLOW_HTTP_REQUEST_MAX_RETRIES says how often); MLflow then reports on standard error what it could not send.
+    A thread of MLflow's sends the numbers, so a slow server costs training nothing. One that is gone is asked again for
+    a minute (MLFLOW_HTTP_REQUEST_MAX_RETRIES: how often); MLflow then reports on standard error what it could not send.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
