@@ -46,7 +46,7 @@ examples:
   cory evaluate runs/NAME
   cory evaluate runs/NAME --samples 16 --k 1,4,16 --checkpoint latest
   cory evaluate runs/NAME data=other.jsonl temperature=0.7
-  cory evaluate ./my-model --task custom data=questions.jsonl reward=my_rewards:score --solved-at 1
+  cory evaluate ./my-model --task custom data=questions.jsonl reward=my_rewards:score max_response=12 --solved-at 1
 
 A killed evaluation goes on when the same command is given again. Checkpoints are pickles, which can run code: evaluate
 your own runs only.

@@ -86,7 +86,7 @@ def _parser() -> Parser:
         "--resume",
         type=_folder,
         metavar="DIR",
-        help="continue a search: unfinished trials from their checkpoints, failed ones from the start. Checkpoints are "
+        help="continue a search: unfinished and failed trials go on from their checkpoints. Checkpoints are "
         "pickles, which can run code: resume your own searches only",
     )
     parser.add_argument("--quiet", action="store_true", help="print only what was found")

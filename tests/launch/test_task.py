@@ -130,6 +130,20 @@ def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.Ca
     assert "Warnings" not in capsys.readouterr().out
 
 
+def test_validate_shows_the_prompts_of_a_file_of_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text('task: arithmetic\ndigits: 1\nprompt: "Work out {query} ="\nmax_response: 40\n')
+    assert validate(["-c", str(mine), "operations=sums"]) == 0
+    assert "Work out " in capsys.readouterr().out
+    for words, said in (
+        (["operations=sums"], "Name the task, or a file that does: cory validate TASK operations=sums"),
+        (["imdb", "gsm8k"], "One task at a time: imdb and gsm8k"),
+        (["-c", str(tmp_path / "none.yaml")], "none.yaml cannot be read"),
+    ):
+        assert validate(words) == 2
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_preset_summarize_is_proven_and_trained_on_a_file(
     cory: Cory, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Path
