@@ -137,11 +137,9 @@ class RunDirectory:
 
     def _clear(self) -> None:
         """Removes a run that ended before anything of it was saved."""
+        files = (CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name, WANDB_ID, MLFLOW_ID)
         for entry in self.path.iterdir():
-            if entry.name in (
-                *(CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name),
-                *(WANDB_ID, MLFLOW_ID),
-            ):
+            if entry.name in files:
                 entry.unlink()
             elif entry.name in (TENSORBOARD, WANDB, self.checkpoints.folder.name):
                 shutil.rmtree(entry)

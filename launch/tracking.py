@@ -156,9 +156,8 @@ class MLflow:
             CommandError: MLflow refuses, or does not answer.
         """
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault(
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5"
-        )  # with MLflow's own default, it takes four minutes
+        # With MLflow's own default, an address that does not answer is reported after four minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")
         import mlflow
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
