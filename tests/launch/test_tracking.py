@@ -75,7 +75,7 @@ def test_rays_own_endpoint_shows_the_last_update_of_a_run(tmp_path: Path) -> Non
 
 
 OFFLINE = """
-import json, pathlib, sys
+import json, pathlib, sys, time
 from launch.tracking import WeightsAndBiases, figures_of
 from policies.settings import Settings
 
@@ -83,6 +83,7 @@ for text in sys.stdin:  # a run, and one that was resumed
     tracker = WeightsAndBiases(pathlib.Path(sys.argv[1]), Settings(lr=2e-5))
     tracker.log(json.loads(text)["update"], figures_of(json.loads(text)))
     tracker.close()
+    time.sleep(1.1)  # W&B names an offline run's folder by the second it began in
 """
 
 
