@@ -217,7 +217,28 @@ def lock_folder(path: Path) -> IO[str]:
         CommandError: another process has it.
         NoLocks: its file system has no locks.
     """
-    lock = (path / LOCK).open("a+")
+    lock = try_lock(path / LOCK)
+    if lock is None:
+        holder = lock_holder(path)
+        raise CommandError(
+            f"{path} is in use by another run (process {holder}). Stop it, or name another folder with --out."
+        )
+    return lock
+
+
+def try_lock(file: Path) -> IO[str] | None:
+    """Takes a lock for this process, until the file that is returned is closed.
+
+    Args:
+        file: stands for what is taken; made where it is not there, and stays.
+
+    Returns:
+        None where another process has it.
+
+    Raises:
+        NoLocks: its file system has no locks.
+    """
+    lock = file.open("a+")
     try:
         taken = _taken(lock)
     except OSError as error:
@@ -225,17 +246,13 @@ def lock_folder(path: Path) -> IO[str]:
         if error.errno not in NO_LOCKS:
             raise
         raise NoLocks(
-            f"{path} is on a file system without locks ({error.strerror}), where two processes could write at once. "
-            f"Mount it with locks, name a folder on another with --out, or for a run --out file://{path.resolve()}, "
-            "which works in a local folder and is copied there."
+            f"{file.parent} is on a file system without locks ({error.strerror}), where two processes could write at "
+            "once. Mount it with locks, name a folder on another with --out, or for a run --out "
+            f"file://{file.parent.resolve()}, which works in a local folder and is copied there."
         ) from error
     if not taken:
-        lock.seek(0)
-        owner = lock.read().strip()
         lock.close()
-        raise CommandError(
-            f"{path} is in use by another run (process {owner}). Stop it, or name another folder with --out."
-        )
+        return None
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

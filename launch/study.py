@@ -10,6 +10,7 @@ from launch.command import CommandError, Parser, run
 
 if TYPE_CHECKING:
     from launch.study_file import Arm, Study
+    from launch.study_results import StudyRun
     from launch.study_runs import Job
     from launch.terminal import Voice
 
@@ -22,6 +23,7 @@ EPILOG = """studies:
 What is done already is not done again, and a run that was stopped goes on, so the same command continues a study.
 DIR/results/ARM/seed_N.json keeps of each run what tables and plots need; DIR/runs/ARM/seed_N is its folder, which
 `cory watch` follows, and seed_N.txt beside it what it printed. Settings as key=value are those of all arms.
+The same command in several terminals, or on several machines with the folder in common, shares the runs out.
 
 examples:
   cory study imdb --list
@@ -30,7 +32,7 @@ examples:
   cory study mine.yaml --out runs/mine
 
 exit codes:
-  0 all runs are done; 1 some failed; 2 a mistake that you can correct; 130, 143 you stopped it.
+  0 nothing is left to begin; 1 some runs failed; 2 a mistake that you can correct; 130, 143 you stopped it.
 """
 
 
@@ -38,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0; 1 when runs failed; 2 after a user's mistake; 130 or 143 when a signal stopped it.
+        0 when nothing is left to begin; 1 when runs failed; 2 after a user's mistake; 130 or 143 after a signal.
     """
     words = sys.argv[1:] if argv is None else argv
     options = _parser(help_wanted=not {"-h", "--help"}.isdisjoint(words)).parse_intermixed_args(words)
@@ -70,7 +72,6 @@ def _parser(help_wanted: bool) -> Parser:
 
 
 def _command(options: argparse.Namespace) -> int:
-    from launch.run_directory import lock_folder
     from launch.session import own_output
     from launch.storage import check_place
     from launch.study_file import load
@@ -97,7 +98,7 @@ def _command(options: argparse.Namespace) -> int:
     able = [arm for arm in arms if arm.missing is None]
     asked = jobs(study, options.out, able, options.seeds)
     found = {job: job.found() for job in asked}
-    todo = [job for job, run in found.items() if run is None or (options.retry and run.status == "failed")]
+    todo = [job for job, run in found.items() if _is_left(run, options.retry)]
     voice = Voice(own_output(), len(asked), done=len(asked) - len(todo), quiet=options.quiet)
     voice.say(f"{study.about}\nStudy folder: {options.out}")
     for arm in arms:
@@ -106,22 +107,34 @@ def _command(options: argparse.Namespace) -> int:
     voice.say(plan_table(found, todo))
     if options.dry_run:
         return 0
-    options.out.mkdir(parents=True, exist_ok=True)
-    with lock_folder(options.out):
-        return _perform(todo, asked, voice)
+    return _perform(todo, asked, options.retry, voice)
 
 
-def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "Voice") -> int:
-    """Does what is to be done, and shows what was found."""
+def _is_left(run: "StudyRun | None", retry: bool) -> bool:
+    """Returns whether a run is to be done, by the result that it has."""
+    return run is None or (retry and run.status == "failed")
+
+
+def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", retry: bool, voice: "Voice") -> int:
+    """Does what is to be done and no other process does, and shows what was found."""
     from launch.study_runs import Performer
     from launch.study_tables import result_line, summary_table
 
     performer = Performer(lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True))
+    elsewhere = 0
     with voice, performer:
         voice.begin()
         for job in todo:
-            voice.stage(f"{job.arm.name}, seed {job.seed}")
-            made = performer.perform(job)
+            claim = job.claim()
+            if claim is None:
+                elsewhere += 1
+                continue
+            with claim:
+                if not _is_left(job.found(), retry):  # another process did it meanwhile
+                    voice.advance()
+                    continue
+                voice.stage(f"{job.arm.name}, seed {job.seed}")
+                made = performer.perform(job)
             if made is not None:
                 voice.say(f"{result_line(made)}  {voice.advance()}")
             if performer.stopped is not None:
@@ -136,6 +149,8 @@ def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "Voice") -> i
     if performer.stopped is not None:
         voice.say(f"Stopped: {len(runs)} of {len(asked)} runs are done. The same command goes on.", True)
         return performer.stopped
+    if elsewhere:
+        voice.say(f"Nothing is left to begin: other processes of this study had {elsewhere} of the runs in hand.", True)
     return 1 if failed else 0
 
 

@@ -1,8 +1,9 @@
-"""The runs of a study, one after another: each a `cory train` of its own, and then a small file of results.
+"""The runs of a study: each a `cory train` of its own, and then a small file of results.
 
 DIR/results/ARM/seed_N.json   what is kept of a run that ended (launch/study_results.py)
 DIR/runs/ARM/seed_N/          its folder; of its checkpoints the last one's policies stay
 DIR/runs/ARM/seed_N.txt       what it printed
+DIR/runs/ARM/seed_N.lock      who does it, so that several processes can share a study
 """
 
 import datetime
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self, cast
+from typing import IO, NamedTuple, Self, cast
 
 from launch import final, manifest
 from launch.command import IN_JOB, CommandError
@@ -24,7 +25,7 @@ from launch.environment import hardware, versions
 from launch.interrupt import Interrupts
 from launch.load import LoadWatch
 from launch.records import SampleLine
-from launch.run_directory import RunDirectory, lock_holder
+from launch.run_directory import RunDirectory, lock_holder, try_lock
 from launch.study_file import Arm, Study, differing
 from launch.study_results import (
     QUIET,
@@ -104,6 +105,15 @@ class Job:
             )
         return found
 
+    def claim(self) -> IO[str] | None:
+        """Takes the run for this process, until the file that is returned is closed; None where another one does it.
+
+        Raises:
+            NoLocks: the folder's file system has no locks.
+        """
+        self.run.parent.mkdir(parents=True, exist_ok=True)
+        return try_lock(self.run.with_suffix(".lock"))
+
 
 class Ended(NamedTuple):
     """How the process of a run ended."""
@@ -162,7 +172,7 @@ class Performer:
         return self._code if self._code or self.interrupts.requested is None else self.interrupts.exit_code
 
     def perform(self, job: Job) -> StudyRun | None:
-        """Does a run, or goes on with it, and writes its result.
+        """Does a run that this process has claimed, or goes on with it, and writes its result.
 
         Returns:
             The result; None when the run was stopped.
@@ -190,7 +200,6 @@ class Performer:
         """Runs `cory train` in a process, and watches what the machine does meanwhile."""
         run = RunDirectory(job.run)
         resumed = run.exists() and not run.checkpoints.empty()
-        job.output.parent.mkdir(parents=True, exist_ok=True)
         options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet"]
         command = [sys.executable, "-m", "launch.train", *job.words, *options]
         started = time.monotonic()

@@ -10,7 +10,7 @@ import pytest
 
 from launch import evaluate, export, study
 from launch.report import command as report
-from launch.run_directory import RunDirectory
+from launch.run_directory import RunDirectory, try_lock
 from launch.study_results import read
 from tests.launch.conftest import Cory, begin
 
@@ -66,6 +66,14 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_
     again = cory("study", "mine.yaml", "--out", "study", "--only", "cory")
     assert again.returncode == 0 and "CORY" in again.stdout
     assert (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes() == before
+    file = tmp_path / "study" / "results" / "broken" / "seed_0.json"
+    before = file.read_bytes()
+    taken = try_lock(tmp_path / "study" / "runs" / "broken" / "seed_0.lock")
+    assert taken is not None
+    with taken:
+        elsewhere = cory("study", "mine.yaml", "--out", "study", "--only", "broken", "--retry")
+    assert "other processes of this study had 1 of the runs in hand" in elsewhere.stdout
+    assert file.read_bytes() == before
     other = cory("study", "mine.yaml", "lr=1e-3", "--out", "study")
     assert other.returncode == 2 and "was made with other settings: lr" in other.stderr
 
@@ -83,6 +91,25 @@ def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_alon
     ):
         assert main(words) == 2
         assert f"Error: The {what}'s folder here is relative: in a Ray job it would vanish" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_study(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    (tmp_path / "mine.yaml").write_text(STUDY + "  cory: {}\n  ppo: {num_agents: 1}\n  warm: {temperature: 1.5}\n")
+    runs = tmp_path / "study" / "runs"
+    first = begin(tmp_path, "study", "mine.yaml", "--out", "study")
+    while not (runs / "cory" / "seed_0").exists():
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.1)
+    second = cory("study", "mine.yaml", "--out", "study", "--seeds", "0,1")
+    output, errors = first.communicate(timeout=180)
+    assert (first.returncode, second.returncode) == (0, 0), errors + second.stderr
+    assert "cory, seed 0" in output and "cory, seed 0" not in second.stdout
+    assert "ppo, seed 0" in second.stdout and "ppo, seed 0" not in output
+    found = read(tmp_path / "study")
+    assert [(run.arm, run.seed) for run in found] == [(arm, seed) for arm in ("cory", "ppo", "warm") for seed in (0, 1)]
+    assert all(run.status == "done" and not run.cost["resumed"] for run in found)
 
 
 @pytest.mark.slow
