@@ -89,7 +89,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Returns the ends of a mean's 95 % interval by Student's t, as seeds are few; None for fewer than two values."""
     if len(values) < 2:
         return None
-    from scipy.stats import t  # type: ignore[import-untyped]
+    from scipy.stats import t
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     mean = float(np.mean(values))

@@ -143,7 +143,7 @@ def similar_reward(
     found = _share_of_gain(arms, one, other, reward, start_of)
     if found is None:
         return None
-    text = f"{_percent(found.estimate, _pairs(arms, one, other))} of the gain"
+    text = _percent(found.estimate, _pairs(arms, one, other), " of the gain")
     return Finding(found.estimate, text, within(found.estimate, -SIMILAR, most), found.p, found.effect)
 
 
@@ -169,7 +169,7 @@ def equal_agents(arms: Arms) -> Finding | None:
         return None
     mean = estimate(shares)
     return Finding(
-        mean, f"combined rewards differ by {_percent(mean, len(arms['cory']))} of the gain", below(mean, SIMILAR)
+        mean, f"combined rewards differ by {_percent(mean, len(arms['cory']), ' of the gain')}", below(mean, SIMILAR)
     )
 
 
@@ -243,7 +243,7 @@ def early(arms: Arms, arm: str) -> Finding | None:
     if not shares:
         return None
     mean = estimate(shares)
-    return Finding(mean, f"{_percent(mean, len(arms[arm]))} of the gain", above(mean, NEARLY))
+    return Finding(mean, _percent(mean, len(arms[arm]), " of the gain"), above(mean, NEARLY))
 
 
 # The quoted figures.
@@ -263,7 +263,7 @@ def fewer_collapses(arms: Arms) -> Finding | None:
 
     The interval is Katz's for a ratio of two risks, which takes runs for independent.
     """
-    from scipy.stats.contingency import relative_risk  # type: ignore[import-untyped]
+    from scipy.stats.contingency import relative_risk
 
     pairs = [*matched(arms, "lr").values(), *matched(arms, "kl_coef").values()]
     ppo = {(run.arm, run.seed): run for pair in pairs for run in pair[0]}.values()
@@ -288,7 +288,7 @@ def less_variance(arms: Arms) -> Finding | None:
     The interval is by the F distribution, so for normal figures; as if CORY's were the variance of one policy, where it
     is the mean of two, so it is rather too wide.
     """
-    from scipy.stats import f  # type: ignore[import-untyped]
+    from scipy.stats import f
 
     ppo, cory = arms.get("ppo", ()), arms.get("cory", ())
     theirs, ours = variance(ppo, "combined_reward"), variance(cory, "combined_reward")
@@ -314,10 +314,10 @@ def _shown(found: Estimate, runs: int, sign: str = "+") -> str:
     return f"{mean:{sign}.3g}{ends}, {_count(n, runs)}"
 
 
-def _percent(found: Estimate, runs: int) -> str:
+def _percent(found: Estimate, runs: int, of: str = "") -> str:
     mean, low, high, n = found
     ends = "" if low is None or high is None else f" [{low:+.0%}, {high:+.0%}]"
-    return f"{mean:+.0%}{ends}, {_count(n, runs)}"
+    return f"{mean:+.0%}{of}{ends}, {_count(n, runs)}"
 
 
 def _count(n: int, runs: int) -> str:

@@ -224,7 +224,7 @@ def sign_flip_p(numbers: Sequence[float]) -> float | None:
     """
     if len(numbers) < 2:
         return None
-    from scipy.stats import permutation_test  # type: ignore[import-untyped]
+    from scipy.stats import permutation_test
 
     found = permutation_test(
         (np.asarray(numbers), np.zeros(len(numbers))),

@@ -136,6 +136,8 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
         if (value := figures["mean"]["combined_reward"]) is not None
     }
     at = max(known, key=lambda update: known[update]) if known else None
+    times = [line["seconds"]["total"] for line in lines if "seconds" in line]
+    disturbed = bool(run.result.study) and not run.result.undisturbed
     return {
         "name": run.name,
         "arm": arm.label,
@@ -146,7 +148,7 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
         "signs": [sign.text for sign in collapse(run.result)],
         "combined": show(final_measure("combined_reward")(run.result), FORMS["combined_reward"]),
         "best": "-" if at is None else f"{show(known[at], FORMS['combined_reward'])} (update {at})",
-        "seconds": cell([line["seconds"]["total"] for line in lines if "seconds" in line], "{:.1f}").text,
+        "seconds": "disturbed" if disturbed else cell(times, "{:.1f}").text,
     }
 
 

@@ -1,10 +1,11 @@
 """`cory report` on the results of a study, whose figures the test chooses."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from launch.records import Update
 from launch.report import tables
 from launch.report.command import main, report
 from launch.report.ends import pareto, sweeps
@@ -60,6 +61,14 @@ def test_differences_are_of_runs_with_the_same_seed(study: Path) -> None:
     assert (ppo["label"], ppo["against"], ppo["seeds"]) == ("PPO", "CORY <1>", 3)
     assert ppo["figures"][0] == ("-0.50", "-0.50\u00a0… -0.50, p\u00a00.25")
     assert [found.text for found in eta["figures"]] == ["+0.00", "-1.00", "+0.10"] and eta["seeds"] == 2
+
+
+def test_seconds_of_a_run_that_was_disturbed_are_not_shown(study: Path, tmp_path: Path) -> None:
+    quiet = read([study])[0].result
+    metrics = [{**line, "seconds": {"total": 10.0}} for line in quiet.metrics]
+    quiet = quiet._replace(metrics=cast(list[Update], metrics))
+    keep(tmp_path, quiet, quiet._replace(seed=1, undisturbed=False))
+    assert [row["seconds"] for row in tables.run_rows(arms_of(read([tmp_path])))] == ["10.0", "disturbed"]
 
 
 def test_the_page_has_claims_verdicts_and_what_went_wrong(study: Path, tmp_path: Path) -> None:
