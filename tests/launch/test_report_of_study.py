@@ -65,7 +65,7 @@ def test_differences_are_of_runs_with_the_same_seed(study: Path) -> None:
 
 def test_seconds_of_a_run_that_was_disturbed_are_not_shown(study: Path, tmp_path: Path) -> None:
     quiet = read([study])[0].result
-    metrics = [{**line, "seconds": {"total": 10.0}} for line in quiet.metrics]
+    metrics = [{**line, "policy": {}, "roles": {}, "seconds": {"total": 10.0}} for line in quiet.metrics]
     quiet = quiet._replace(metrics=cast(list[Update], metrics))
     keep(tmp_path, quiet, quiet._replace(seed=1, undisturbed=False))
     assert [row["seconds"] for row in tables.run_rows(arms_of(read([tmp_path])))] == ["10.0", "disturbed"]
