@@ -121,11 +121,11 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             )
         elif any(
             setting is not None
-            for setting in (data, eval_data, reward, prompt, observer_prompt, max_query, digits, operations)
+            for setting in (data, eval_data, reward, prompt, observer_prompt, min_query, max_query, digits, operations)
         ):
             raise ValueError(
-                "data, eval_data, reward, prompt, observer_prompt, max_query, digits and operations belong to a task "
-                "given by name, but a Task came with them. Leave them out, or give them to make_task."
+                "data, eval_data, reward, prompt, observer_prompt, min_query, max_query, digits and operations belong "
+                "to a task given by name, but a Task came with them. Leave them out, or give them to make_task."
             )
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"render_mode is {render_mode!r}, but must be one of {', '.join(RENDER_MODES)}, or None.")

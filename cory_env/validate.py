@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
-from cory_env.rewards import RewardError, RewardWorker, score_episodes, score_observed
+from cory_env.rewards import (
+    RewardError,
+    RewardWorker,
+    ScoredResponse,
+    score_episodes,
+    score_observed,
+    score_responses,
+)
 from cory_env.tasks import Query, Split, Task
 
 if TYPE_CHECKING:
@@ -280,9 +287,8 @@ def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:
 
 def score_answers(chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]]) -> list[float | None]:
     """Returns the task rewards of answers to queries, as if the pioneer had given them."""
-    names = dict.fromkeys(name for query, _ in answers for name in query.columns)
-    columns: dict[str, list[object]] = {name: [query.columns.get(name) for query, _ in answers] for name in names}
-    columns["role"] = [chain.roles[0]] * len(answers)
-    texts = [text for _, text in answers]
-    columns["completion_ids"] = chain.tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return worker.score([query.raw for query, _ in answers], texts, columns)
+    tokens = chain.tokenizer([text for _, text in answers], add_special_tokens=False)["input_ids"]
+    return score_responses(
+        worker,
+        [ScoredResponse(query, chain.roles[0], text, ids) for (query, text), ids in zip(answers, tokens, strict=True)],
+    )

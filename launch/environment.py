@@ -27,8 +27,8 @@ class Hardware(TypedDict):
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of this distribution, Python and the installed packages that compute."""
-    found = {"cory-rllib": own_version(), "python": platform.python_version()}
+    """Returns the versions of this distribution, in a checkout with its commit, of Python, and of what computes."""
+    found = {"cory-rllib": " ".join(filter(None, (own_version(), _commit()))), "python": platform.python_version()}
     for name in COMPUTING:
         try:
             found[name] = version(name)
@@ -57,6 +57,15 @@ def in_words() -> str:
     parts = [machine["cpu"], f"{machine['cores']} cores", f"{machine['memory_gib']} GiB"]
     parts += [machine["gpu"]] if machine["gpu"] is not None else []
     return f"{', '.join(' '.join(item) for item in versions().items())}; {', '.join(parts)}"
+
+
+def _commit() -> str | None:
+    """Returns the commit of the checkout that this is, with `-dirty` where files were changed since."""
+    checkout = Path(__file__).parents[1]
+    if not (checkout / ".git").exists() or shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
 def _lines(file: Path) -> list[str]:

@@ -43,7 +43,7 @@ def final_responses(algo: "Cory", count: int) -> Final:
     from policies.chain_runner import Deal
     from policies.role_exchange import RoleMapping
 
-    deals = [Deal(query) for query in range(min(count, len(algo.settings.make_task().test)))]
+    deals = [Deal(query) for query in range(min(count, len(algo.task.test)))]
     found: dict[str, Responses] = {}
     for module in algo.settings.modules:
         rollouts, figures = algo.measure(deals, RoleMapping(("pioneer",), (module,)), "test")

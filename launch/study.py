@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,7 @@ def _parser(help_wanted: bool) -> Parser:
     parser.add_argument("--out", type=Path, metavar="DIR", help="the study's folder")
     parser.add_argument("--only", nargs="+", metavar="ARM", help="these arms alone")
     parser.add_argument("--tier", type=int, metavar="N", help="the arms of one tier alone")
-    parser.add_argument("--seeds", type=_seeds, metavar="N|N,N", help="a count of seeds, or these, for all arms")
+    parser.add_argument("--seeds", type=_seeds, metavar="N|N,N", help="of all arms: a count, or these (one: `3,`)")
     parser.add_argument("--retry", action="store_true", help="do those again that failed")
     parser.add_argument("--list", action="store_true", help="print the studies, or a study's arms, and exit")
     parser.add_argument("--dry-run", action="store_true", help="print what there is to do, and exit")
@@ -75,7 +75,8 @@ def _command(options: argparse.Namespace) -> int:
     from launch.session import own_output
     from launch.storage import check_place
     from launch.study_file import load
-    from launch.study_runs import jobs
+    from launch.study_results import kept_results
+    from launch.study_runs import Job, jobs
     from launch.study_tables import arms_table, plan_table
     from launch.terminal import Voice
 
@@ -95,10 +96,13 @@ def _command(options: argparse.Namespace) -> int:
     if options.out is None:
         raise CommandError("Name the study's folder with --out. Results of earlier runs in it are kept.")
     check_place(str(options.out), "study")
+    for kept in kept_results(options.out):
+        if kept.arm in study.arms:  # whatever is asked for now: results of other settings are no part of this study
+            Job(study, study.arms[kept.arm], kept.seed, options.out).found()
     able = [arm for arm in arms if arm.missing is None]
     asked = jobs(study, options.out, able, options.seeds)
     found = {job: job.found() for job in asked}
-    todo = [job for job, run in found.items() if _is_left(run, options.retry)]
+    todo = [job for job, run in found.items() if run is None or (options.retry and run.status == "failed")]
     voice = Voice(own_output(), len(asked), done=len(asked) - len(todo), quiet=options.quiet)
     voice.say(f"{study.about}\nStudy folder: {options.out}")
     for arm in arms:
@@ -107,16 +111,17 @@ def _command(options: argparse.Namespace) -> int:
     voice.say(plan_table(found, todo))
     if options.dry_run:
         return 0
-    return _perform(todo, asked, options.retry, voice)
+    return _perform(todo, found, voice)
 
 
-def _is_left(run: "StudyRun | None", retry: bool) -> bool:
-    """Returns whether a run is to be done, by the result that it has."""
-    return run is None or (retry and run.status == "failed")
+def _perform(todo: "Sequence[Job]", before: "Mapping[Job, StudyRun | None]", voice: "Voice") -> int:
+    """Does what is to be done and no other process does, and shows what was found.
 
-
-def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", retry: bool, voice: "Voice") -> int:
-    """Does what is to be done and no other process does, and shows what was found."""
+    Args:
+        todo: runs to be done.
+        before: all runs that were asked for, with the results that they have had so far.
+        voice: tells of it.
+    """
     from launch.study_runs import Performer
     from launch.study_tables import result_line, summary_table
 
@@ -130,7 +135,7 @@ def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", retry: bool, voice: 
                 elsewhere += 1
                 continue
             with claim:
-                if not _is_left(job.found(), retry):  # another process did it meanwhile
+                if job.found() != before[job]:  # another process did it meanwhile
                     voice.advance()
                     continue
                 voice.stage(f"{job.arm.name}, seed {job.seed}")
@@ -139,7 +144,7 @@ def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", retry: bool, voice: 
                 voice.say(f"{result_line(made)}  {voice.advance()}")
             if performer.stopped is not None:
                 break
-    runs = [run for job in asked if (run := job.found()) is not None]
+    runs = [run for job in before if (run := job.found()) is not None]
     if runs:
         voice.say()
         voice.say(summary_table(runs), True)
@@ -147,7 +152,7 @@ def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", retry: bool, voice: 
     for run in failed:
         voice.say(f"{run.arm}, seed {run.seed}, failed: {run.reason}", True)
     if performer.stopped is not None:
-        voice.say(f"Stopped: {len(runs)} of {len(asked)} runs are done. The same command goes on.", True)
+        voice.say(f"Stopped: {len(runs)} of {len(before)} runs are done. The same command goes on.", True)
         return performer.stopped
     if elsewhere:
         voice.say(f"Nothing is left to begin: other processes of this study had {elsewhere} of the runs in hand.", True)
@@ -178,11 +183,11 @@ def _shipped() -> str:
 def _seeds(text: str) -> tuple[int, ...]:
     from launch.study_file import read_seeds
 
-    numbers = text.split(",")
-    if not all(number.isdecimal() for number in numbers):
-        raise argparse.ArgumentTypeError(f"`{text}` is neither a count, such as 5, nor seeds, such as 0,1,2")
-    found = [int(number) for number in numbers]
-    return tuple(found) if len(found) > 1 else read_seeds(found[0], "--seeds")
+    numbers = text.removesuffix(",").split(",")
+    found = [int(number) for number in numbers if number.isdecimal()]
+    if len(found) < len(numbers) or text == "0":
+        raise argparse.ArgumentTypeError(f"`{text}` is neither a count, such as 5, nor seeds, such as 0,1,2 or 3,")
+    return read_seeds(found if "," in text else found[0], "--seeds")
 
 
 if __name__ == "__main__":

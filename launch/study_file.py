@@ -124,6 +124,9 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     arms: dict[str, Arm] = {}
     for key, value in _mapping(entries["arms"], f"arms in {where}").items():
         arms[key] = _arm(key, _mapping(value or {}, f"{where}, arm {key}"), entries.get("seeds", 1), arms)
+    labels = [arm.label for arm in arms.values()]
+    if double := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
+        raise CommandError(f"{where} has several arms with the label {double[0]!r}, which plots could not tell apart.")
     study = Study(name, str(entries.get("about", "")), base, shared, arms)
     for arm in arms.values():
         try:

@@ -8,7 +8,7 @@ A figure's text says of how many runs it is where some lack it, such as those th
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from launch.study_measures import (
@@ -17,6 +17,7 @@ from launch.study_measures import (
     Measure,
     before,
     collapse,
+    collapses,
     curve,
     differences,
     estimate,
@@ -26,6 +27,7 @@ from launch.study_measures import (
     paired,
     values,
     variance,
+    whole,
 )
 from launch.study_results import StudyRun
 from launch.study_sweeps import hypervolumes, matched
@@ -177,7 +179,7 @@ def observer_below_pioneer(arms: Arms) -> Finding | None:
     """Claims that, without role exchange, the pioneer's KL ends far above the observer's."""
     logarithms = {}
     for run in arms.get("no-exchange", ()):
-        late = [line["role"] for line in run.metrics if "role" in line][-LATE:]
+        late = [line["role"] for line in run.metrics if "role" in line][-LATE:] if whole(run) else []
         kl = {name: sum(role[name]["kl"] or 0.0 for role in late) for name in ("pioneer", "observer")}
         pioneer, observer = (_log(total) for total in kl.values())
         if pioneer is not None and observer is not None:
@@ -209,7 +211,7 @@ def learning_rates(arms: Arms) -> Finding | None:
     pairs = matched(arms, "lr")
     if len(pairs) < 2:
         return None
-    counts = {rate: (_collapsed(ppo), len(ppo), _collapsed(cory), len(cory)) for rate, (ppo, cory) in pairs.items()}
+    counts = {rate: (collapses(ppo), len(ppo), collapses(cory), len(cory)) for rate, (ppo, cory) in pairs.items()}
     text = "; ".join(f"{rate:g}: PPO {a} of {n}, CORY {b} of {m}" for rate, (a, n, b, m) in sorted(counts.items()))
     decided = [(a == n, b / m) for a, n, b, m in counts.values() if n >= FEWEST and m >= FEWEST]
     if (True, 0.0) in decided:
@@ -218,11 +220,29 @@ def learning_rates(arms: Arms) -> Finding | None:
     return Finding(None, text, "not reproduced" if (True, 1.0) in decided else "inconclusive")
 
 
+def collapse_shows(arms: Arms, signature: str) -> Finding | None:
+    """Claims that most of PPO's runs that collapse show one of health's signs, such as `repetition`."""
+    ppo = [run for runs in arms.values() for run in runs if run.settings.num_agents == 1 and run.settings.critic]
+    signs = [{sign.signature for sign in found} for run in ppo if (found := collapse(run))]
+    if not ppo:
+        return None
+    count = sum(signature in each for each in signs)
+    text = f"{count} of the {len(signs)} runs of PPO that collapsed"
+    if len(signs) < FEWEST:
+        return Finding(None, text, "inconclusive")
+    return Finding(None, text, "reproduced" if 2 * count > len(signs) else "not reproduced")
+
+
+def beyond_reach(arms: Arms) -> Finding | None:
+    """Stands for a claim that no shipped study answers; its rule says why."""
+    return None
+
+
 def declines(arms: Arms, arm: str) -> Finding | None:
     """Claims that held-out task reward is lower at the end than in the middle of training."""
     changes = []
     for run in arms.get(arm, ()):
-        points = curve(run, "task_reward")
+        points = curve(run, "task_reward") if whole(run) else []
         half = [value for update, value in points if update >= run.settings.updates / 2]
         if len(half) > 1:
             changes.append(half[-1] - half[0])
@@ -233,13 +253,14 @@ def declines(arms: Arms, arm: str) -> Finding | None:
 
 
 def early(arms: Arms, arm: str) -> Finding | None:
-    """Claims that most of what held-out task reward gains in training is gained soon."""
+    """Claims that most of what held-out task reward gains at its best is gained soon."""
     shares = []
     for run in arms.get(arm, ()):
-        points = curve(run, "task_reward")
+        points = curve(run, "task_reward") if whole(run) else []
         soon = [value for update, value in points if update >= SOON * run.settings.updates and update > 0]
-        if soon and points[-1][1] > points[0][1]:
-            shares.append((soon[0] - points[0][1]) / (points[-1][1] - points[0][1]))
+        best = max((value for _, value in points), default=0.0)
+        if soon and best > points[0][1]:
+            shares.append((soon[0] - points[0][1]) / (best - points[0][1]))
     if not shares:
         return None
     mean = estimate(shares)
@@ -261,24 +282,24 @@ def optimality(arms: Arms) -> Finding | None:
 def fewer_collapses(arms: Arms) -> Finding | None:
     """Judges -67 %, over all settings in which both were trained: those of tier 1, and both sweeps.
 
-    The interval is Katz's for a ratio of two risks, which takes runs for independent.
+    The interval is Katz's for a ratio of two risks, which takes runs for independent; where no run of CORY collapsed,
+    with a half added to each count (Haldane 1956).
     """
-    from scipy.stats.contingency import relative_risk
-
     pairs = [*matched(arms, "lr").values(), *matched(arms, "kl_coef").values()]
     ppo = {(run.arm, run.seed): run for pair in pairs for run in pair[0]}.values()
     cory = {(run.arm, run.seed): run for pair in pairs for run in pair[1]}.values()
     if not ppo or not cory:
         return None
-    ours, theirs = _collapsed(cory), _collapsed(ppo)
+    ours, theirs = collapses(cory), collapses(ppo)
     text = f"PPO {theirs} of {len(ppo)}, CORY {ours} of {len(cory)}"
     if not theirs:
         return Finding(None, text, "inconclusive")
-    risk = relative_risk(ours, len(cory), theirs, len(ppo))
-    low, high = risk.confidence_interval(0.95)
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return Finding(None, text, "inconclusive")
-    found = Estimate(risk.relative_risk - 1, low - 1, high - 1, min(len(cory), len(ppo)))
+    half = 0.0 if ours else 0.5
+    counts = ours + half, len(cory) + 2 * half, theirs + half, len(ppo) + 2 * half
+    deviation = math.sqrt(1 / counts[0] - 1 / counts[1] + 1 / counts[2] - 1 / counts[3])
+    ratio = counts[0] / counts[1] / (counts[2] / counts[3])
+    low, high = (ratio * math.exp(sign * 1.96 * deviation) - 1 for sign in (-1, 1))
+    found = Estimate(ratio - 1, low, high, min(len(cory), len(ppo)))
     return Finding(found, f"{_percent(found, found.n)} ({text})", quoted(found, -0.67, 0.0))
 
 
@@ -298,10 +319,6 @@ def less_variance(arms: Arms) -> Finding | None:
     low, high = (ours / theirs / float(f.ppf(q, counts[0] - 1, counts[1] - 1)) for q in (0.975, 0.025))
     found = Estimate(ours / theirs - 1, low - 1, high - 1, min(counts))
     return Finding(found, _percent(found, min(len(cory), len(ppo))), quoted(found, -0.41, 0.0))
-
-
-def _collapsed(runs: Iterable[StudyRun]) -> int:
-    return sum(bool(collapse(run)) for run in runs)
 
 
 def _log(value: float | None) -> float | None:

@@ -3,12 +3,14 @@
 A run's figure is the mean over its policies (PPO has one, CORY as many as agents), each alone on the bare held-out
 queries after the last update; `of_policies` has each one's, and `best` the best one's. Over seeds, a mean has a 95 %
 interval by Student's t, which takes runs for independent draws from a normal distribution. Differences between arms are
-of runs with the same seed, which see the same queries; a run without the figure, as one that diverged, drops out of
-them with its partner, so read them beside the collapse rate.
+of runs with the same seed, which see the same queries where their number per update is the same. What is measured after
+training, or over it, is None for a run that did not do all updates, as one that diverged; it drops out with its
+partner, so read differences beside the collapse rate.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -84,12 +86,12 @@ def best(name: str) -> Measure:
 def area(name: str = "combined_reward") -> Measure:
     """Returns the measure of the area under a held-out curve, by trapezoids, per update: the curve's mean height.
 
-    It runs over the evaluations during training, the mean of the policies; None where the run did not do all updates.
+    It runs over the evaluations during training, the mean of the policies.
     """
 
     def measure(run: StudyRun) -> float | None:
         points = curve(run, name)
-        if len(points) < 2 or points[-1][0] != run.settings.updates:
+        if len(points) < 2 or not whole(run):
             return None
         updates, values = zip(*points, strict=True)
         return float(np.trapezoid(values, updates)) / (updates[-1] - updates[0])
@@ -106,6 +108,11 @@ def curve(run: StudyRun, name: str) -> list[tuple[int, float]]:
     ]
 
 
+def whole(run: StudyRun) -> bool:
+    """Returns whether a run did all its updates."""
+    return bool(run.metrics) and run.metrics[-1]["update"] == run.settings.updates
+
+
 def before(name: str) -> Measure:
     """Returns the measure of a held-out figure before training, the mean over the run's policies."""
     return lambda run: dict(curve(run, name)).get(0)
@@ -118,7 +125,11 @@ def trained(name: str, last: int) -> Measure:
         name: of the figure.
         last: so many updates.
     """
-    return lambda run: _of_roles([line["role"] for line in run.metrics if "role" in line][-last:], name)
+
+    def measure(run: StudyRun) -> float | None:
+        return _of_roles([line["role"] for line in run.metrics if "role" in line][-last:], name) if whole(run) else None
+
+    return measure
 
 
 def untrained(name: str) -> Measure:
@@ -136,7 +147,7 @@ def gain(name: str) -> Measure:
 
     def measure(run: StudyRun) -> float | None:
         points = curve(run, name)
-        return points[-1][1] - points[0][1] if len(points) > 1 else None
+        return points[-1][1] - points[0][1] if len(points) > 1 and whole(run) else None
 
     return measure
 
@@ -146,23 +157,25 @@ def seconds(run: StudyRun) -> float | None:
     return run.cost["seconds"] if run.undisturbed else None
 
 
-def tokens(run: StudyRun) -> float:
-    """Returns the response tokens that were trained on."""
-    return run.cost["tokens"]
-
-
 def unsteadiness(run: StudyRun) -> float | None:
     """Returns the deviation of the training task reward from one update to the next, the mean over policies.
 
     The root mean square of successive differences over √2, which a steady trend hardly adds to (von Neumann 1941).
+    Differences across a role exchange are left out: there a policy's prompts change, in some arms and not in others.
     """
-    lines = [line["policy"] for line in run.metrics if "policy" in line]
+    lines = [line for line in run.metrics if "policy" in line]
     found = []
     for module in run.settings.modules:
-        values = [value for policy in lines if (value := policy[module]["task_reward"]) is not None]
-        if len(values) > 1:
-            found.append(math.sqrt(float(np.mean(np.diff(values) ** 2)) / 2))
-    return float(np.mean(found)) if found else None
+        steps = [
+            later - value
+            for line, following in pairwise(lines)
+            if line["roles"] == following["roles"]
+            and (value := line["policy"][module]["task_reward"]) is not None
+            and (later := following["policy"][module]["task_reward"]) is not None
+        ]
+        if steps:
+            found.append(math.sqrt(float(np.mean(np.square(steps))) / 2))
+    return float(np.mean(found)) if found and whole(run) else None
 
 
 def values(runs: Iterable[StudyRun], measure: Measure) -> dict[int, float]:
@@ -269,10 +282,9 @@ def collapse(run: StudyRun) -> list[Sign]:
     return signs
 
 
-def collapse_rate(runs: Iterable[StudyRun]) -> float | None:
-    """Returns the share of runs in which a policy has collapsed, failed ones aside; None where there are none."""
-    found = [bool(collapse(run)) for run in runs if run.status != "failed"]
-    return sum(found) / len(found) if found else None
+def collapses(runs: Iterable[StudyRun]) -> int:
+    """Returns the number of runs in which a policy has collapsed."""
+    return sum(bool(collapse(run)) for run in runs)
 
 
 def point(run: StudyRun) -> Point | None:

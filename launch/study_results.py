@@ -121,10 +121,19 @@ def read(folder: Path) -> list[StudyRun]:
     Raises:
         CommandError: there are none, or one cannot be read.
     """
-    runs = [read_one(file) for file in (folder / "results").glob("*/seed_*.json")]
+    runs = kept_results(folder)
     if not runs:
         raise CommandError(f"{folder} holds no results of a study. `cory study NAME --out {folder}` makes some.")
     return sorted(runs, key=lambda run: (run.tier, run.place, run.arm, run.seed))
+
+
+def kept_results(folder: Path) -> list[StudyRun]:
+    """Reads whatever results are in a study's folder, none perhaps, in any order.
+
+    Raises:
+        CommandError: one cannot be read.
+    """
+    return [read_one(file) for file in (folder / "results").glob("*/seed_*.json")]
 
 
 def read_one(file: Path) -> StudyRun:

@@ -106,13 +106,20 @@ class Job:
         return found
 
     def claim(self) -> IO[str] | None:
-        """Takes the run for this process, until the file that is returned is closed; None where another one does it.
+        """Takes the run for this process, until the file that is returned is closed.
+
+        Returns:
+            None where another process does it, or a training that a killed study has left still goes on.
 
         Raises:
             NoLocks: the folder's file system has no locks.
         """
         self.run.parent.mkdir(parents=True, exist_ok=True)
-        return try_lock(self.run.with_suffix(".lock"))
+        claim = try_lock(self.run.with_suffix(".lock"))
+        if claim is not None and lock_holder(self.run) is not None:
+            claim.close()
+            return None
+        return claim
 
 
 class Ended(NamedTuple):
@@ -176,19 +183,12 @@ class Performer:
 
         Returns:
             The result; None when the run was stopped.
-
-        Raises:
-            CommandError: another process is at it.
         """
-        holder = lock_holder(job.run)
-        if holder is not None:
-            raise CommandError(
-                f"{job.run} is being trained by process {holder}, which a study that was killed has left. Wait for it, "
-                f"or end it by `kill {holder}`, upon which it saves itself; then give the same command again."
-            )
         ended = self._train(job)
         if ended.code in STOPPED:
             self._code = ended.code
+            return None
+        if ended.code and self.stopped is not None:  # stopped before it could listen to signals
             return None
         made = collect(job, ended)
         write(job.result, made)

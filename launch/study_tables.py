@@ -8,7 +8,7 @@ from rich.table import Table
 
 from launch.rows import show
 from launch.study_file import Arm, Study, word
-from launch.study_measures import Measure, collapse, estimate, final, seconds, values
+from launch.study_measures import Measure, collapse, collapses, estimate, final, seconds, values
 from launch.study_results import StudyRun
 from launch.study_runs import Job
 from launch.terminal import clock
@@ -72,7 +72,7 @@ def summary_table(runs: Sequence[StudyRun]) -> Table:
             ended[0].label,
             str(len(ended)),
             *(_cell(ended, final(name), form) for name, _, form in FIGURES),
-            f"{sum(bool(collapse(run)) for run in ended)} of {len(ended)}",
+            f"{collapses(ended)} of {len(ended)}",
             f"{sum(quiet) / len(quiet):.1f}" if quiet else "",
         )
     return made

@@ -164,27 +164,23 @@ class ChainRunner(EnvRunner, Checkpointable):
         asked = time.perf_counter()
         scores = score_episodes(self.rewards, episodes)
         reward_seconds += time.perf_counter() - asked
-        out = Rollout(
-            episodes=[],
-            deals=[],
-            samples=[],
-            version=version,
+        known = [
+            (deal, episode, turns, rewards)
+            for deal, episode, turns, found in zip(deals, episodes, zip(*responses, strict=True), scores, strict=True)
+            if len(rewards := [reward for reward in found if reward is not None]) == len(found)
+        ]
+        self._env_steps += len(known) * len(chain.roles)
+        return Rollout(
+            episodes=[as_rllib_episode(episode, turns, rewards, mapping) for _, episode, turns, rewards in known],
+            deals=[deal for deal, *_ in known],
+            samples=[as_text(episode, rewards, mapping) for _, episode, _, rewards in known],
+            version=min(self._versions[mapping(role)] for role in chain.roles),
             tokens=sum(len(response.tokens) for turn in responses for response in turn),
             truncated_prompts=sum(sum(episode.truncated) for episode in episodes),
-            reward_errors=sum(None in rewards for rewards in scores),
+            reward_errors=len(episodes) - len(known),
             rollout_seconds=rollout_seconds,
             reward_seconds=reward_seconds,
         )
-        for deal, episode, turns, task_rewards in zip(
-            deals, episodes, zip(*responses, strict=True), scores, strict=True
-        ):
-            known = [reward for reward in task_rewards if reward is not None]
-            if len(known) == len(task_rewards):
-                out.episodes.append(as_rllib_episode(episode, turns, known, mapping))
-                out.deals.append(deal)
-                out.samples.append(as_text(episode, known, mapping))
-        self._env_steps += len(out.episodes) * len(chain.roles)
-        return out
 
     def probe(self, module_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         """Responses to raw prompts: what the self-test compares with the learner."""
@@ -201,6 +197,9 @@ class ChainRunner(EnvRunner, Checkpointable):
 
         Returns:
             What the engine holds now, per LLM.
+
+        Raises:
+            GenerationError: the engine failed, and was started anew.
         """
         assert self.generator is not None
         loaded = {}
@@ -235,7 +234,7 @@ class ChainRunner(EnvRunner, Checkpointable):
         return func(self, *args, **kwargs)
 
     def assert_healthy(self) -> None:
-        """Raises AssertionError unless the backend is up."""
+        """Raises AssertionError where there is no backend."""
         assert self.generator is not None
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -290,7 +289,7 @@ def as_rllib_episode(
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
                     TASK_REWARD: task_rewards[position],
                     QUERY: episode.query.id,
-                    ENDED: tokens[-1] in chain.stop_token_ids,
+                    ENDED: tokens[-1] in chain.ends,
                 }
             },
         )
@@ -314,7 +313,7 @@ def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleM
                 "policy": mapping(role),
                 "text": text,
                 "task_reward": reward,
-                "ended": tokens[-1] in episode.chain.stop_token_ids,
+                "ended": tokens[-1] in episode.chain.ends,
                 "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
             }
             for role, text, tokens, reward in zip(

@@ -37,6 +37,8 @@ def refuse_contradictions(settings: Settings) -> None:
         raise ValueError("stop is empty, so every token would end a response. Name a text, or leave it null.")
     if settings.system is not None and not settings.chat:
         raise ValueError("system is set, but chat is off, so no model would see it. Set chat=true.")
+    if settings.kl_control == "adaptive":
+        _refuse_to_steer(settings)
     learners = max(settings.num_learners, 1)
     if settings.minibatch % learners:
         raise ValueError(
@@ -71,6 +73,20 @@ def refuse_contradictions(settings: Settings) -> None:
                 f"{of}_resources={wanted} places processes that num_{of}s=0 does not start: the driver does their "
                 f"work. Set num_{of}s to 1 or more, or {of}_resources=null."
             )
+
+
+def _refuse_to_steer(settings: Settings) -> None:
+    """Checks that the adaptive controller can move `kl_coef`, and keeps it above 0."""
+    if settings.kl_coef == 0:
+        raise ValueError(
+            "kl_control=adaptive multiplies kl_coef, and kl_coef=0 stays 0 whatever it is multiplied by. Set kl_coef "
+            "above 0, or kl_control=fixed."
+        )
+    if settings.kl_horizon < settings.responses:
+        raise ValueError(
+            f"kl_horizon={settings.kl_horizon} is shorter than an update of {settings.responses} responses, so one "
+            f"update could turn kl_coef around. Set kl_horizon to {settings.responses} or more."
+        )
 
 
 def _refuse_split(settings: Settings) -> None:

@@ -90,8 +90,7 @@ class Cory(PPO):
         self.health = Health(self.settings)
         self._report: dict[str, Any] = {}
         self._seconds: dict[str, float] = {}
-        task = self.settings.make_task()
-        self._num_queries = {"train": len(task.train), "test": len(task.test)}
+        self.task = self.settings.make_task()
         try:
             super().setup(config)
         except IndexError:  # RLlib looks for spaces at the first runner, which did not start
@@ -134,8 +133,9 @@ class Cory(PPO):
 
         # 1. The chain answers: pioneer, then observer; both are paid.
         s = self.settings
-        deals = deal(s.seed, update, s.queries, self._num_queries["train"], s.num_generations)
-        rollouts = self._play(deals, update, mapping, "train")
+        deals = deal(s.seed, update, s.queries, len(self.task.train), s.num_generations)
+        with self._timed("rollout"):
+            rollouts = self._play(deals, update, mapping, "train")
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         if not episodes:
             raise RewardError(
@@ -204,7 +204,7 @@ class Cory(PPO):
 
     def _self_test(self) -> dict[str, Probe]:
         """Runs the self-test of every LLM on one runner (all runners run the same code on the same versions)."""
-        chain = self.settings.make_chain(self.settings.make_task(), self.settings.make_tokenizer())
+        chain = self.settings.make_chain(self.task, self.settings.make_tokenizer())
         prompts = [chain.build_prompt(query, [])[0] for query in chain.task.train[:16]]
         longest = [token for prompt in prompts * chain.max_prompt for token in prompt][: chain.max_prompt]
         return {
@@ -238,10 +238,13 @@ class Cory(PPO):
         """Held-out evaluation: each policy alone on the bare query, always the same queries and seeds.
 
         Returns:
-            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate}}`, and their `mean`; NaN where the
-            reward failed on every query (`on_reward_error: skip`).
+            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}`, and their `mean`; NaN
+            where the reward failed on every query (`on_reward_error: skip`).
+
+        Raises:
+            RewardError, GenerationError, LearnerError: as in an update.
         """
-        count = min(self.settings.eval_queries, self._num_queries["test"])
+        count = min(self.settings.eval_queries, len(self.task.test))
         deals = [Deal(query) for query in range(count)]
         out: dict[str, dict[str, float]] = {}
         for module_id in self.settings.modules:
@@ -262,11 +265,14 @@ class Cory(PPO):
 
         Args:
             deals: the queries. Sampling seeds follow from them and the settings' seed alone.
-            mapping: all roles, or the first one or two of a shorter chain, and who plays them.
+            mapping: all roles, or the first one alone, and who plays them.
             split: `train` or `test`.
 
         Returns:
             The rollouts, and what `TokenPPOLearner.measure_episodes` gives for their episodes.
+
+        Raises:
+            RewardError, GenerationError, LearnerError: as in an update.
         """
         rollouts = self._play(deals, EVALUATION_STREAM, mapping, split)
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
@@ -274,7 +280,7 @@ class Cory(PPO):
 
     def held_out_samples(self, count: int) -> list[dict[str, Any]]:
         """The chain on the first `count` held-out queries, as text, with evaluation's seeds and the present roles."""
-        deals = [Deal(query) for query in range(min(count, self._num_queries["test"]))]
+        deals = [Deal(query) for query in range(min(count, len(self.task.test)))]
         return [
             sample
             for rollout in self._play(deals, EVALUATION_STREAM, self.mapping, "test")
@@ -288,8 +294,8 @@ class Cory(PPO):
             module_id: {name: float(self.metrics.peek((LEARNER_RESULTS, module_id, name))) for name in shown}
             for module_id in self.settings.modules
         }
-        self._seconds["rollout"] = max(rollout.rollout_seconds for rollout in rollouts)
-        self._seconds["reward"] = max(rollout.reward_seconds for rollout in rollouts)
+        self._seconds["reward"] = max(rollout.reward_seconds for rollout in rollouts)  # runners work side by side
+        self._seconds["rollout"] -= self._seconds["reward"]
         tokens = sum(rollout.tokens for rollout in rollouts)
         return {
             "update": self.updates,

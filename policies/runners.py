@@ -198,6 +198,8 @@ class Runners:
             Per runner its answer, or None where it died, hung (it is restarted then) or lost its engine. The manager
             then counts it out until `welcome_back` finds it and gives it its weights.
         """
+        if not runners:  # RLlib would take none for all
+            return []
         manager = self.group._worker_manager
         timeout = self.timeout if timeout is None else timeout
         answers = manager.foreach_actor(

@@ -37,7 +37,7 @@ class Lora(NamedTuple):
 
 
 class Settings(BaseModel):
-    """The settings of one run. Defaults are the paper's (IMDB column of its hyperparameter table)."""
+    """The settings of one run. Defaults are the paper's, where it names one (the IMDB column of its table)."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
@@ -156,7 +156,7 @@ class Settings(BaseModel):
     """Adam's learning rate."""
     max_prompt: int = Field(64, ge=1)
     """Longest prompt, in tokens."""
-    max_response: int = Field(16, ge=1)
+    max_response: int = Field(15, ge=1)
     """Longest response, in tokens."""
     min_response: int | None = Field(None, ge=1)
     """Draw each training update's longest response from `min_response` to `max_response`; null: always the latter."""
@@ -194,7 +194,7 @@ class Settings(BaseModel):
     value_coef: float = Field(0.1, ge=0)
     """Weight of the value loss (beta)."""
     grad_clip: float | None = Field(1.0, gt=0)
-    """Largest global gradient norm of a policy; null: no limit."""
+    """Largest global gradient norm of a policy; null: no limit, as in the paper's code."""
 
     # Health: when to warn. The limits lie well outside of what healthy runs showed (docs/health.md).
     stop_on_collapse: bool = False
@@ -304,8 +304,6 @@ class Settings(BaseModel):
         Raises:
             ModelError: model, tokenizer and lengths do not go together.
         """
-        from policies.language_model import check_model  # brings torch along
-
         return Chain(
             task,
             tokenizer,
@@ -315,27 +313,34 @@ class Settings(BaseModel):
             partner_reward=self.partner_reward,
             max_prompt=self.max_prompt,
             max_response=self.max_response,
-            vocab_size=check_model(
-                self.model_path,
-                len(tokenizer),
-                self.max_prompt + self.max_response,
-                self.trust_remote_code,
-                self.tensor_parallel,
-            ),
+            vocab_size=self._vocab_size(tokenizer),
             stop_token_ids=self.stop_token_ids(tokenizer),
             chat=self.chat,
             system=self.system,
         )
 
     def env_settings(self) -> dict[str, Any]:
-        """Keyword arguments of `cory_v0.env` for the same chain."""
+        """Keyword arguments of `cory_v0.env` for the same chain, but for tokenizers that are code of a model's own.
+
+        Raises:
+            ModelError: model, tokenizer and lengths do not go together.
+        """
         same = "task num_agents knowledge_transfer observed partner_reward max_prompt max_response data eval_data"
         also = "reward prompt observer_prompt min_query max_query digits operations chat system reward_timeout"
         names = [*same.split(), *also.split()]
+        tokenizer = self.make_tokenizer()
         return {name: getattr(self, name) for name in names} | {
             "tokenizer": self.model_path,
-            "stop_token_ids": self.stop_token_ids(self.make_tokenizer()),
+            "vocab_size": self._vocab_size(tokenizer),
+            "stop_token_ids": self.stop_token_ids(tokenizer),
         }
+
+    def _vocab_size(self, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Rows of the model's embedding, which may be more than the tokenizer has tokens."""
+        from policies.language_model import check_model  # brings torch along
+
+        longest = self.max_prompt + self.max_response
+        return check_model(self.model_path, len(tokenizer), longest, self.trust_remote_code, self.tensor_parallel)
 
     def stop_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """The tokens that end a response beside the tokenizer's own: those that the model names, and those of `stop`.

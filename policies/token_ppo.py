@@ -1,7 +1,7 @@
 """The formulas of token-level PPO with a KL penalty, as pure functions on `[B, T]` tensors.
 
 `B` responses, `T` response tokens, right-padded; `mask` is 1.0 on real response tokens. Nothing here knows of RLlib
-or of language models. Every function agrees with the numbers of the method's official code.
+or of language models. Where the method's official code computes the same, the numbers agree.
 """
 
 from __future__ import annotations
@@ -119,24 +119,18 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     return advantages * mask, (advantages + values) * mask
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `x` where `mask` is 1; a scalar."""
-    return (x * mask).sum() / mask.sum()
-
-
 def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
     """`(n, sum, sum of squares)` of `x` under `mask`, float64."""
     x, mask = x.double(), mask.double()
     return torch.stack([mask.sum(), (x * mask).sum(), (x * x * mask).sum()])
 
 
-def whiten(x: Tensor, mask: Tensor, moments: Tensor, shift_mean: bool = True) -> Tensor:
-    """Scales `x` to unit variance, and to zero mean unless `shift_mean` is off.
+def whiten(x: Tensor, mask: Tensor, moments: Tensor) -> Tensor:
+    """Scales `x` to zero mean and unit variance.
 
     Args:
         x, mask: `[B, T]`.
         moments: of the whole batch, from `masked_moments`.
-        shift_mean: keep the mean when False.
 
     Returns:
         `[B, T]`, zero outside the mask; the variance is the unbiased one, epsilon 1e-8.
@@ -144,8 +138,7 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor, shift_mean: bool = True) ->
     count, total, squares = moments.tolist()
     mean = total / count
     variance = max(squares / count - mean * mean, 0.0) * (count / (count - 1.0) if count > 1 else 1.0)
-    scaled = (x - mean) * (variance + 1e-8) ** -0.5
-    return (scaled if shift_mean else scaled + mean) * mask
+    return (x - mean) * (variance + 1e-8) ** -0.5 * mask
 
 
 def repetition(tokens: Tensor, mask: Tensor) -> Tensor:
@@ -167,6 +160,12 @@ def repetition(tokens: Tensor, mask: Tensor) -> Tensor:
 
 def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """PPO's clipped surrogate.
+
+    Args:
+        logprobs: `[B, T]`, of the tokens under the weights that learn.
+        old_logprobs: `[B, T]`, under the weights that answered.
+        advantages: `[B, T]`.
+        clip: how far the probability ratio may be from 1.
 
     Returns:
         `(loss, clipped)`, `[B, T]` each: the loss of every token, and 1.0 where the clip was active.
@@ -195,6 +194,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 def adapt_kl_coef(kl_coef: float, kl: float, target: float, batch: int, horizon: int) -> float:
     """The adaptive controller of Ziegler et al. (2019): moves the coefficient by at most 20 % per horizon.
+
+    Settings refuse a horizon shorter than the batch, by which the factor could become negative.
 
     Args:
         kl_coef: the coefficient that the batch was trained with.

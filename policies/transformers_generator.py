@@ -86,6 +86,7 @@ class TransformersGenerator:
             else:
                 self.base = shared_base(path, device, trust_remote_code, base_dtype(dtype, device), quantization)
                 model = adapted(self.base, lora)
+            model.generation_config = GenerationConfig()  # its own may hold penalties
             self.models[module_id] = model
             own = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
             self.own[module_id] = {name: parameter.requires_grad_(False) for name, parameter in own}

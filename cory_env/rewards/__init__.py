@@ -10,7 +10,14 @@ coroutine function or any object that can be called may be named too. Where quer
 completions are lists of messages.
 """
 
-from cory_env.rewards.score import score_episodes, score_observed
+from cory_env.rewards.score import ScoredResponse, score_episodes, score_observed, score_responses
 from cory_env.rewards.worker import RewardError, RewardWorker
 
-__all__ = ["RewardError", "RewardWorker", "score_episodes", "score_observed"]
+__all__ = [
+    "RewardError",
+    "RewardWorker",
+    "ScoredResponse",
+    "score_episodes",
+    "score_observed",
+    "score_responses",
+]

@@ -1,13 +1,27 @@
 """Scores the responses of episodes in batches, one call of the reward function each."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cory_env.rewards.worker import RewardWorker
 
 if TYPE_CHECKING:
     from cory_env.episode import ChainEpisode
-    from cory_env.tasks.task import Message
+    from cory_env.tasks.task import Message, Query
+
+
+class ScoredResponse(NamedTuple):
+    """A response as the reward function gets it."""
+
+    query: "Query"
+    role: str
+    text: str
+    tokens: Sequence[int]
+
+    @property
+    def completion(self) -> "str | list[Message]":
+        """The text; a message of the assistant's where the query is a conversation."""
+        return self.text if self.query.history is None else [{"role": "assistant", "content": self.text}]
 
 
 def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
@@ -58,23 +72,28 @@ def score_observed(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> 
 def _score(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
     """Returns, per episode, the task rewards of the responses that have none noted."""
     waiting = [range(len(episode.task_rewards), len(episode.responses)) for episode in episodes]
-    turns = [(episode, position) for episode, of in zip(episodes, waiting, strict=True) for position in of]
-    names = dict.fromkeys(name for episode in episodes for name in episode.query.columns)
-    columns: dict[str, list[object]] = {
-        name: [episode.query.columns.get(name) for episode, _ in turns] for name in names
-    }
-    columns["role"] = [episode.chain.roles[position] for episode, position in turns]
-    columns["completion_ids"] = [episode.responses[position] for episode, position in turns]
-    values = iter(
-        worker.score(
-            prompts=[episode.query.raw for episode, _ in turns],
-            completions=[_completion(episode, position) for episode, position in turns],
-            columns=columns,
+    responses = [
+        ScoredResponse(
+            episode.query, episode.chain.roles[position], episode.completions[position], episode.responses[position]
         )
-    )
+        for episode, of in zip(episodes, waiting, strict=True)
+        for position in of
+    ]
+    values = iter(score_responses(worker, responses))
     return [[next(values) for _ in of] for of in waiting]
 
 
-def _completion(episode: "ChainEpisode", position: int) -> "str | list[Message]":
-    text = episode.completions[position]
-    return text if episode.query.history is None else [{"role": "assistant", "content": text}]
+def score_responses(worker: RewardWorker, responses: Sequence[ScoredResponse]) -> list[float | None]:
+    """Returns the task reward of each response, from one call of the function; see `score_episodes`.
+
+    Raises:
+        RewardError: The function failed.
+    """
+    names = dict.fromkeys(name for response in responses for name in response.query.columns)
+    columns: dict[str, list[object]] = {
+        name: [response.query.columns.get(name) for response in responses] for name in names
+    }
+    columns["role"] = [response.role for response in responses]
+    columns["completion_ids"] = [response.tokens for response in responses]
+    prompts = [response.query.raw for response in responses]
+    return worker.score(prompts, [response.completion for response in responses], columns)

@@ -77,6 +77,8 @@ def make_task(
                 f"{setting}={value} belongs to the task arithmetic, but task is {name}. Leave it out, or set "
                 "task=arithmetic."
             )
+    if min_query is not None and (max_query is None or min_query > max_query):
+        raise ValueError(f"min_query={min_query}, but max_query={max_query}. Set max_query to {min_query} or more.")
     task = TASKS[name](
         data=data, eval_data=eval_data, reward=reward, prompt=prompt, observer_prompt=observer_prompt, **own
     )

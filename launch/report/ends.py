@@ -30,7 +30,8 @@ def pareto(arms: Sequence[Arm]) -> Plot:
     colours = dict(zip(dict.fromkeys(names), colours_of(len(set(names))), strict=True))
     says = "; ".join(f"{arm.label}: {shown(final(arm, 'task_reward'))} at KL {shown(final(arm, 'kl'))}" for arm in arms)
     note = f"{HELD_OUT} Up and to the right is better. Large dots: means over seeds."
-    if _families(arms, "kl_coef", 2):
+    fronts = [{id(arm) for arm in family} for family in _families(arms, "kl_coef", 2)]
+    if fronts:
         note += " Steps: the frontier over kl_coef of arms that differ in nothing else."
     if len(arms) <= TOLD_APART:
         note += " Small dots: single runs; thin lines: the way there."
@@ -38,7 +39,6 @@ def pareto(arms: Sequence[Arm]) -> Plot:
     coef = coefs.pop() if len(coefs) == 1 else 0.0
     if coef > 0:
         note += f" Along a dotted line the combined reward, task reward − {coef:g} · KL, is the same."
-    fronts = [{id(arm) for arm in family} for family in _families(arms, "kl_coef", 2)]
     panel = Panel(partial(_pareto, list(zip(arms, names, strict=True)), fronts, colours, coef), says, height=3.8)
     legend = [Key(label, colour) for label, colour in colours.items()]
     return Plot("pareto", "Task reward against KL", with_interval(note, arms), [panel], legend)

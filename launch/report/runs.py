@@ -16,12 +16,13 @@ from launch.run_directory import CONFIG, RunDirectory
 from launch.search_space import show_value
 from launch.storage import is_uri
 from launch.study_results import Cost, FinalFigures, StudyRun, final_figures
+from launch.study_runs import HOW_COMPUTED
 from launch.train import RESUMABLE
 from policies.settings import Settings
 
 MEAN = "mean"
 """The key under which an evaluation holds the mean of its policies."""
-NO_DIFFERENCE = ("seed", *RESUMABLE)
+NO_DIFFERENCE = ("seed", *(key for key in RESUMABLE if key != "final_queries"))
 """Settings in which the runs of one arm may differ."""
 
 
@@ -172,7 +173,8 @@ def read_run(place: str | Path, name: str) -> Run:
 
 def _final(run: RunDirectory, updates: Sequence[Update]) -> FinalFigures | None:
     """Returns the last look at a run's policies, or else its last held-out evaluation."""
-    if kept := final.read(run.final):
+    kept = final.read(run.final)
+    if kept and kept["update"] == updates[-1]["update"]:  # else the run went on afterwards
         return final_figures(kept)
     evaluated = [line for line in updates if "evaluation" in line]
     if not evaluated:
@@ -218,17 +220,38 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """Returns the arms of studies, then those of other runs, each named by what sets it apart."""
+    """Returns the arms of studies, then those of other runs, each named by what sets it apart.
+
+    Raises:
+        CommandError: runs of one arm of a study, from several folders, cannot be compared.
+    """
     studies: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         if run.result.study:
             studies.setdefault((run.result.study, run.result.arm), []).append(run)
+    for some in studies.values():
+        _refuse_mixed(some)
     several = len({study for study, _ in studies}) > 1
     arms = [
         Arm(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
         for (study, _), some in studies.items()
     ]
     return arms + _arms_of_folders([run for run in runs if not run.result.study])
+
+
+def _refuse_mixed(arm: Sequence[Run]) -> None:
+    """Checks that an arm's runs, which may be of several folders, differ in their seeds and in nothing that matters."""
+    seeds: dict[int, Run] = {}
+    for run in arm:
+        other = seeds.setdefault(run.result.seed, run)
+        if other is not run:
+            raise CommandError(f"{other.name} and {run.name} are of one arm and seed. Name one of their studies alone.")
+        changed = [key for key in differing([arm[0], run]) if key not in {"seed", *HOW_COMPUTED}]
+        if changed:
+            raise CommandError(
+                f"{arm[0].name} and {run.name} are of one arm, but differ in {', '.join(changed)}. Name one of their "
+                "studies alone."
+            )
 
 
 def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:

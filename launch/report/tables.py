@@ -10,7 +10,7 @@ from launch.report.series import estimate, final, of_arm
 from launch.results import FIGURES, Row
 from launch.rows import show
 from launch.search_space import show_value
-from launch.study_measures import Difference, area, best, collapse, differences, paired, seconds, variance
+from launch.study_measures import Difference, area, best, collapse, collapses, differences, paired, seconds, variance
 from launch.study_measures import final as final_measure
 from launch.study_results import StudyRun
 
@@ -42,7 +42,7 @@ def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     """Returns the figures of each arm at the end."""
     rows = []
     for arm in arms:
-        collapsed = sum(bool(collapse(result)) for result in arm.results)
+        collapsed = collapses(arm.results)
         spread, count = variance(arm.results, "combined_reward"), len(arm.counted)
         quiet = [found / 60 for result in arm.results if (found := seconds(result)) is not None]
         rows.append(
@@ -117,9 +117,11 @@ def hypervolume_rows(arms: Sequence[Arm]) -> list[dict[str, Cell]]:
 
 
 def claim_rows(arms: Sequence[Arm]) -> list[study_claims.Row]:
-    """Returns every claim with our figure, those that were run first; none without a study."""
-    results = [result for arm in arms for result in arm.results if result.study]
-    return sorted(study_claims.table(results), key=lambda row: row.verdict == "not run") if results else []
+    """Returns every claim with our figure, those that were run first; none where no study asks for them."""
+    results = [result for arm in arms for result in arm.results]
+    if {result.study for result in results}.isdisjoint(claim.study for claim in study_claims.CLAIMS):
+        return []
+    return sorted(study_claims.table(results), key=lambda row: row.verdict == "not run")
 
 
 def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
@@ -136,7 +138,7 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
         if (value := figures["mean"]["combined_reward"]) is not None
     }
     at = max(known, key=lambda update: known[update]) if known else None
-    times = [line["seconds"]["total"] for line in lines if "seconds" in line]
+    times = [line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in lines if "seconds" in line]
     disturbed = bool(run.result.study) and not run.result.undisturbed
     return {
         "name": run.name,

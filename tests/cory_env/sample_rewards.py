@@ -124,6 +124,10 @@ def conversational(prompts: list[list[dict[str, str]]], completions: list[list[d
     return [float(len(text) + 100 * len(prompt)) for prompt, text in zip(prompts, texts, strict=True)]
 
 
+def conversational_answer(completions: list[list[dict[str, str]]], answer: list[object]) -> list[float]:
+    return [float(messages[-1]["content"] == str(right)) for messages, right in zip(completions, answer, strict=True)]
+
+
 async def trl_gathers(completions: list[str], **kwargs: object) -> list[float]:
     async def judge(text: str) -> float:
         await asyncio.sleep(0.05)

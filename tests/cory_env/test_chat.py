@@ -1,5 +1,6 @@
 """Prompts in a chat template, conversations, and models whose responses may end with one of several tokens."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from cory_env.chat import ChatError
 from cory_env.rewards import RewardWorker, score_episodes
 from cory_env.tasks import Message, Query, Task, make_task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from cory_env.validate import validate
+from cory_env.validate import gold_answers, score_answers, validate
 from tests.cory_env.sample_tasks import LENGTH, QUERIES, response, reviews, tokenizer
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ def test_a_few_shot_prompt_is_one_message_of_the_user_s(chatty: "PreTrainedToken
     asked = task.observer_prompt(task.train[0], ["<pioneer's response>"])
     assert report.ok
     assert report.prompts["observer"][0] == f"<s><|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_gold_answers_to_conversations_are_messages_as_in_training(chatty: "PreTrainedTokenizerBase") -> None:
+    sums = make_task("arithmetic", digits=1)
+    task = replace(
+        sums,
+        train=[replace(query, history=HISTORY) for query in sums.train[:2]],
+        reward="tests.cory_env.sample_rewards:conversational_answer",
+    )
+    answers = gold_answers(task, "train")
+    with RewardWorker(task.reward) as worker:
+        assert score_answers(Chain(task, chatty, chat=True), worker, answers) == [1.0, 1.0]
 
 
 def test_each_role_s_prompt_is_a_user_s_message_and_special_tokens_stand_once(

@@ -11,6 +11,7 @@ from pettingzoo.test import api_test, seed_test
 
 from cory_env import cory_v0
 from cory_env.episode import Action
+from cory_env.tasks import make_task
 from tests.cory_env.sample_tasks import LENGTH, reviews, tokenizer, tokens_of
 
 
@@ -168,6 +169,10 @@ def test_it_renders_the_chain_as_text(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_settings_of_a_named_task_do_not_go_with_a_task_object() -> None:
+    with pytest.raises(ValueError, match="belong to a task given by name"):
+        make(min_query=2)
+    with pytest.raises(ValueError, match="min_query=2, but max_query=None"):
+        make_task("imdb", min_query=2)
     with pytest.raises(ValueError, match="belong to a task given by name"):
         make(prompt="{query}")
 

@@ -47,7 +47,11 @@ def study_run(
     )
     modules = settings.modules
     metrics: list[Any] = [
-        {"update": 1 + number, "policy": {module: {"task_reward": value} for module in modules}}
+        {
+            "update": 1 + number,
+            "roles": dict(zip(settings.roles, modules, strict=True)),
+            "policy": {module: {"task_reward": value} for module in modules},
+        }
         for number, value in enumerate(training)
     ]
     for number, value in enumerate(curve):

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from launch.command import CommandError
 from launch.records import Update
 from launch.report import tables
 from launch.report.command import main, report
@@ -69,6 +70,14 @@ def test_seconds_of_a_run_that_was_disturbed_are_not_shown(study: Path, tmp_path
     quiet = quiet._replace(metrics=cast(list[Update], metrics))
     keep(tmp_path, quiet, quiet._replace(seed=1, undisturbed=False))
     assert [row["seconds"] for row in tables.run_rows(arms_of(read([tmp_path])))] == ["10.0", "disturbed"]
+
+
+def test_runs_of_one_arm_that_differ_are_not_thrown_together(study: Path, tmp_path: Path) -> None:
+    keep(tmp_path, study_run("cory", 7, figures(1.0, 2.0), figures(1.0, 2.0), lr=1.0))
+    with pytest.raises(CommandError, match="/cory/7 are of one arm, but differ in lr"):
+        arms_of(read([study, tmp_path]))
+    with pytest.raises(CommandError, match="are of one arm and seed"):
+        arms_of(read([study, study]))
 
 
 def test_the_page_has_claims_verdicts_and_what_went_wrong(study: Path, tmp_path: Path) -> None:

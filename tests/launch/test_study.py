@@ -63,7 +63,7 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_
     assert [entry.name for entry in (run / "checkpoints").iterdir()] == ["update_000002"]
 
     before = (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes()
-    again = cory("study", "mine.yaml", "--out", "study", "--only", "cory")
+    again = cory("study", "mine.yaml", "--out", "study", "--only", "cory", "--seeds", "0,")
     assert again.returncode == 0 and "CORY" in again.stdout
     assert (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes() == before
     file = tmp_path / "study" / "results" / "broken" / "seed_0.json"

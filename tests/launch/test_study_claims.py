@@ -65,7 +65,7 @@ def test_without_exchange_both_roles_count_as_neither_policy_trains_on_both_prom
     def trained(name: str, late: float, kl: float, **differs: Any) -> list[StudyRun]:
         lines = [{role: {"task_reward": at, "kl": of} for role in ("pioneer", "observer")} for at, of in
                  [(0.5, 0.0), *[(late, kl)] * 5]]  # fmt: skip
-        metrics = [{"update": 1 + number, "role": line} for number, line in enumerate(lines)]
+        metrics = [{"update": 5 + number, "role": line} for number, line in enumerate(lines)]
         return [run._replace(metrics=cast(list[Update], metrics)) for run in arm(name, -9.0, 99.0, **differs)]
 
     found = verdicts(trained("cory", 2.5, 2.0) + trained("no-exchange", 2.5, 3.5, exchange_period=None))
@@ -74,6 +74,30 @@ def test_without_exchange_both_roles_count_as_neither_policy_trains_on_both_prom
     found = verdicts(trained("cory", 2.5, 2.0) + trained("no-exchange", 2.0, 2.0, exchange_period=None))
     assert found["Without role exchange the task reward is good"] == "not reproduced"  # a quarter of the gain below
     assert found["Without role exchange the KL is much higher"] == "not reproduced"
+
+
+def test_a_run_that_did_not_do_all_updates_has_no_vote_on_what_training_changes() -> None:
+    whole = arm("ppo", 2.0, 9.0, agents=1, seeds=3)
+    short = [run._replace(seed=3, metrics=run.metrics[:-1], status="diverged", final=None) for run in whole[:1]]
+    row = next(row for row in table(whole + short) if row.claim == "PPO's combined reward falls in training")
+    assert row.ours.endswith("n = 3 of 4")
+
+
+def test_where_ppo_collapses_it_is_said_how() -> None:
+    ends = [figures(2.0, 3.0, repetition=0.5), figures(2.0, 3.0, repetition=0.5), figures(2.0, 3.0, eos_rate=0.01)]
+    repeating = [study_run("ppo-lr", seed, end) for seed, end in enumerate(ends)]
+    found = verdicts(arm("ppo", 2.0, 9.0, agents=1) + repeating)
+    assert found["Where PPO collapses, it repeats itself"] == "reproduced"
+    few = verdicts(arm("ppo", 2.0, 9.0, agents=1) + repeating[:2])
+    assert few["Where PPO collapses, it repeats itself"] == "inconclusive"
+    assert found["CORY answers 18 % of GSM8K's test questions right at the first try"] == "not run"
+
+
+def test_early_gain_is_a_share_of_the_largest_gain_not_of_what_is_left_of_it() -> None:
+    end, curve = figures(1.0, 3.0), (0.0, 1.0, 2.0, 1.0)
+    runs = [study_run("cory", seed, end, end, curve=curve, study="arithmetic") for seed in range(3)]
+    row = next(row for row in table(runs) if row.claim == "CORY converges early")
+    assert row.ours.startswith("+50% of the gain") and row.verdict == "not reproduced"
 
 
 def test_what_the_paper_reports_is_found_where_results_are_so() -> None:
@@ -129,7 +153,11 @@ def test_frontiers_are_compared_by_hypervolume_seed_by_seed() -> None:
 def test_the_quoted_reduction_of_collapses_counts_each_run_once() -> None:
     runs = arm("cory", 2.0, 3.0, seeds=3) + arm("ppo", 2.0, 60.0, agents=1, seeds=3)
     row = next(row for row in table(runs) if row.claim == "-67 % collapse")
-    assert "PPO 3 of 3, CORY 0 of 3" in row.ours
+    # Katz with halves: ratio (0.5 / 4) / (3.5 / 4), deviation √(1/0.5 - 1/4 + 1/3.5 - 1/4) = 1.336
+    assert row.ours == "-86% [-99%, +96%], n = 3 (PPO 3 of 3, CORY 0 of 3)" and row.verdict == "inconclusive"
+    many = arm("cory", 2.0, 3.0, seeds=20) + arm("ppo", 2.0, 60.0, agents=1, seeds=20)
+    (row,) = (row for row in table(many) if row.claim == "-67 % collapse")
+    assert row.ours.startswith("-98% [-100%, -62%]") and row.verdict == "reproduced"
 
 
 def test_without_exchange_the_roles_kl_in_the_last_updates_is_compared() -> None:
@@ -139,7 +167,7 @@ def test_without_exchange_the_roles_kl_in_the_last_updates_is_compared() -> None
             {name: {"task_reward": 2.0, "kl": kl} for name, kl in roles.items()}
             for roles in ({"pioneer": 0.0, "observer": 9.0}, {"pioneer": 6.0 + run.seed, "observer": 2.0})
         )
-        lines = [{"update": 1, "role": early}, *({"update": 2 + number, "role": late} for number in range(5))]
+        lines = [{"update": 5, "role": early}, *({"update": 6 + number, "role": late} for number in range(5))]
         runs.append(run._replace(metrics=cast(list[Update], lines)))
     row = next(row for row in table(runs) if "far below the pioneer's" in row.claim)
     assert row.verdict == "reproduced" and row.ours.startswith("KL × 3.9")  # of 3, 3.5, 4, 4.5, 5 the geometric mean

@@ -67,6 +67,7 @@ def write(folder: Path, arms: str, head: str = "base: imdb-tiny\nseeds: 2\n") ->
         ("  two: {num_agents: 1, tier: one}\n", "tier is 1, 2"),
         ("  two: {num_agents: 1, seeds: 0}\n", "seeds are a count"),
         ("  Two/2: {num_agents: 1}\n", "name folders"),
+        ("  two: {num_agents: 1, label: one}\n", "several arms with the label 'one'"),
         ("  two: 1\n", "must hold `key: value`"),
         ("extra: 1\n", "unknown key `extra`"),
     ],

@@ -37,6 +37,8 @@ def test_defaults_are_the_papers() -> None:
         ({"advantage": "rloo", "num_generations": 2, "gamma": 0.9}, "gamma=0.9 has no effect. Set gamma=1."),
         ({"num_runners": 0}, "Use num_runners=1, or backend=transformers."),
         ({"min_response": 9, "max_response": 8}, "min_response=9, but max_response=8. Set max_response to 9 or more."),
+        ({"kl_control": "adaptive", "kl_coef": 0}, "Set kl_coef above 0, or kl_control=fixed."),
+        ({"kl_control": "adaptive", "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
         ({"min_query": 2}, "min_query=2, but max_query=None. Set max_query to 2 or more."),
         ({"system": "Be kind."}, "system is set, but chat is off"),
         ({"stop": ""}, "stop is empty, so every token would end a response."),
@@ -123,7 +125,10 @@ def test_the_layers_of_adapters_are_a_list_with_commas() -> None:
 
 def test_the_environment_gets_the_settings_of_its_task() -> None:
     s = make_settings({"task": "arithmetic", "digits": 1, "operations": "sums"})
-    assert cory_v0.env(**s.env_settings()).queries == s.make_task().train
+    env = cory_v0.env(**s.env_settings())
+    assert env.queries == s.make_task().train
+    chain = s.make_chain(s.make_task(), s.make_tokenizer())
+    assert env.unwrapped.chain.vocab_size == chain.vocab_size
 
 
 def test_a_response_ends_with_any_token_that_holds_the_text_of_stop() -> None:

@@ -135,7 +135,7 @@ def mean_loss(learner: TokenPPOLearner, module_id: str, rows: dict[str, Tensor])
     s, mask, new = learner.settings, rows["mask"], learner.module[module_id].forward_train(rows)
     policy, _ = token_ppo.policy_loss(new[Columns.ACTION_LOGP], rows["logprobs"], rows["advantages"], s.clip)
     value = token_ppo.value_loss(new[Columns.VF_PREDS], rows["values"], rows["returns"], s.value_clip)
-    return token_ppo.masked_mean(policy, mask) + s.value_coef * token_ppo.masked_mean(value, mask)
+    return ((policy + s.value_coef * value) * mask).sum() / mask.sum()
 
 
 def scored_rows(learner: TokenPPOLearner, module_id: str, episodes: Episodes) -> Any:
