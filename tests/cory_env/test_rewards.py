@@ -140,7 +140,7 @@ def test_a_hang_is_ended_at_the_time_limit_and_its_sample_named() -> None:
             RewardError, match=r"sample 1 of 2.*completion 'bad': it ran longer than its time limit of 3 s"
         ):
             worker.score(["q", "q"], ["fine", BAD], {})
-        assert time.monotonic() - started < 60  # the function would sleep for an hour
+        assert time.monotonic() - started < 60  # the function would never end
         assert worker.score(["q"], ["fine"], {}) == [4.0]
 
 
