@@ -2,12 +2,14 @@
 #
 #   make PYTHON=python3.12          another interpreter (the lock was made for 3.11)
 #   make TORCH_INDEX_URL=https://…  an index for torch alone, such as one of CPU builds; default: pip's own
+#   make COMPILE=1                  compile every package while installing, as an image wants it
 #   make LOCK=gpu                   CUDA packages (requirements/gpu.txt) instead of those for a CPU
 
 PYTHON ?= python3
 TORCH_INDEX_URL ?=
 TORCH := torch==2.13.0
 LOCK ?= cpu
+COMPILE ?=
 
 BIN := .venv/bin
 PACKAGES := .venv/packages-$(LOCK)
@@ -55,8 +57,9 @@ lock: $(READY) ## Resolve requirements/cpu.txt and gpu.txt anew
 assets: $(READY) ## Rebuild the bundled language model, classifier and queries (over an hour on 2 cores)
 	@$(BIN)/cory assets
 
-# pip compiles one module after another, which is half of the installing; compileall does it on all cores. Its exit code
-# says that some packages carry templates that no Python compiles.
+# pip compiles all modules one after another, which is half of the installing, and few of them are ever imported: Python
+# compiles those then. For images, which are made once, compileall does it on all cores; its exit code says that some
+# packages carry templates that no Python compiles.
 # torch goes first and brings its own dependencies: on a CUDA index they are libraries that the CPU lock does not name.
 $(PACKAGES): requirements/$(LOCK).txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -68,7 +71,7 @@ $(PACKAGES): requirements/$(LOCK).txt
 	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
 	@echo '2/3 everything else'
 	@$(PIP) --no-deps -r requirements/$(LOCK).txt
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+	@$(if $(COMPILE),$(BIN)/python -m compileall -qq -j 0 .venv/lib || true)
 	@touch $@
 
 $(READY): $(PACKAGES) pyproject.toml

@@ -179,7 +179,7 @@ def test_every_query_is_dealt_once_per_pass_over_the_data(make_cory: MakeCory, t
     data = tmp_path / "queries.jsonl"
     data.write_text("".join(f'{{"query": "The film number {i}"}}\n' for i in range(12)))
     algorithm = make_cory(data=str(data), eval_data=str(data), queries=8, minibatch=8)
-    total = algorithm._num_queries["train"]
+    total = len(algorithm.task.train)
     dealt = [dealt.query for update in range(3) for dealt in deal(0, update, 8, total)]
     assert sorted(dealt[:12]) == sorted(dealt[12:]) == list(range(12))
     assert dealt[:12] != dealt[12:]
