@@ -2,14 +2,14 @@
 #
 #   make PYTHON=python3.12          another interpreter (the lock was made for 3.11)
 #   make TORCH_INDEX_URL=https://…  an index for torch alone, such as one of CPU builds; default: pip's own
-#   make COMPILE=1                  compile every package while installing, as an image wants it
 #   make LOCK=gpu                   CUDA packages (requirements/gpu.txt) instead of those for a CPU
 
 PYTHON ?= python3
 TORCH_INDEX_URL ?=
 TORCH := torch==2.13.0
 LOCK ?= cpu
-COMPILE ?=
+
+COMPILED := ray torch transformers vllm
 
 BIN := .venv/bin
 PACKAGES := .venv/packages-$(LOCK)
@@ -57,9 +57,9 @@ lock: $(READY) ## Resolve requirements/cpu.txt and gpu.txt anew
 assets: $(READY) ## Rebuild the bundled language model, classifier and queries (over an hour on 2 cores)
 	@$(BIN)/cory assets
 
-# pip compiles all modules one after another, which is half of the installing, and few of them are ever imported: Python
-# compiles those then. For images, which are made once, compileall does it on all cores; its exit code says that some
-# packages carry templates that no Python compiles.
+# pip compiles all modules one after another, which is half of the installing, and two thirds are never imported. The
+# packages that every process imports are compiled here, on all cores, and others when they are imported first; the exit
+# code says that some carry templates that no Python compiles.
 # torch goes first and brings its own dependencies: on a CUDA index they are libraries that the CPU lock does not name.
 $(PACKAGES): requirements/$(LOCK).txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -71,7 +71,7 @@ $(PACKAGES): requirements/$(LOCK).txt
 	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
 	@echo '2/3 everything else'
 	@$(PIP) --no-deps -r requirements/$(LOCK).txt
-	@$(if $(COMPILE),$(BIN)/python -m compileall -qq -j 0 .venv/lib || true)
+	@$(BIN)/python -m compileall -qq -j 0 $(addprefix .venv/lib/python3*/site-packages/,$(COMPILED)) || true
 	@touch $@
 
 $(READY): $(PACKAGES) pyproject.toml
