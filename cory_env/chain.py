@@ -146,6 +146,9 @@ class Chain:
 
         Special tokens come from the chat template, where it is on, or else from the tokenizer's defaults (a BOS, for
         models that have one): never from both.
+
+        Raises:
+            ChatError: The chat template cannot render a prompt.
         """
         texts = [text if self.chat is None else self.chat.render(text, history or ()) for text, history in prompts]
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=self.chat is None)["input_ids"]

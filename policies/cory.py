@@ -375,6 +375,10 @@ class Cory(PPO):
         self.restore_from_path(str(checkpoint.resolve() / modules), component=modules)
 
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once."""
+        """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once.
+
+        Raises:
+            WeightSyncError: an engine read something else than was sent.
+        """
         super().restore_from_path(path, *args, **kwargs)
         self.runners.send(self.updates)

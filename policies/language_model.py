@@ -171,6 +171,9 @@ def shared_base(
     """Returns the frozen initial policy pi_0: the reference, and with adapters the base of all policies.
 
     One object per process, device, type and quantization, however many policies ask for it.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be loaded so.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())

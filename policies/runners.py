@@ -183,7 +183,11 @@ class Runners:
         return runners
 
     def welcome_back(self) -> list[int]:
-        """Finds runners that were restarted, gives them the present weights, and returns them."""
+        """Finds runners that were restarted, gives them the present weights, and returns them.
+
+        Raises:
+            WeightSyncError: an engine read something else than was sent.
+        """
         restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
         if restored:
             self._send_to(restored)

@@ -177,8 +177,16 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Half the squared error, with the value's *change* clipped (RLlib's own PPO clamps the error instead); `[B,
-    T]`.
+    """Half the squared error, with the value's *change* clipped (RLlib's own PPO clamps the error instead).
+
+    Args:
+        values: `[B, T]`, of the weights that learn.
+        old_values: `[B, T]`, of the weights that answered.
+        returns: `[B, T]`.
+        clip: how far a value may move from the old one.
+
+    Returns:
+        `[B, T]`.
     """
     bounded = torch.maximum(torch.minimum(values, old_values + clip), old_values - clip)
     return 0.5 * torch.maximum((values - returns) ** 2, (bounded - returns) ** 2)

@@ -82,11 +82,19 @@ class Task:
         return self.train if split == "train" else self.test
 
     def prompt(self, query: Query) -> str:
-        """Returns the pioneer's prompt as text."""
+        """Returns the pioneer's prompt as text.
+
+        Raises:
+            TemplateError: The template names a column that the query has not.
+        """
         return fill(self.prompt_template, {**query.columns, "query": query.text})
 
     def observer_prompt(self, query: Query, responses: Sequence[str]) -> str:
-        """Returns the prompt of the agent that follows `responses`, the decoded ones so far in the chain's order."""
+        """Returns the prompt of the agent that follows `responses`, the decoded ones so far in the chain's order.
+
+        Raises:
+            TemplateError: The template names a column that the query has not.
+        """
         values = {**query.columns, "query": query.text}
         reference = fill(self.reference_separator, values).join(responses)
         return fill(self.observer_template, {**values, "reference": reference})
