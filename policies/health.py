@@ -45,7 +45,7 @@ class Health:
         self.state: dict[str, Any] = {"first_eos_rate": {}, "held": {}}
 
     def observe(self, report: dict[str, Any]) -> list[dict[str, Any]]:
-        """Takes an update's report: of `Cory`'s, its `policy`, `role` and `sampler_gap_max`.
+        """Takes an update's report: of `Cory`'s, its `policy` and `role`.
 
         Returns:
             The warnings that stand: `signature`, `of`, `text`, and `updates`, for how many in a row it has held.
