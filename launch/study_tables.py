@@ -61,7 +61,7 @@ def result_line(run: StudyRun) -> str:
 
 
 def summary_table(runs: Sequence[StudyRun]) -> Table:
-    """Returns each arm's figures after training: the mean over seeds, with its 95 % interval."""
+    """Returns each arm's figures after training: the mean over seeds ± half its 95 % interval."""
     made = _table("arm", "seeds", *(label for _, label, _ in FIGURES), "collapsed", "min of updates")
     for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.place)), lambda run: run.arm):
         ended = [run for run in group if run.status != "failed"]
@@ -83,7 +83,7 @@ def _cell(runs: Sequence[StudyRun], measure: Measure, form: str) -> str:
     if not found:
         return ""
     mean, low, high, n = estimate(found)
-    interval = f" [{form.format(low)}, {form.format(high)}]" if low is not None else ""
+    interval = f" ± {form.replace('+', '').format(mean - low)}" if low is not None else ""
     return form.format(mean) + interval + ("" if n == len(runs) else f", {n} of {len(runs)}")
 
 

@@ -10,10 +10,10 @@ from matplotlib.ticker import MaxNLocator
 
 from launch.curves import COLOURS, FAINT, FAINTLY, GRID, INK, PANELS, POINT, style
 from launch.report.drawing import Key, Panel, Plot
-from launch.report.marks import bars, dots, limit_to, place
+from launch.report.marks import bars, dots, limit_to, place, widened
 from launch.report.plots import colours_of, with_interval
 from launch.report.runs import NO_DIFFERENCE, Arm, method
-from launch.report.series import estimate, final, held_out_mean, over_seeds
+from launch.report.series import drawn_interval, estimate, final, held_out_mean, over_seeds
 from launch.search_space import show_value
 from launch.study_measures import Estimate, Point, pareto_front
 
@@ -107,9 +107,9 @@ def _rows(labels: Sequence[str], values: Sequence[Sequence[float]], panel: Axes)
     panel.spines["left"].set_visible(False)
     for row, of_arm in enumerate(values):
         dots(panel, of_arm, [-row] * len(of_arm), COLOURS[0])
-    limits = panel.get_xlim()
-    for row, (label, of_arm) in enumerate(zip(labels, values, strict=True)):
-        found = estimate(of_arm)
+    means = [estimate(of_arm) for of_arm in values]
+    limits = widened(panel.get_xlim(), (end for found in means for end in drawn_interval(found)))
+    for row, (label, found) in enumerate(zip(labels, means, strict=True)):
         if found is not None:
             place(panel, found, Estimate(-row, None, None, 1), COLOURS[0])
         panel.annotate(

@@ -10,7 +10,7 @@ from launch.report.series import Series, drawn_interval
 from launch.study_measures import Estimate
 
 SPARE = 0.35
-"""Share of a panel's height by which intervals may widen it to either side; those of few seeds could fill any."""
+"""Share of a panel by which intervals may widen it to either side; those of few seeds could fill any."""
 APART = 0.085
 """Share of a panel's height between two labels."""
 
@@ -39,13 +39,16 @@ def place(panel: Axes, x: Estimate, y: Estimate, colour: str) -> None:
 
 def limit_to(panel: Axes, drawn: Iterable[Series]) -> None:
     """Fixes the height of a panel: all means, and intervals as far as they do not dwarf them."""
-    low, high = panel.get_ylim()
-    drawn = list(drawn)
+    panel.set_ylim(widened(panel.get_ylim(), (end for series in drawn for end in (*series.low, *series.high))))
+
+
+def widened(limits: tuple[float, float], ends: Iterable[float]) -> tuple[float, float]:
+    """Returns limits that hold the ends of intervals too, as far as `SPARE` allows; NaN is none."""
+    low, high = limits
+    known = [end for end in ends if not math.isnan(end)]
     spare = SPARE * (high - low)
-    below = [value for series in drawn for value in series.low if not math.isnan(value)]
-    above = [value for series in drawn for value in series.high if not math.isnan(value)]
-    panel.set_ylim(
-        min(low, max(low - spare, min(below, default=low))), max(high, min(high + spare, max(above, default=high)))
+    return min([low, *(max(low - spare, end) for end in known)]), max(
+        [high, *(min(high + spare, end) for end in known)]
     )
 
 

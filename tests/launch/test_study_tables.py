@@ -44,7 +44,7 @@ def test_the_summary_has_each_arm_s_mean_with_its_interval_and_its_collapses() -
     runs = [study_run("cory", seed, figures(1.0 + seed, 2.0)) for seed in (0, 1, 2)]
     runs += [study_run("ppo", 0, figures(1.0, 60.0), place=1), study_run("ppo", 1, figures(1.0, 2.0), status="failed")]
     cory, ppo = lines(summary_table(runs))[2:]
-    assert cory[:4] == ["cory", "3", "+2.00", "[-0.48,"] and cory[-4:] == ["0", "of", "3", "0.2"]
+    assert cory[:5] == ["cory", "3", "+2.00", "±", "2.48"] and cory[-4:] == ["0", "of", "3", "0.2"]
     assert ppo == ["ppo", "1", "+1.00", "60.00", "-5.000", "1", "of", "1", "0.2"]
 
 
