@@ -82,7 +82,7 @@ def _cell(runs: Sequence[StudyRun], measure: Measure, form: str) -> str:
     found = list(values(runs, measure).values())
     if not found:
         return ""
-    mean, low, high, n = estimate(found)
+    mean, low, _, n = estimate(found)
     interval = f" ± {form.replace('+', '').format(mean - low)}" if low is not None else ""
     return form.format(mean) + interval + ("" if n == len(runs) else f", {n} of {len(runs)}")
 

@@ -45,11 +45,9 @@ def limit_to(panel: Axes, drawn: Iterable[Series]) -> None:
 def widened(limits: tuple[float, float], ends: Iterable[float]) -> tuple[float, float]:
     """Returns limits that hold the ends of intervals too, as far as `SPARE` allows; NaN is none."""
     low, high = limits
-    known = [end for end in ends if not math.isnan(end)]
+    known = [low, high, *(end for end in ends if not math.isnan(end))]
     spare = SPARE * (high - low)
-    return min([low, *(max(low - spare, end) for end in known)]), max(
-        [high, *(min(high + spare, end) for end in known)]
-    )
+    return max(low - spare, min(known)), min(high + spare, max(known))
 
 
 def label_ends(panel: Axes, lines: Mapping[str, Series], colours: Mapping[str, str]) -> None:
