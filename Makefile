@@ -9,8 +9,6 @@ TORCH_INDEX_URL ?=
 TORCH := torch==2.13.0
 LOCK ?= cpu
 
-COMPILED := ray torch transformers vllm
-
 BIN := .venv/bin
 PACKAGES := .venv/packages-$(LOCK)
 READY := .venv/ready-$(LOCK)
@@ -57,9 +55,9 @@ lock: $(READY) ## Resolve requirements/cpu.txt and gpu.txt anew
 assets: $(READY) ## Rebuild the bundled language model, classifier and queries (over an hour on 2 cores)
 	@$(BIN)/cory assets
 
-# pip compiles all modules one after another, which is half of the installing, and two thirds are never imported. The
-# packages that every process imports are compiled here, on all cores, and others when they are imported first; the exit
-# code says that some carry templates that no Python compiles.
+# pip compiles one module after another, which is half of the installing; compileall does it on all cores. Left to the
+# first import, it would be done in every process where PYTHONDONTWRITEBYTECODE is set, as in many containers. Its exit
+# code says that some packages carry templates that no Python compiles.
 # torch goes first and brings its own dependencies: on a CUDA index they are libraries that the CPU lock does not name.
 $(PACKAGES): requirements/$(LOCK).txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -71,7 +69,7 @@ $(PACKAGES): requirements/$(LOCK).txt
 	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
 	@echo '2/3 everything else'
 	@$(PIP) --no-deps -r requirements/$(LOCK).txt
-	@$(BIN)/python -m compileall -qq -j 0 $(addprefix .venv/lib/python3*/site-packages/,$(COMPILED)) || true
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 $(READY): $(PACKAGES) pyproject.toml
