@@ -66,6 +66,18 @@ def table(runs: Iterable[StudyRun]) -> list[Row]:
     return rows
 
 
+def _cooperation(study: str) -> Claim:
+    return Claim(
+        study,
+        "paper, appendix",
+        "Cooperative agents do better than competitive ones",
+        "CORY's combined reward ends higher than with α = -1",
+        partial(
+            find.difference, one="cory", other="competitive", measure=final("combined_reward"), what="combined reward"
+        ),
+    )
+
+
 CLAIMS = (
     Claim(
         "imdb",
@@ -172,15 +184,7 @@ CLAIMS = (
         f"in the last updates the pioneer's is above {FAR:g} times the observer's",
         find.observer_below_pioneer,
     ),
-    Claim(
-        "imdb",
-        "paper, appendix",
-        "Cooperative agents do better than competitive ones",
-        "CORY's combined reward ends higher than with α = -1",
-        partial(
-            find.difference, one="cory", other="competitive", measure=final("combined_reward"), what="combined reward"
-        ),
-    ),
+    _cooperation("imdb"),
     Claim(
         "arithmetic",
         GSM8K,
@@ -209,15 +213,7 @@ CLAIMS = (
         "of its collapsed runs most have an EOS rate below min_eos_share of that before training",
         partial(find.collapse_shows, signature="eos"),
     ),
-    Claim(
-        "arithmetic",
-        "paper, appendix",
-        "Cooperative agents do better than competitive ones",
-        "CORY's combined reward ends higher than with α = -1",
-        partial(
-            find.difference, one="cory", other="competitive", measure=final("combined_reward"), what="combined reward"
-        ),
-    ),
+    _cooperation("arithmetic"),
     Claim(
         "arithmetic",
         GSM8K,
