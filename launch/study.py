@@ -155,7 +155,11 @@ def _perform(todo: "Sequence[Job]", before: "Mapping[Job, StudyRun | None]", voi
         voice.say(f"Stopped: {len(runs)} of {len(before)} runs are done. The same command goes on.", True)
         return performer.stopped
     if elsewhere:
-        voice.say(f"Nothing is left to begin: other processes of this study had {elsewhere} of the runs in hand.", True)
+        voice.say(
+            f"Nothing is left to begin: other processes of this study had {elsewhere} of the runs in hand. Once "
+            "they have ended, the same command does what they have left.",
+            True,
+        )
     return 1 if failed else 0
 
 

@@ -174,7 +174,7 @@ def read_run(place: str | Path, name: str) -> Run:
 def _final(run: RunDirectory, updates: Sequence[Update]) -> FinalFigures | None:
     """Returns the last look at a run's policies, or else its last held-out evaluation."""
     kept = final.read(run.final)
-    if kept and kept["update"] == updates[-1]["update"]:  # else the run went on afterwards
+    if kept and updates and kept["update"] == updates[-1]["update"]:  # else the run went on afterwards
         return final_figures(kept)
     evaluated = [line for line in updates if "evaluation" in line]
     if not evaluated:
