@@ -2,7 +2,7 @@
 
 about: one sentence
 base: imdb-tiny                  # the preset that all arms build on
-settings: {final_queries: 500}   # of all arms
+settings: {dtype: fp32, final_queries: 500}   # of all arms; dtype is a must, as `auto` depends on the machine
 seeds: {1: 5, 2: 3}              # by tier: a count, or a list; or one of them for all tiers
 arms:
   cory: {label: CORY}            # the first arm is the base itself
@@ -120,7 +120,13 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     shared = {**_mapping(entries.get("settings") or {}, f"settings in {where}"), **read_words(words)}
     if "seed" in shared:
         raise CommandError(f"{where} sets seed for all runs: say which seeds by `seeds`, or by --seeds.")
-    shared["eval_kl_coef"] = _resolve(base, shared).report_kl_coef
+    resolved = _resolve(base, shared)
+    if resolved.dtype == "auto":
+        raise CommandError(
+            f"{where} leaves dtype open: `auto` is bf16 on one machine and fp32 on another, and runs of both "
+            "kinds cannot be compared. Say dtype=fp32 or dtype=bf16, in its `settings` or on the command line."
+        )
+    shared["eval_kl_coef"] = resolved.report_kl_coef
     arms: dict[str, Arm] = {}
     for key, value in _mapping(entries["arms"], f"arms in {where}").items():
         arms[key] = _arm(key, _mapping(value or {}, f"{where}, arm {key}"), entries.get("seeds", 1), arms)
