@@ -26,8 +26,9 @@ help: ## Show this list
 demo: $(READY) ## Train two language models on film reviews, offline; a few minutes on 2 cores
 	@$(BIN)/cory train imdb-tiny --out "runs/demo/$$(date +%Y%m%d-%H%M%S)"
 
+# Three processes on two cores: much of a test's time is waiting for processes to start.
 test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-all: $(READY) ## Run all tests, those too that take a minute each on 2 cores
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'slow or not slow'
@@ -56,8 +57,8 @@ assets: $(READY) ## Rebuild the bundled language model, classifier and queries (
 	@$(BIN)/cory assets
 
 # pip compiles one module after another, which is half of the installing; compileall does it on all cores. Left to the
-# first import, it would be done in every process where PYTHONDONTWRITEBYTECODE is set, as in many containers. Its exit
-# code says that some packages carry templates that no Python compiles.
+# first import, it would be done in every process where PYTHONDONTWRITEBYTECODE is set, as in many containers. The tests
+# of packages are left out. Its exit code says that some packages carry templates that no Python compiles.
 # torch goes first and brings its own dependencies: on a CUDA index they are libraries that the CPU lock does not name.
 $(PACKAGES): requirements/$(LOCK).txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -69,7 +70,7 @@ $(PACKAGES): requirements/$(LOCK).txt
 	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
 	@echo '2/3 everything else'
 	@$(PIP) --no-deps -r requirements/$(LOCK).txt
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 	@touch $@
 
 $(READY): $(PACKAGES) pyproject.toml

@@ -6,11 +6,16 @@ One thread per process, as several run at once: two threads each on two cores ta
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A script that starts the tests by `&` has them ignore Ctrl-C, and so would all processes that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
     "test_nodes_lost",
@@ -25,9 +30,13 @@ LONGEST = (
     "test_tune",
     "test_tuning",
     "test_evaluation",
+    "test_training",
     "test_serving",
     "test_model_families",
     "test_cory",
+    "test_study",
+    "test_command_line",
+    "test_smollm2",
 )
 
 
