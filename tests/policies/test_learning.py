@@ -6,7 +6,7 @@ import pytest
 
 from tests.policies.conftest import MakeCory
 
-UPDATES = 10
+UPDATES = 8
 
 
 @pytest.mark.parametrize(

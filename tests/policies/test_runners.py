@@ -40,7 +40,7 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
 ) -> None:
     flag = tmp_path / "die"
     settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": f"{REWARDS}:deadly?flag={flag}"}
-    calm, shaken = make_cory(num_runners=1, **settings), make_cory(num_runners=2, **settings)
+    calm, shaken = make_cory(num_runners=0, **settings), make_cory(num_runners=2, **settings)
     expected = [calm.train()["cory"] for _ in range(4)]
     found = [shaken.train()["cory"]]
     flag.touch()  # one runner ends itself by SIGKILL in the middle of its second rollout
