@@ -88,13 +88,23 @@ def _equal(panel: Axes, coef: float, limits: tuple[tuple[float, float], tuple[fl
         panel.plot([left, right], [worth - coef * left, worth - coef * right], color=FAINT, linewidth=0.8, ls=":")
 
 
-def side_by_side(arms: Sequence[Arm]) -> Plot:
-    """Returns the arms' final combined reward, a row each."""
+def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
+    """Returns the arms' final combined reward, a row each, on an axis of its own for each tier of a study."""
+    tiers: dict[int, list[Arm]] = {}
+    for arm in arms:
+        tiers.setdefault(arm.runs[0].result.tier, []).append(arm)
+    return [_side_by_side(of_tier, None if place == 0 else tier) for place, (tier, of_tier) in enumerate(tiers.items())]
+
+
+def _side_by_side(arms: Sequence[Arm], tier: int | None) -> Plot:
+    name, title = "ablation", "Final combined reward"
+    if tier is not None:
+        name, title = f"{name}-tier-{tier}", f"{title}, tier {tier}"
     values = [final(arm, "combined_reward") for arm in arms]
     says = "; ".join(f"{arm.label}: {shown(of_arm)}" for arm, of_arm in zip(arms, values, strict=True))
     note = with_interval(f"{HELD_OUT} Small dots: single runs.", arms)
     panel = Panel(partial(_rows, [arm.label for arm in arms], values), says, height=0.42 * len(arms) + 0.9, left=0.15)
-    return Plot("ablation", "Final combined reward", note, [panel])
+    return Plot(name, title, note, [panel])
 
 
 def _rows(labels: Sequence[str], values: Sequence[Sequence[float]], panel: Axes) -> None:

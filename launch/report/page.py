@@ -31,7 +31,7 @@ def page(runs: Sequence[Run]) -> Page:
     if evaluated:
         overview.append(ends.pareto(evaluated))
     if len(arms) > 1 and evaluated:
-        overview.append(ends.side_by_side(arms))
+        overview += ends.side_by_side(arms)
     over_training = plots.comparisons(arms) if len(arms) > 1 else []
     sensitivity = ends.sweeps(evaluated)
     curves = [(arm, plots.curves_of(arm, f"curves-{place}")) for place, arm in enumerate(arms, start=1)]

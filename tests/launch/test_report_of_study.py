@@ -9,7 +9,7 @@ from launch.command import CommandError
 from launch.records import Update
 from launch.report import tables
 from launch.report.command import main, report
-from launch.report.ends import pareto, sweeps
+from launch.report.ends import pareto, side_by_side, sweeps
 from launch.report.plots import comparisons
 from launch.report.runs import arms_of, read
 from launch.report.samples import moments_of
@@ -128,6 +128,21 @@ def test_a_frontier_joins_arms_that_differ_in_the_kl_coefficient_alone(study: Pa
     for place, changed in enumerate(ablations):
         keep(tmp_path, study_run(f"arm-{place}", 0, *[figures(place, place)] * 2, place=place, **changed))
     assert steps not in pareto(arms_of(read([tmp_path]))).note
+
+
+def test_each_tier_has_an_axis_of_its_own(study: Path, tmp_path: Path) -> None:
+    """Else the differences that tier 1 is about would vanish beside the collapsed runs of a sweep."""
+    (plot,) = side_by_side(arms_of(read([study])))
+    assert plot.name == "ablation" and plot.panels[0].says == "CORY <1>: 1.70; PPO: 0.70; CORY η: 1.30"
+    for place, tier in enumerate((1, 2, 1)):
+        run = study_run(f"arm-{place}", 0, *[figures(place, 0.0)] * 2, place=place, lr=(1 + place) / 1e5)
+        keep(tmp_path, run._replace(tier=tier, label=f"arm {place}"))
+    plots = side_by_side(arms_of(read([tmp_path])))
+    assert [(plot.name, plot.title) for plot in plots] == [
+        ("ablation", "Final combined reward"),
+        ("ablation-tier-2", "Final combined reward, tier 2"),
+    ]
+    assert [plot.panels[0].says for plot in plots] == ["arm 0: 0.00; arm 2: 2.00", "arm 1: 1.00"]
 
 
 def test_hypervolumes_are_of_each_study_alone(tmp_path: Path) -> None:
