@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 from launch.command import IN_JOB, OWN_PACKAGES, CommandError, is_defect
 from launch.secrets import on_workers
@@ -29,6 +31,8 @@ QUIET = {
     "TQDM_DISABLE": "1",
 }
 STDOUT, STDERR = 1, 2
+REACHED = 10.0
+"""Seconds in which a cluster's head has to take a connection."""
 UNCHECKED = "CORY_UNCHECKED"
 """The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
 LOWERED = {
@@ -172,6 +176,8 @@ def join(**options: Any) -> None:
     import ray
 
     try:
+        if "address" not in options and "RAY_ADDRESS" in os.environ:
+            _reach(os.environ["RAY_ADDRESS"])
         ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         if "RAY_ADDRESS" not in os.environ:
@@ -181,6 +187,25 @@ def join(**options: Any) -> None:
             f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {said}. Correct it, or unset it to "
             "use this machine."
         ) from error
+
+
+def _reach(address: str) -> None:
+    """Connects to a cluster's host and port, as Ray goes on asking for minutes where nothing listens.
+
+    Args:
+        address: `HOST:PORT` or `ray://HOST:PORT`; words such as `auto`, which have no port, are left to Ray.
+
+    Raises:
+        ConnectionError: nothing listens there, or does not answer in time.
+        ValueError: the port is no number.
+    """
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if place.port is None:
+        return
+    try:
+        socket.create_connection((place.hostname or "", place.port), timeout=REACHED).close()
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from error
 
 
 def patiently(step: Callable[[], None], seconds: float) -> None:

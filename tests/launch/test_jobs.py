@@ -69,12 +69,19 @@ def test_more_than_a_cluster_has_is_waited_for_where_it_grows(monkeypatch: pytes
         pass
 
 
-def test_a_cluster_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "nowhere")  # after a well-formed address Ray goes on asking for minutes
-    with (
-        pytest.raises(
-            CommandError, match=r"^No Ray cluster answers at RAY_ADDRESS=nowhere: Invalid .*\. Correct it, or"
-        ),
-        ray_session(Settings(), debug=False),
-    ):
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("nowhere", "Invalid"),
+        ("127.0.0.1:1", "Connection refused"),  # the port of a service that nobody runs: a cluster that is gone
+        ("ray://localhost:1", "Connection refused"),
+        ("head:x", "Port could not be cast"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_one_sentence(
+    address: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    said = rf"^No Ray cluster answers at RAY_ADDRESS={address}: {reason}.*\. Correct it, or"
+    with pytest.raises(CommandError, match=said), ray_session(Settings(), debug=False):
         pass
