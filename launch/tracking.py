@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from launch.command import CommandError
 from launch.records import Update, plain
@@ -177,6 +178,8 @@ class MLflow:
             remembered.write_text(self._run)
         except MlflowException as error:
             reason = str(error).splitlines()[0]
+            if password := urlsplit(os.environ.get("MLFLOW_TRACKING_URI", "")).password:
+                reason = reason.replace(password, "***")
             raise CommandError(f"MLflow refuses to start: {reason} To do without: mlflow=false.") from error
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:

@@ -122,7 +122,7 @@ def session(line, spoil=False):
     tracker.log(line["update"], figures_of(line))
     tracker.close()
 
-os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
+os.environ["MLFLOW_TRACKING_URI"] = "http://me:opensesame@127.0.0.1:9"
 try:
     session(lines[0])
 except CommandError as error:
@@ -153,6 +153,7 @@ def test_mlflow_keeps_a_run_and_goes_on_with_it_and_stops_nothing_when_it_fails_
     assert written.returncode == 0, written.stderr
     refused, kept, params, history = json.loads(written.stdout)
     assert re.fullmatch(r"MLflow refuses to start: .*127.0.0.1.* To do without: mlflow=false\.", refused)
+    assert "opensesame" not in refused
     assert kept["run_id"] == (run.path / "mlflow.id").read_text()
     assert (kept["run_name"], kept["status"], params["lr"]) == ("here", "FINISHED", "2e-05")
     assert history == [[update, run.updates()[update]["policy"]["llm_1"]["kl"]] for update in (1, 2)]
