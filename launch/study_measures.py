@@ -132,6 +132,20 @@ def trained(name: str, last: int) -> Measure:
     return measure
 
 
+def critic_loss(run: StudyRun) -> float | None:
+    """Returns the critic's loss (`token_ppo.value_loss`), the mean over updates and policies; None without a critic.
+
+    Half the mean square of what values leave of the returns: noise to the advantages, whoever's reward it is from.
+    """
+    found = [
+        loss
+        for line in run.metrics
+        for figures in line.get("policy", {}).values()
+        if (loss := figures.get("value_loss")) is not None
+    ]
+    return float(np.mean(found)) if found and whole(run) else None
+
+
 def untrained(name: str) -> Measure:
     """Returns the measure of a figure of the first update's responses, before anything is learned, over roles."""
     return lambda run: _of_roles([line["role"] for line in run.metrics if "role" in line][:1], name)

@@ -28,9 +28,9 @@ TEXTS = 16
 """Responses of each policy that are kept as text."""
 _POLICY = (
     *("task_reward", "kl", "response_length", "eos_rate", "repetition"),
-    *("entropy", "clip_fraction", "grad_norm"),
+    *("entropy", "clip_fraction", "grad_norm", "value_loss"),
 )
-"""What is kept of a policy's training; the combined reward follows."""
+"""What is kept of a policy's training, where there is such a figure; the combined reward follows."""
 _LINE = ("update", "roles", "exchanged", "tokens", "evaluation", "health")
 
 

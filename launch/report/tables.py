@@ -10,7 +10,18 @@ from launch.report.series import estimate, final, of_arm
 from launch.results import FIGURES, Row
 from launch.rows import show
 from launch.search_space import show_value
-from launch.study_measures import Difference, area, best, collapse, collapses, differences, paired, seconds, variance
+from launch.study_measures import (
+    Difference,
+    area,
+    best,
+    collapse,
+    collapses,
+    critic_loss,
+    differences,
+    paired,
+    seconds,
+    variance,
+)
 from launch.study_measures import final as final_measure
 from launch.study_results import StudyRun
 
@@ -55,6 +66,7 @@ def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
                     cell(of_arm(arm, area()), FORMS["combined_reward"], count),
                     cell(of_arm(arm, best("combined_reward")), FORMS["combined_reward"], count),
                     Cell("-" if spread is None else f"{spread:.2g}"),
+                    cell(of_arm(arm, critic_loss), "{:.2f}", count),
                     cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
                     cell(quiet, "{:.1f}"),
                 ],

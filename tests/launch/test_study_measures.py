@@ -11,6 +11,7 @@ from launch.study_measures import (
     best,
     collapse,
     collapses,
+    critic_loss,
     curve,
     estimate,
     final,
@@ -124,6 +125,16 @@ def test_runs_of_before_repetition_was_measured_show_no_sign() -> None:
 def test_the_pareto_front_holds_what_nothing_else_beats() -> None:
     points = [Point(1.0, 2.0), Point(2.0, 6.0), Point(0.5, 3.0), Point(2.0, 5.0), Point(1.0, 2.0)]
     assert pareto_front(points) == [Point(1.0, 2.0), Point(2.0, 5.0)]
+
+
+def test_the_critic_s_loss_is_the_mean_over_updates_and_policies_and_not_of_runs_cut_short() -> None:
+    run = study_run("cory", 0, ONE, TWO, training=(0.0, 0.0))
+    assert critic_loss(run) is None  # there is no critic, or an earlier version kept nothing of it
+    lines = [line for line in run.metrics if "policy" in line]
+    for line, (one, two) in zip(lines, ((0.1, 0.3), (0.5, 0.7)), strict=True):
+        line["policy"] = {"llm_1": {"value_loss": one}, "llm_2": {"value_loss": two}}
+    assert critic_loss(run) == pytest.approx(0.4)
+    assert critic_loss(run._replace(metrics=run.metrics[:-1])) is None
 
 
 def test_the_hypervolume_is_the_area_between_the_front_and_the_reference() -> None:

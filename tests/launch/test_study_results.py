@@ -11,6 +11,7 @@ from launch.command import CommandError
 from launch.final import FIGURES, Final
 from launch.run_directory import RunDirectory, lock_folder
 from launch.study_file import load
+from launch.study_measures import critic_loss
 from launch.study_results import read, rounded, write
 from launch.study_runs import Ended, Job, Performer, collect, keep_policies
 from launch.train import main as train
@@ -73,6 +74,7 @@ def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(t
             reward, kl, combined = figures["task_reward"], figures["kl"], figures.pop("combined_reward")
             assert reward is not None and combined == pytest.approx(reward - 0.1 * (kl or 0.0))
     assert found == made
+    assert critic_loss(found) == 0.25
     assert (found.status, found.reason, found.undisturbed) == ("done", None, True)
     assert (found.cost["tokens"], found.cost["seconds"], found.cost["wall_seconds"]) == (45 * 3000, 90.0, 300.12)
 
