@@ -33,6 +33,8 @@ QUIET = {
 STDOUT, STDERR = 1, 2
 REACHED = 10.0
 """Seconds in which a cluster's head has to take a connection."""
+STARTED = 120.0
+"""Seconds in which a node that is started here has to be up."""
 UNCHECKED = "CORY_UNCHECKED"
 """The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
 LOWERED = {
@@ -178,7 +180,8 @@ def join(**options: Any) -> None:
     try:
         if "address" not in options and "RAY_ADDRESS" in os.environ:
             _reach(os.environ["RAY_ADDRESS"])
-        ray.init(**options)
+        with _slow_start():
+            ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         if "RAY_ADDRESS" not in os.environ:
             raise
@@ -187,6 +190,30 @@ def join(**options: Any) -> None:
             f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {said}. Correct it, or unset it to "
             "use this machine."
         ) from error
+
+
+@contextlib.contextmanager
+def _slow_start() -> Iterator[None]:
+    """Gives a node that Ray starts here `STARTED` seconds; its own 30 are fixed, and too few on a busy machine."""
+    from ray._private import services
+
+    look = services.get_node
+
+    def wait(*arguments: Any) -> Any:
+        deadline = time.monotonic() + STARTED
+        while True:
+            try:
+                return look(*arguments)
+            except RuntimeError:  # it has not registered yet
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.5)
+
+    services.get_node = wait
+    try:
+        yield
+    finally:
+        services.get_node = look
 
 
 def _reach(address: str) -> None:
