@@ -17,7 +17,7 @@ from launch.report.series import drawn_interval, estimate, final, held_out_mean,
 from launch.search_space import show_value
 from launch.study_measures import Estimate, Point, pareto_front
 
-SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "num_agents": 3}
+SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "partner_reward": 3, "num_agents": 3}
 """Settings whose effect is drawn, and from how many values on."""
 TOLD_APART = 8
 """Arms that have a colour of their own in the Pareto plane, at most; more share that of their number of agents."""
@@ -89,10 +89,17 @@ def _equal(panel: Axes, coef: float, limits: tuple[tuple[float, float], tuple[fl
 
 
 def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
-    """Returns the arms' final combined reward, a row each, on an axis of its own for each tier of a study."""
+    """Returns the arms' final combined reward, a row each, on an axis of its own for each tier of a study.
+
+    Of later tiers without the arms of sweeps, which are drawn as such and may be far off.
+    """
+    first = min(arm.runs[0].result.tier for arm in arms)
+    swept = {id(arm) for key, least in SWEPT.items() for family in _families(arms, key, least) for arm in family}
     tiers: dict[int, list[Arm]] = {}
     for arm in arms:
-        tiers.setdefault(arm.runs[0].result.tier, []).append(arm)
+        tier = arm.runs[0].result.tier
+        if tier == first or id(arm) not in swept:
+            tiers.setdefault(tier, []).append(arm)
     return [_side_by_side(of_tier, None if place == 0 else tier) for place, (tier, of_tier) in enumerate(tiers.items())]
 
 

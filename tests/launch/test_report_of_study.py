@@ -139,19 +139,20 @@ def test_a_frontier_joins_arms_that_differ_in_the_kl_coefficient_alone(study: Pa
     assert steps not in pareto(arms_of(read([tmp_path]))).note
 
 
-def test_each_tier_has_an_axis_of_its_own(study: Path, tmp_path: Path) -> None:
-    """Else the differences that tier 1 is about would vanish beside the collapsed runs of a sweep."""
+def test_each_tier_has_an_axis_of_its_own_later_ones_without_sweeps(study: Path, tmp_path: Path) -> None:
+    """Else the differences between the others would vanish beside the collapsed runs of a sweep."""
     (plot,) = side_by_side(arms_of(read([study])))
     assert plot.name == "ablation" and plot.panels[0].says == "CORY <1>: 1.70; PPO: 0.70; CORY η: 1.30"
-    for place, tier in enumerate((1, 2, 1)):
-        run = study_run(f"arm-{place}", 0, *[figures(place, 0.0)] * 2, place=place, lr=(1 + place) / 1e5)
+    arms: list[tuple[int, dict[str, Any]]] = [(1, {}), (2, {"lr": 1e-3}), (1, {"lr": 1e-4}), (2, {"epochs": 4})]
+    for place, (tier, changed) in enumerate(arms):
+        run = study_run(f"arm-{place}", 0, *[figures(place, 0.0)] * 2, place=place, **changed)
         keep(tmp_path, run._replace(tier=tier, label=f"arm {place}"))
     plots = side_by_side(arms_of(read([tmp_path])))
     assert [(plot.name, plot.title) for plot in plots] == [
         ("ablation", "Final combined reward"),
         ("ablation-tier-2", "Final combined reward, tier 2"),
     ]
-    assert [plot.panels[0].says for plot in plots] == ["arm 0: 0.00; arm 2: 2.00", "arm 1: 1.00"]
+    assert [plot.panels[0].says for plot in plots] == ["arm 0: 0.00; arm 2: 2.00", "arm 3: 3.00"]
 
 
 def test_hypervolumes_are_of_each_study_alone(tmp_path: Path) -> None:
