@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.long_run import short_folder
 from benchmarks.models import make_model
-from benchmarks.nodes import LEARNER, RUNNER, Nodes, kill, named, wait_until
+from benchmarks.nodes import ENGINE, LEARNER, RUNNER, Nodes, kill, named, wait_until
 from benchmarks.record import Figure, Record, median
 
 CLAIM = "a process or machine that dies costs no more than the updates since the last checkpoint, and none is doubled"
@@ -119,6 +119,16 @@ def learner(run: Shaken, chance: random.Random) -> None:
     kill(*named(LEARNER))
 
 
+def engine(run: Shaken, chance: random.Random) -> None:
+    """SIGKILL to one of the processes of the vLLM engines."""
+    kill(chance.choice(named(ENGINE)))
+
+
+def still_learner(run: Shaken, chance: random.Random) -> None:
+    """SIGSTOP to the learner, for good."""
+    named(LEARNER)[0].send_signal(signal.SIGSTOP)
+
+
 def driver(run: Shaken, chance: random.Random) -> None:
     """SIGKILL to the driver, which is started again."""
     run.end(signal.SIGKILL)
@@ -189,10 +199,10 @@ def _near(one: Mapping[str, Mapping[str, float | None]], two: Mapping[str, Mappi
     return True
 
 
-def undisturbed(updates: int, backend: str) -> list[dict[str, Any]]:
-    """The metrics of so many updates in which nothing dies, in one process where the backend allows that."""
+def undisturbed(updates: int, words: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The metrics of so many updates in which nothing dies, with these settings beside `SETTINGS`."""
     with short_folder() as folder:
-        run = Shaken(folder, backend, "num_runners=0" if backend == TRANSFORMERS else "num_runners=1")
+        run = Shaken(folder, *words)
         run.settings.append(f"updates={updates}")
         run.start()
         run.reach(updates)
@@ -203,7 +213,15 @@ def undisturbed(updates: int, backend: str) -> list[dict[str, Any]]:
 LOCAL: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "a runner of two": (runner, (TRANSFORMERS, "num_runners=2")),
     "the only runner, with its vLLM engines": (runner, (VLLM, "num_runners=1")),
+    "a process of a vLLM engine over two": (
+        engine,
+        (VLLM, "num_runners=1", "runner_threads=2", "tensor_parallel=2"),
+    ),
     "the learner": (learner, (TRANSFORMERS, "num_runners=0", "num_learners=1", "--max-failures", "1000")),
+    "a learner that stands still": (
+        still_learner,
+        (TRANSFORMERS, "num_runners=0", "num_learners=1", "learner_timeout=10", "--max-failures", "1000"),
+    ),
     "the driver": (driver, (TRANSFORMERS, "num_runners=0")),
     "the driver, writing a checkpoint": (checkpoint, (TRANSFORMERS, "num_runners=0", "checkpoint_every=1")),
     "a straggler of two": (straggler, (TRANSFORMERS, "num_runners=2", "generation_timeout=10", "reward_timeout=2")),
@@ -265,7 +283,7 @@ def run(folder: Path, quick: bool, times: int = 20, only: str = "") -> Record:
     """Every fault whose name holds `only`, so many times."""
     times = 2 if quick else times
     record = Record("faults", CLAIM, {"times": times, "words": SETTINGS})
-    calm: dict[str, list[dict[str, Any]]] = {}
+    calm: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for name in (name for name in (*LOCAL, *ON_NODES) if only in name):
         if name in LOCAL:
             fault, words = LOCAL[name]
@@ -273,12 +291,12 @@ def run(folder: Path, quick: bool, times: int = 20, only: str = "") -> Record:
         else:
             words = (TRANSFORMERS,)
             seconds, lost, lines = on_nodes(ON_NODES[name], times)
-        backend = words[0]
-        if len(calm.get(backend, [])) < len(lines):
-            calm[backend] = undisturbed(len(lines) - 1, backend)
+        alone = (TRANSFORMERS, "num_runners=0") if words[0] == TRANSFORMERS else words
+        if len(calm.get(alone, [])) < len(lines):
+            calm[alone] = undisturbed(len(lines) - 1, alone)
         record.figures.append(Figure(f"{name}: runs lost of {times}", lost, at_most=0))
         record.figures.append(
-            Figure(f"{name}: updates lost, doubled or changed", compare(lines, calm[backend]), at_most=0)
+            Figure(f"{name}: updates lost, doubled or changed", compare(lines, calm[alone]), at_most=0)
         )
         if seconds:
             record.figures.append(median(f"{name}: until the next new update", seconds, "s"))

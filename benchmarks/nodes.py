@@ -16,6 +16,8 @@ from ray.cluster_utils import Cluster
 RUNNER = "ray::ChainRunner"
 LEARNER = "ray::_WrappedExecutable"
 """How the commands of runners and learners start; the latter's class is one that Ray Train makes."""
+ENGINE = "VLLM::"
+"""How those of a vLLM engine's own processes start."""
 
 
 class Nodes:

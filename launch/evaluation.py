@@ -35,7 +35,7 @@ IRRELEVANT = {
     *("advantage", "num_generations", "reset_on_exchange"),
     *("gamma", "lam", "clip", "value_clip", "value_coef", "grad_clip", "gradient_checkpointing"),
     *("num_runners", "num_learners", "runner_threads", "runner_resources", "learner_resources"),
-    *("generation_timeout", "reward_timeout", "self_test"),
+    *("generation_timeout", "reward_timeout", "learner_timeout", "self_test"),
     *("stop_on_collapse", "health_patience", "max_repetition", "min_eos_share", "max_token_kl", "max_observer_loss"),
     *("max_role_gap", "max_sampler_gap", "eval_every", "eval_queries", "checkpoint_every", "keep_checkpoints"),
     *("final_queries", "samples_every", "wandb", "mlflow"),

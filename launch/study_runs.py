@@ -50,7 +50,7 @@ FAILURES = 2
 """How often a run goes on from its latest checkpoint after processes that it needs have died."""
 HOW_COMPUTED = {
     *("num_runners", "num_learners", "gpus_per_runner", "gpus_per_learner", "runner_threads"),
-    *("runner_resources", "learner_resources", "generation_timeout", "reward_timeout"),
+    *("runner_resources", "learner_resources", "generation_timeout", "reward_timeout", "learner_timeout"),
     *(key for key in RESUMABLE if key not in ("updates", "final_queries")),
 }
 """Settings that may differ between the machines on which a study goes on."""

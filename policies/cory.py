@@ -97,7 +97,7 @@ class Cory(PPO):
             if self.env_runner_group is not None:
                 Runners(self.env_runner_group, self.settings, self.weights).check_started()
             raise
-        Learners.watch(self.learner_group)
+        Learners.watch(self.learner_group, self.settings.learner_timeout)
         self.runners = Runners(self.env_runner_group, self.settings, self.weights)
         self.runners.check_started()
         self.runners.send(self.updates)
@@ -126,7 +126,7 @@ class Cory(PPO):
         Raises:
             RewardError: not one query's reward could be computed; such an update does not count.
             NonFiniteUpdate: a gradient was NaN or infinite.
-            LearnerError: a learner's process died.
+            LearnerError: a learner's process died, or stands still.
         """
         started, self._seconds = time.perf_counter(), {}
         update, mapping = self.updates, self.mapping

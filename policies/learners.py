@@ -4,36 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
+import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults
 
 
 class LearnerError(RuntimeError):
-    """A learner's process is gone, and with it the state of this algorithm since the last checkpoint."""
+    """A learner's process is gone, or stands still; so the state since the last checkpoint is lost."""
 
 
 class Learners(FaultTolerantActorManager):
     """RLlib's manager of remote learners, which raises what they raise.
 
     RLlib's own leaves out learners that are gone. So it takes a checkpoint whose learner died, or found no room on the
-    disk, for a whole one, and where one of several dies it may report what the others say of their lost connection.
+    disk, for a whole one, and where one of several dies it may report what the others say of their lost connection. It
+    also waits for ever.
     """
 
+    timeout: float | None = None
+    """The longest wait for an answer, in seconds."""
+
     @classmethod
-    def watch(cls, group: LearnerGroup) -> None:
-        """Takes the place of the group's own manager, if its learners are remote."""
+    def watch(cls, group: LearnerGroup, timeout: float) -> None:
+        """Takes the place of the group's own manager, if its learners are remote.
+
+        Args:
+            group: the algorithm's learners.
+            timeout: the longest wait for an answer, in seconds.
+        """
         if group.is_remote:
             group._worker_manager = cls(group._workers)
+            group._worker_manager.timeout = timeout
 
     def foreach_actor(self, *args: Any, **kwargs: Any) -> RemoteCallResults:
         """Calls a function on learners.
 
         Raises:
-            LearnerError: one of them, or its answer, is lost.
+            LearnerError: one of them, or its answer, is lost; or there is no answer in time, and the learner is ended.
             NonFiniteUpdate, OSError, …: what a learner raised, as it would be without a process of its own.
         """
-        answers = super().foreach_actor(*args, **kwargs)
+        limit = kwargs.pop("timeout_seconds", None) or self.timeout
+        answers = super().foreach_actor(*args, **kwargs, timeout_seconds=limit)
         errors = [answer.get() for answer in answers if not answer.ok]
         causes = [error.cause if isinstance(error, RayTaskError) else error for error in errors]
         for cause in causes:
@@ -43,6 +55,14 @@ class Learners(FaultTolerantActorManager):
                 ) from cause
         for cause in causes:
             raise cause from None
+        asked = kwargs.get("remote_actor_ids") or self.actor_ids()
+        if silent := set(asked) - {answer.actor_id for answer in answers}:
+            for learner in silent:
+                ray.kill(self.actors()[learner])
+            raise LearnerError(
+                f"{len(silent)} of {len(asked)} learners gave no answer in {limit:.0f} s. If an update may take "
+                "so long, raise learner_timeout; otherwise look at their machines."
+            )
         return answers
 
     def set_actor_state(self, actor_id: int, healthy: bool) -> None:

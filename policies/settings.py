@@ -136,6 +136,8 @@ class Settings(BaseModel):
     """The same of learner processes."""
     generation_timeout: float = Field(600.0, gt=0)
     """Seconds that one update's rollout may take, beside its rewards, before its runner is given up and restarted."""
+    learner_timeout: float = Field(3600.0, gt=0)
+    """Seconds that a learner process may take for anything, such as one update, before it is given up."""
     self_test: bool = True
     """At start, prove that perturbed weights reach the generation engine."""
 
