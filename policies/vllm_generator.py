@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _BLOCK_TOKENS = 128  # vLLM's KV-cache block on a CPU
 _STEP_TOKENS = 4096  # prompt tokens that a CPU engine takes in one step
 _POLL_SECONDS = 0.25
+_DEATH_SECONDS = 10.0
+"""An engine that loses a worker first says that the present call failed, and dies then; it takes at most so long."""
 _SHARED = "all adapters"  # the name of the engine that serves them
 
 
@@ -270,8 +273,11 @@ class VLLMGenerator:
         try:
             yield engine
         except Exception as error:
-            if not core.resources.engine_dead:
-                raise
+            deadline = time.monotonic() + _DEATH_SECONDS
+            while not core.resources.engine_dead:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_SECONDS)
             done.set()
             self._replace(name)
             what = f"gave no answer for {self.timeout:.0f} s" if overdue.is_set() else "died"

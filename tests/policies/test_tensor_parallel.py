@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import pytest
 import torch
 
+from benchmarks.nodes import named
 from policies.generator import GenerationError, Response, Sampling
 from policies.vllm_generator import VLLMGenerator, vllm_installed
 from tests.policies.conftest import MakeCory
@@ -24,6 +23,9 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
+WORKER = "VLLM::Worker"
+"""How the command of a process with a part of the model starts."""
+
 
 class Seen(NamedTuple):
     """What an engine over some devices did."""
@@ -34,8 +36,8 @@ class Seen(NamedTuple):
     """Under the new weights."""
     workers: int
     """Processes with a part of the model; 0: it is in the engine's own."""
-    killed: str
-    """What was said when the last of them was killed."""
+    killed: list[str]
+    """What was said when the last of them was killed: between two calls, and while new weights were loaded."""
     again: list[Response]
     """Of the engine in its place."""
 
@@ -56,16 +58,20 @@ def observe(path: str, way: str, parts: int) -> Seen:
     try:
         followed = follow(generator, path, way)
         responses = generator.generate(PROMPTS, "llm_1", sampling)
-        children = psutil.Process().children(recursive=True)
-        workers = [child for child in children if "Worker" in "".join(child.cmdline())]
-        killed = "nothing"
-        if workers:
-            os.kill(workers[-1].pid, signal.SIGKILL)
-            try:
+        count = len(named(WORKER))
+        killed = []
+        if count:
+            named(WORKER)[-1].kill()
+            with pytest.raises(GenerationError) as caught:
                 generator.generate(PROMPTS, "llm_1", sampling)
-            except GenerationError as error:
-                killed = str(error)
-        return Seen(followed, responses, len(workers), killed, generator.generate(PROMPTS, "llm_1", sampling))
+            killed.append(str(caught.value))
+            last = named(WORKER)[-1]
+            last.suspend()  # so that it is in the middle of loading when it is killed
+            threading.Timer(2.0, last.kill).start()
+            with pytest.raises(GenerationError) as caught:
+                follow(generator, path, way)
+            killed.append(str(caught.value))
+        return Seen(followed, responses, count, killed, generator.generate(PROMPTS, "llm_1", sampling))
     finally:
         generator.close()
 
@@ -85,7 +91,7 @@ def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_
     assert [response.tokens for response in split.responses] == [response.tokens for response in whole.responses]
     for one, two in zip(whole.responses, split.responses, strict=True):
         assert two.logprobs == pytest.approx(one.logprobs, abs=1e-4)
-    assert "The vLLM engine of llm_1 died; it was started anew." in split.killed
+    assert split.killed == ["The vLLM engine of llm_1 died; it was started anew."] * 2
     assert [response.tokens for response in split.again] == [response.tokens for response in split.responses]
 
 
