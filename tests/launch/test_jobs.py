@@ -1,6 +1,8 @@
 """What a cluster answers where it does not do as it is asked, and what the user is told of it."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,7 +15,15 @@ from launch.command import CommandError
 from launch.session import ray_session
 from launch.submit import _check_free
 from policies.settings import Settings
+from tests.launch.conftest import ENVIRONMENT
 
+ASKING = """
+from launch.session import ray_session
+from policies.settings import Settings
+
+with ray_session(Settings(num_runners=1, runner_resources="sampling=1"), debug=False):
+    print("begun")
+"""
 ANSWERS = {"/api/version": 200, "/api/jobs/gone": 404, "/api/jobs/": 500, "/api/jobs/ill": 500}
 
 
@@ -59,14 +69,16 @@ def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there
 
 
 @pytest.mark.slow
-def test_more_than_a_cluster_has_is_waited_for_where_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(num_runners=1, runner_resources="sampling=1")
-    monkeypatch.setenv("CORY_UNCHECKED", "1")
-    with ray_session(settings, debug=False):
-        pass
-    monkeypatch.delenv("CORY_UNCHECKED")
-    with pytest.raises(CommandError, match="ask for 1 of `sampling` in all"), ray_session(settings, debug=False):
-        pass
+def test_more_than_a_cluster_has_is_waited_for_where_it_grows() -> None:
+    def begin(**environment: str) -> "subprocess.CompletedProcess[str]":  # this process may have a Ray already
+        return subprocess.run(
+            [sys.executable, "-c", ASKING], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
+        )
+
+    grows = begin(CORY_UNCHECKED="1")
+    assert (grows.returncode, grows.stdout) == (0, "begun\n"), grows.stderr
+    stays = begin()
+    assert stays.returncode == 1 and "ask for 1 of `sampling` in all" in stays.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""A run in a bucket: S3's protocol, spoken by moto's server (`pip install 'moto[server]'`, or MOTO_SERVER=its path)."""
+"""A run in a bucket: S3's protocol, spoken by moto's server.
+
+`pip install 'moto[server]>=5.2.5'`, or MOTO_SERVER=its path.
+Others may not finish an upload (5.2.1 does not, for pyarrow 26).
+"""
 
 import json
 import os
@@ -43,6 +47,11 @@ def bucket() -> Iterator[tuple[S3FileSystem, str]]:
             access_key="key", secret_key="word", endpoint_override=address, scheme="http", allow_bucket_creation=True
         )
         files.create_dir("bucket")
+        try:
+            with files.open_output_stream("bucket/trial") as trial:
+                trial.write(b"x")
+        except OSError as error:
+            pytest.skip(f"this version of moto's server takes no uploads: {error}")
         yield files, f"s3://bucket/run?endpoint_override={address}&scheme=http"
     finally:
         process.kill()
