@@ -75,7 +75,7 @@ def _command(options: argparse.Namespace) -> int:
     from launch.session import own_output
     from launch.storage import check_place
     from launch.study_file import load
-    from launch.study_results import kept_results
+    from launch.study_results import kept_results, write
     from launch.study_runs import Job, jobs
     from launch.study_tables import arms_table, plan_table
     from launch.terminal import Voice
@@ -98,20 +98,23 @@ def _command(options: argparse.Namespace) -> int:
     check_place(str(options.out), "study")
     for kept in kept_results(options.out):
         if kept.arm in study.arms:  # whatever is asked for now: results of other settings are no part of this study
-            Job(study, study.arms[kept.arm], kept.seed, options.out).found()
+            job = Job(study, study.arms[kept.arm], kept.seed, options.out)
+            found = job.found()
+            if found is not None and found != kept and not options.dry_run:  # the study says other things of its arm
+                write(job.result, found)
     able = [arm for arm in arms if arm.missing is None]
     asked = jobs(study, options.out, able, options.seeds)
-    found = {job: job.found() for job in asked}
-    todo = [job for job, run in found.items() if run is None or (options.retry and run.status == "failed")]
+    done = {job: job.found() for job in asked}
+    todo = [job for job, run in done.items() if run is None or (options.retry and run.status == "failed")]
     voice = Voice(own_output(), len(asked), done=len(asked) - len(todo), quiet=options.quiet)
     voice.say(f"{study.about}\nStudy folder: {options.out}")
     for arm in arms:
         if arm.missing is not None:
             voice.say(f"Left out: {arm.missing}", True)
-    voice.say(plan_table(found, todo))
+    voice.say(plan_table(done, todo))
     if options.dry_run:
         return 0
-    return _perform(todo, found, voice)
+    return _perform(todo, done, voice)
 
 
 def _perform(todo: "Sequence[Job]", before: "Mapping[Job, StudyRun | None]", voice: "Voice") -> int:

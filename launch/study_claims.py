@@ -59,7 +59,7 @@ def table(runs: Iterable[StudyRun]) -> list[Row]:
             studies.setdefault(run.study, {}).setdefault(run.arm, []).append(run)
     rows = []
     for claim in CLAIMS:
-        found = claim.judge(studies.get(claim.study, {})) or Finding(None, "", "not run")
+        found = claim.judge(studies.get(claim.study, {})) or Finding("", "not run")
         rows.append(
             Row(claim.study, claim.source, claim.text, claim.rule, found.text, found.verdict, found.p, found.effect)
         )
@@ -83,7 +83,7 @@ CLAIMS = (
         "imdb",
         PAPER,
         "PPO and CORY reach a similar task reward",
-        f"the difference lies within ± {SIMILAR:.0%} of what training gains PPO",
+        f"the difference lies within ± {SIMILAR:.0%} of what training gains PPO, where it gains anything",
         partial(find.similar_reward, one="cory", other="ppo", most=SIMILAR),
     ),
     Claim(
@@ -189,14 +189,14 @@ CLAIMS = (
         "arithmetic",
         GSM8K,
         "PPO's task reward peaks midway and declines",
-        "held out, it is lower at the end than at half of the updates",
+        "held out, it is lower at the end than at the first evaluation from half of the updates on",
         partial(find.declines, arm="ppo"),
     ),
     Claim(
         "arithmetic",
         GSM8K,
         "CORY converges early",
-        f"at the first evaluation after a tenth of the updates it has {NEARLY:.0%} of its largest gain",
+        f"at the first evaluation from a tenth of the updates on it has {NEARLY:.0%} of its largest gain",
         partial(find.early, arm="cory"),
     ),
     Claim(
@@ -239,7 +239,8 @@ CLAIMS = (
         "imdb",
         QUOTED,
         "-67 % collapse",
-        "share of collapsed runs, over tier 1 and both sweeps: the interval holds -67 % and not 0",
+        "share of collapsed runs, over the settings of tier 1 and of both sweeps in which any did, at least three: the "
+        "interval holds -67 % and not 0",
         find.fewer_collapses,
     ),
     Claim(

@@ -12,6 +12,7 @@ arms:
 An arm's keys are the settings in which it differs from the arm it is held `against` (else the first), and:
 
 label     its name in tables and plots
+also      other arms that its figures are compared with, in however many settings they differ; the names of a list
 tier      1 is run first (default)
 seeds     instead of the tier's
 needs     what must be there, else the arm is left out: path → command that makes it
@@ -33,7 +34,7 @@ from policies.settings import Settings, SettingsError, make_settings
 
 _FOLDER = files("launch") / "studies"
 _KEYS = ("about", "base", "settings", "seeds", "arms")
-_OF_ARM = ("label", "tier", "against", "seeds", "needs")
+_OF_ARM = ("label", "tier", "against", "also", "seeds", "needs")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _SHARED = ("seed", "eval_kl_coef")
 """Settings that no arm may differ in: a study deals the seeds, and has one goal."""
@@ -47,6 +48,8 @@ class Arm(NamedTuple):
     tier: int
     against: str | None
     """The arm that it is compared with; None: it is the first one."""
+    also: tuple[str, ...]
+    """More arms that its figures are compared with."""
     changes: dict[str, Value]
     """The settings in which it differs from that one."""
     differs: dict[str, Value]
@@ -225,12 +228,16 @@ def _arm(name: str, entries: dict[str, Any], seeds: object, before: Mapping[str,
         raise CommandError(f"{where} is the first, which all others are held against: it changes nothing.")
     if against is not None and against not in before:
         raise CommandError(f"{where} is held against {against}, which is no arm before it: {', '.join(before)}.")
+    also = entries.get("also", [])
+    if not isinstance(also, list) or not set(also) <= before.keys() - {against}:
+        raise CommandError(f"{where}: also is a list of arms before it, other than {against}, not {also!r}.")
     of_tier = seeds.get(tier) if isinstance(seeds, Mapping) else seeds
     return Arm(
         name=name,
         label=str(entries.get("label", name)),
         tier=tier,
         against=against,
+        also=tuple(also),
         changes=changes,
         differs={**before[against].differs, **changes} if against is not None else {},
         seeds=read_seeds(entries.get("seeds", of_tier), where),

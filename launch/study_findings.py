@@ -53,9 +53,8 @@ NEARLY = 0.9
 class Finding(NamedTuple):
     """Our figure for a claim."""
 
-    estimate: Estimate | None
-    """In the unit that `text` says; None where there is no single number."""
     text: str
+    """With its interval over seeds."""
     verdict: Verdict
     p: float | None = None
     """Of the sign-flip test that there is no difference at all, where runs are compared in pairs."""
@@ -100,7 +99,7 @@ def difference(arms: Arms, one: str, other: str, measure: Measure, what: str, bo
     if found is None:
         return None
     text = f"{what}: {_shown(found.estimate, _pairs(arms, one, other))}"
-    return Finding(found.estimate, text, above(found.estimate, bound), found.p, found.effect)
+    return Finding(text, above(found.estimate, bound), found.p, found.effect)
 
 
 def ratio(arms: Arms, one: str, other: str, bound: float, kl: Measure = FINAL_KL) -> Finding | None:
@@ -115,7 +114,7 @@ def _times(logarithms: Difference, bound: float, runs: int) -> Finding:
         math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high), n
     )
     text = f"KL × {_shown(found, runs, sign='')}"
-    return Finding(found, text, above(found, bound), logarithms.p, logarithms.effect)
+    return Finding(text, above(found, bound), logarithms.p, logarithms.effect)
 
 
 def _pairs(arms: Arms, one: str, other: str) -> int:
@@ -146,7 +145,7 @@ def similar_reward(
     if found is None:
         return None
     text = _percent(found.estimate, _pairs(arms, one, other), " of the gain")
-    return Finding(found.estimate, text, within(found.estimate, -SIMILAR, most), found.p, found.effect)
+    return Finding(text, within(found.estimate, -SIMILAR, most), found.p, found.effect)
 
 
 def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
@@ -155,9 +154,8 @@ def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
     if not found:
         return None
     mean = estimate(found)
-    return Finding(
-        mean, f"combined reward {_shown(mean, len(arms[arm]))}", above(mean, 0.0) if rises else below(mean, 0.0)
-    )
+    text = f"combined reward {_shown(mean, len(arms[arm]))}"
+    return Finding(text, above(mean, 0.0) if rises else below(mean, 0.0))
 
 
 def equal_agents(arms: Arms) -> Finding | None:
@@ -170,9 +168,8 @@ def equal_agents(arms: Arms) -> Finding | None:
     if not shares:
         return None
     mean = estimate(shares)
-    return Finding(
-        mean, f"combined rewards differ by {_percent(mean, len(arms['cory']), ' of the gain')}", below(mean, SIMILAR)
-    )
+    text = f"combined rewards differ by {_percent(mean, len(arms['cory']), ' of the gain')}"
+    return Finding(text, below(mean, SIMILAR))
 
 
 def observer_below_pioneer(arms: Arms) -> Finding | None:
@@ -195,7 +192,6 @@ def pareto(arms: Arms) -> Finding | None:
     if found is None:
         return None
     return Finding(
-        found.estimate,
         f"hypervolume {_shown(found.estimate, found.estimate.n)} (PPO {sum(ppo.values()) / len(ppo):.3g})",
         above(found.estimate, 0.0),
         found.p,
@@ -215,9 +211,9 @@ def learning_rates(arms: Arms) -> Finding | None:
     text = "; ".join(f"{rate:g}: PPO {a} of {n}, CORY {b} of {m}" for rate, (a, n, b, m) in sorted(counts.items()))
     decided = [(a == n, b / m) for a, n, b, m in counts.values() if n >= FEWEST and m >= FEWEST]
     if (True, 0.0) in decided:
-        return Finding(None, text, "reproduced")
+        return Finding(text, "reproduced")
     # Where PPO never collapses, the rates were too low to tell.
-    return Finding(None, text, "not reproduced" if (True, 1.0) in decided else "inconclusive")
+    return Finding(text, "not reproduced" if (True, 1.0) in decided else "inconclusive")
 
 
 def collapse_shows(arms: Arms, signature: str) -> Finding | None:
@@ -229,8 +225,8 @@ def collapse_shows(arms: Arms, signature: str) -> Finding | None:
     count = sum(signature in each for each in signs)
     text = f"{count} of the {len(signs)} runs of PPO that collapsed"
     if len(signs) < FEWEST:
-        return Finding(None, text, "inconclusive")
-    return Finding(None, text, "reproduced" if 2 * count > len(signs) else "not reproduced")
+        return Finding(text, "inconclusive")
+    return Finding(text, "reproduced" if 2 * count > len(signs) else "not reproduced")
 
 
 def beyond_reach(arms: Arms) -> Finding | None:
@@ -249,7 +245,7 @@ def declines(arms: Arms, arm: str) -> Finding | None:
     if not changes:
         return None
     mean = estimate(changes)
-    return Finding(mean, f"task reward {_shown(mean, len(arms[arm]))} in the second half", below(mean, 0.0))
+    return Finding(f"task reward {_shown(mean, len(arms[arm]))} in the second half", below(mean, 0.0))
 
 
 def early(arms: Arms, arm: str) -> Finding | None:
@@ -264,7 +260,7 @@ def early(arms: Arms, arm: str) -> Finding | None:
     if not shares:
         return None
     mean = estimate(shares)
-    return Finding(mean, _percent(mean, len(arms[arm]), " of the gain"), above(mean, NEARLY))
+    return Finding(_percent(mean, len(arms[arm]), " of the gain"), above(mean, NEARLY))
 
 
 # The quoted figures.
@@ -276,31 +272,27 @@ def optimality(arms: Arms) -> Finding | None:
     if found is None:
         return None
     text = _percent(found.estimate, _pairs(arms, "cory", "ppo"))
-    return Finding(found.estimate, text, quoted(found.estimate, 0.123, 0.0), found.p, found.effect)
+    return Finding(text, quoted(found.estimate, 0.123, 0.0), found.p, found.effect)
 
 
 def fewer_collapses(arms: Arms) -> Finding | None:
     """Judges -67 %, over all settings in which both were trained: those of tier 1, and both sweeps.
 
-    The interval is Katz's for a ratio of two risks, which takes runs for independent; where no run of CORY collapsed,
-    with a half added to each count (Haldane 1956).
+    Whether runs collapse depends on the setting far more than on the seed, so the interval is over the settings in
+    which any run did.
     """
-    pairs = [*matched(arms, "lr").values(), *matched(arms, "kl_coef").values()]
-    ppo = {(run.arm, run.seed): run for pair in pairs for run in pair[0]}.values()
-    cory = {(run.arm, run.seed): run for pair in pairs for run in pair[1]}.values()
-    if not ppo or not cory:
+    settings = {ppo[0].arm: (ppo, cory) for key in ("lr", "kl_coef") for ppo, cory in matched(arms, key).values()}
+    if not settings:
         return None
-    ours, theirs = collapses(cory), collapses(ppo)
-    text = f"PPO {theirs} of {len(ppo)}, CORY {ours} of {len(cory)}"
+    counts = [(collapses(ppo), len(ppo), collapses(cory), len(cory)) for ppo, cory in settings.values()]
+    theirs, ppo_runs, ours, cory_runs = map(sum, zip(*counts, strict=True))
+    shares = [(a / n, b / m) for a, n, b, m in counts if a or b]
+    text = f"PPO {theirs} of {ppo_runs}, CORY {ours} of {cory_runs}, in {len(shares)} of {len(settings)} settings"
     if not theirs:
-        return Finding(None, text, "inconclusive")
-    half = 0.0 if ours else 0.5
-    counts = ours + half, len(cory) + 2 * half, theirs + half, len(ppo) + 2 * half
-    deviation = math.sqrt(1 / counts[0] - 1 / counts[1] + 1 / counts[2] - 1 / counts[3])
-    ratio = counts[0] / counts[1] / (counts[2] / counts[3])
-    low, high = (ratio * math.exp(sign * 1.96 * deviation) - 1 for sign in (-1, 1))
-    found = Estimate(ratio - 1, low, high, min(len(cory), len(ppo)))
-    return Finding(found, f"{_percent(found, found.n)} ({text})", quoted(found, -0.67, 0.0))
+        return Finding(text, "inconclusive")
+    usual = sum(share for share, _ in shares) / len(shares)
+    found = estimate([(mine - share) / usual for share, mine in shares])
+    return Finding(f"{_percent(found, found.n)} ({text})", quoted(found, -0.67, 0.0))
 
 
 def less_variance(arms: Arms) -> Finding | None:
@@ -318,7 +310,7 @@ def less_variance(arms: Arms) -> Finding | None:
     counts = [len(values(runs, final("combined_reward"))) for runs in (cory, ppo)]
     low, high = (ours / theirs / float(f.ppf(q, counts[0] - 1, counts[1] - 1)) for q in (0.975, 0.025))
     found = Estimate(ours / theirs - 1, low - 1, high - 1, min(counts))
-    return Finding(found, _percent(found, min(len(cory), len(ppo))), quoted(found, -0.41, 0.0))
+    return Finding(_percent(found, min(len(cory), len(ppo))), quoted(found, -0.41, 0.0))
 
 
 def _log(value: float | None) -> float | None:

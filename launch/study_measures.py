@@ -171,6 +171,11 @@ def seconds(run: StudyRun) -> float | None:
     return run.cost["seconds"] if run.undisturbed else None
 
 
+def cpu_seconds(run: StudyRun) -> float | None:
+    """Returns the processor seconds of all of a run's processes; None where they are known of a part of it at most."""
+    return run.cost["cpu_seconds"] if run.cost["cpu_seconds"] and not run.cost["resumed"] else None
+
+
 def unsteadiness(run: StudyRun) -> float | None:
     """Returns the deviation of the training task reward from one update to the next, the mean over policies.
 

@@ -108,6 +108,8 @@ class StudyRun(NamedTuple):
     """Some of `samples.jsonl`: held out, before and after training; of training, the first, middle and last."""
     final: FinalFigures | None
     """None where the run ended before its last evaluation."""
+    also: Sequence[str] = ()
+    """More arms that its figures are compared with."""
 
 
 def result_file(folder: Path, arm: str, seed: int) -> Path:
@@ -161,8 +163,12 @@ def read_one(file: Path) -> StudyRun:
 
 
 def write(file: Path, run: StudyRun) -> None:
-    """Writes a result, in one step; a line of the file per update, so that versions of it can be compared."""
-    entries = {**run._asdict(), "settings": run.settings.model_dump()}
+    """Writes a result, in one step; a line of the file per update, so that versions of it can be compared.
+
+    Of the metrics it keeps what tables and plots need and what does not follow from the rest.
+    """
+    metrics = [_kept_line(line) for line in run.metrics]
+    entries = {**run._asdict(), "settings": run.settings.model_dump(), "metrics": metrics}
     lines = []
     for key, value in entries.items():
         if key in ("metrics", "samples"):
@@ -176,11 +182,6 @@ def write(file: Path, run: StudyRun) -> None:
 
 def _compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def kept_metrics(lines: Sequence[Update]) -> list[Update]:
-    """Returns a run's metrics with what results keep of them."""
-    return [_kept_line(line) for line in lines]
 
 
 def _kept_line(line: Update) -> Update:

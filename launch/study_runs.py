@@ -15,9 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple, Self, cast
+from typing import IO, Any, NamedTuple, Self, cast
 
 from launch import final, manifest
 from launch.command import IN_JOB, CommandError
@@ -33,14 +34,13 @@ from launch.study_results import (
     Status,
     StudyRun,
     final_figures,
-    kept_metrics,
     kept_samples,
     read_one,
     result_file,
     rounded,
     write,
 )
-from launch.train import RESUMABLE
+from launch.train import HOW_COMPUTED, WRITTEN
 from launch.trained import POLICIES
 from launch.training import COLLAPSED
 
@@ -48,11 +48,7 @@ LOOK = 2.0
 """Seconds between two looks at a run's processes."""
 FAILURES = 2
 """How often a run goes on from its latest checkpoint after processes that it needs have died."""
-HOW_COMPUTED = {
-    *("num_runners", "num_learners", "gpus_per_runner", "gpus_per_learner", "runner_threads"),
-    *("runner_resources", "learner_resources", "generation_timeout", "reward_timeout", "learner_timeout"),
-    *(key for key in RESUMABLE if key not in ("updates", "final_queries")),
-}
+NO_MATTER = {*HOW_COMPUTED, *WRITTEN} - {"final_queries"}
 """Settings that may differ between the machines on which a study goes on."""
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of a run that a signal stopped."""
@@ -89,7 +85,7 @@ class Job:
         return self.study.words(self.arm, self.seed)
 
     def found(self) -> StudyRun | None:
-        """Reads its result, if it has one.
+        """Reads its result, if it has one; what the study says of the arm, such as its label, is as it says today.
 
         Raises:
             CommandError: it was made with other settings.
@@ -97,13 +93,26 @@ class Job:
         if not self.result.exists():
             return None
         found = read_one(self.result)
-        other = set(differing(found.settings, self.study.settings(self.arm, self.seed))) - HOW_COMPUTED
+        other = set(differing(found.settings, self.study.settings(self.arm, self.seed))) - NO_MATTER
         if other:
             raise CommandError(
                 f"{self.result} was made with other settings: {', '.join(sorted(other))}. Remove it, or name another "
                 "folder with --out."
             )
-        return found
+        return found._replace(**self.described)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What its result says of the arm, as the study has it: entries of `StudyRun`."""
+        return {
+            "study": self.study.name,
+            "label": self.arm.label,
+            "tier": self.arm.tier,
+            "place": self.study.place(self.arm),
+            "against": self.arm.against,
+            "also": list(self.arm.also),
+            "differs": self.arm.differs,
+        }
 
     def claim(self) -> IO[str] | None:
         """Takes the run for this process, until the file that is returned is closed.
@@ -222,8 +231,8 @@ class Performer:
     def _wait(self, process: "subprocess.Popen[bytes]", watch: LoadWatch) -> int:
         while True:
             try:
-                return process.wait(timeout=LOOK)
-            except subprocess.TimeoutExpired:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(timeout=LOOK)
                 watch.look()
             except KeyboardInterrupt:  # the second signal
                 process.send_signal(signal.SIGINT)
@@ -251,13 +260,8 @@ def collect(job: Job, ended: Ended) -> StudyRun:
         resumed=ended.resumed,
     )
     return StudyRun(
-        study=job.study.name,
+        **job.described,
         arm=job.arm.name,
-        label=job.arm.label,
-        tier=job.arm.tier,
-        place=job.study.place(job.arm),
-        against=job.arm.against,
-        differs=job.arm.differs,
         seed=job.seed,
         status=status,
         reason=reason,
@@ -268,7 +272,7 @@ def collect(job: Job, ended: Ended) -> StudyRun:
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         undisturbed=not ended.resumed and ended.others <= QUIET,
         cost=cast(Cost, rounded(cost)),
-        metrics=kept_metrics(lines),
+        metrics=lines,
         samples=kept_samples(cast(list[SampleLine], run.samples.read())),
         final=None if last is None or status in ("diverged", "failed") else final_figures(last),
     )

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from launch.rows import show
 from launch.study_file import Arm, Study, word
-from launch.study_measures import Measure, collapse, collapses, estimate, final, seconds, values
+from launch.study_measures import Measure, collapse, collapses, cpu_seconds, estimate, final, seconds, values
 from launch.study_results import StudyRun
 from launch.study_runs import Job
 from launch.terminal import clock
@@ -62,20 +62,28 @@ def result_line(run: StudyRun) -> str:
 
 def summary_table(runs: Sequence[StudyRun]) -> Table:
     """Returns each arm's figures after training: the mean over seeds ± half its 95 % interval."""
-    made = _table("arm", "seeds", *(label for _, label, _ in FIGURES), "collapsed", "min of updates")
-    for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.place)), lambda run: run.arm):
+    made = _table("arm", "seeds", *(label for _, label, _ in FIGURES), "collapsed", "CPU min", "min of updates")
+    for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.place, run.arm)), lambda run: run.arm):
         ended = [run for run in group if run.status != "failed"]
         if not ended:
             continue
-        quiet = [found / 60 for run in ended if (found := seconds(run)) is not None]
         made.add_row(
             ended[0].label,
             str(len(ended)),
             *(_cell(ended, final(name), form) for name, _, form in FIGURES),
             f"{collapses(ended)} of {len(ended)}",
-            f"{sum(quiet) / len(quiet):.1f}" if quiet else "",
+            _minutes(ended, cpu_seconds),
+            _minutes(ended, seconds),
         )
     return made
+
+
+def _minutes(runs: Sequence[StudyRun], measure: Measure) -> str:
+    """Returns the mean of seconds as minutes, and of how many runs where others were resumed or disturbed."""
+    known = list(values(runs, measure).values())
+    if not known:
+        return ""
+    return f"{sum(known) / len(known) / 60:.1f}" + ("" if len(known) == len(runs) else f", {len(known)} of {len(runs)}")
 
 
 def _cell(runs: Sequence[StudyRun], measure: Measure, form: str) -> str:

@@ -15,8 +15,16 @@ if TYPE_CHECKING:
     from launch.run_directory import RunDirectory
     from policies.settings import Settings
 
-RESUMABLE = ("updates", "checkpoint_every", "keep_checkpoints", "final_queries", "samples_every", "wandb", "mlflow")
-"""Settings that may change when a run goes on: they say how long, and what is written, but not what is learned."""
+WRITTEN = ("checkpoint_every", "keep_checkpoints", "final_queries", "samples_every", "wandb", "mlflow")
+"""Settings that say what is written."""
+HOW_COMPUTED = (
+    *("num_runners", "gpus_per_runner", "tensor_parallel", "runner_threads", "runner_resources"),
+    *("num_learners", "gpus_per_learner", "learner_resources", "micro_batch"),
+    *("generation_timeout", "reward_timeout", "learner_timeout"),
+)
+"""Settings that say where and how fast a run is computed, but not what is learned, beyond the order of sums."""
+RESUMABLE = ("updates", *WRITTEN, *HOW_COMPUTED, "on_reward_error")
+"""Settings that may change when a run goes on."""
 
 USAGE = """cory train [PRESET] [-c FILE ...] [key=value ...] [options]
        cory train --resume RUN [key=value ...] [options]"""
@@ -83,8 +91,8 @@ def _parser(help_wanted: bool) -> Parser:
     parser.add_argument(
         "--resume",
         metavar="RUN",
-        help=f"continue a run from its latest checkpoint; only {', '.join(RESUMABLE)} may change. "
-        "Checkpoints are pickles, which can run code: resume your own runs only",
+        help="continue a run from its latest checkpoint; settings may change that say how long, what is written, and "
+        "how it is computed. Checkpoints are pickles, which can run code: resume your own runs only",
     )
     parser.add_argument(
         "--max-failures",

@@ -145,12 +145,13 @@ class _Run:
             return algo.updates
 
     def _build(self, done: int | None) -> "Cory":
-        from policies.cory import Cory, CoryConfig
+        from policies.cory import CoryConfig
 
+        algo = cast("Cory", CoryConfig().cory(**self.settings.model_dump()).build_algo())
         latest = self.run.checkpoints.latest()
         if done is not None and latest is not None:
-            return Cory.from_checkpoint(str(latest[1].resolve()))
-        return CoryConfig().cory(**self.settings.model_dump()).build_algo()
+            algo.restore_from_path(str(latest[1].resolve()))
+        return algo
 
     def _start(self, algo: "Cory") -> None:
         """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""

@@ -23,7 +23,8 @@ from policies.settings import Settings
 
 COLLAPSE = ("repetition", "eos", "kl")
 _CHANCE = 3.0  # standard errors by which the mean rewards of two roles may differ by chance
-_LEAST_EOS = 0.05  # a first rate below this says nothing when it falls
+LEAST_EOS = 0.05
+"""A first end-of-sequence rate below this says nothing when it falls."""
 
 
 class Sign(NamedTuple):
@@ -127,7 +128,7 @@ def signs_of_collapse(
             f"response (max_repetition is {settings.max_repetition:.0%}).",
         )
     now, share = figures["eos_rate"], settings.min_eos_share
-    if settings.min_response is None and first_eos_rate >= _LEAST_EOS and now < share * first_eos_rate:
+    if settings.min_response is None and first_eos_rate >= LEAST_EOS and now < share * first_eos_rate:
         yield Sign(
             "eos",
             of,

@@ -41,8 +41,9 @@ class RoleExchange(RLlibCallback):
     """
 
     def on_train_result(self, *, algorithm: Cory, result: dict[str, Any], **kwargs: Any) -> None:
-        """Exchanges roles when their time has come."""
+        """Exchanges roles when their time has come; one agent alone has nobody to exchange with."""
         period = algorithm.settings.exchange_period
-        if period is not None and algorithm.updates_since_exchange >= period:
+        alone = algorithm.settings.num_agents == 1
+        if period is not None and algorithm.updates_since_exchange >= period and not alone:
             algorithm.exchange_roles()
             result["cory"].update(exchanged=True, exchanges=algorithm.exchanges)

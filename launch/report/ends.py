@@ -16,6 +16,7 @@ from launch.report.runs import NO_DIFFERENCE, Arm, method
 from launch.report.series import drawn_interval, estimate, final, held_out_mean, over_seeds
 from launch.search_space import show_value
 from launch.study_measures import Estimate, Point, pareto_front
+from launch.study_runs import NO_MATTER
 
 SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "partner_reward": 3, "num_agents": 3}
 """Settings whose effect is drawn, and from how many values on."""
@@ -155,7 +156,8 @@ def _families(arms: Sequence[Arm], key: str, least: int) -> list[list[Arm]]:
     """Returns groups of at least so many arms that differ in one setting alone."""
     families: dict[str, list[Arm]] = {}
     for arm in arms:
-        same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *NO_DIFFERENCE})
+        of_study = NO_MATTER if arm.runs[0].result.study else set()
+        same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *NO_DIFFERENCE, *of_study})
         families.setdefault(repr((arm.settings.report_kl_coef, same)), []).append(arm)
     return [family for family in families.values() if len(family) >= least]
 

@@ -13,6 +13,7 @@ from launch.report.drawing import Plot
 from launch.report.runs import Arm, Run, arms_of, method
 from launch.report.samples import moments_of
 from launch.report.series import final
+from policies.health import LEAST_EOS
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def page(runs: Sequence[Run]) -> Page:
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         version=own_version(),
         caveats=_caveats(arms),
+        rule=_rule(arms),
         arms=tables.arm_rows(arms),
         differences=tables.difference_rows(arms),
         hypervolumes=tables.hypervolume_rows(arms),
@@ -87,6 +89,21 @@ def _subtitle(runs: Sequence[Run]) -> str:
     tasks = ", ".join(dict.fromkeys(run.settings.task for run in runs))
     models = ", ".join(dict.fromkeys(run.settings.model for run in runs))
     return f"Task {tasks} · model {models} · {len(runs)} run{'s' * (len(runs) > 1)}"
+
+
+def _rule(arms: Sequence[Arm]) -> str:
+    """Returns by what a run counts as collapsed (`study_measures.collapse`)."""
+
+    def limit(key: str, form: str) -> str:
+        values = sorted({getattr(arm.settings, key) for arm in arms})
+        return f"{' or '.join(form.format(value) for value in values)} ({key})"
+
+    return (
+        "A run has collapsed if its gradient was not finite, or any of its policies shows one of three signs then: "
+        f"more than {limit('max_repetition', '{:.0%}')} of its token pairs stand earlier in the same response; its "
+        f"end-of-sequence rate is less than {limit('min_eos_share', '{:.0%}')} of that before training, if that was "
+        f"{LEAST_EOS:.0%} or more; its KL is more than {limit('max_token_kl', '{:g}')} nats per token."
+    )
 
 
 def _caveats(arms: Sequence[Arm]) -> list[str]:

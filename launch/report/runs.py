@@ -16,13 +16,13 @@ from launch.run_directory import CONFIG, RunDirectory
 from launch.search_space import show_value
 from launch.storage import is_uri
 from launch.study_results import Cost, FinalFigures, StudyRun, final_figures
-from launch.study_runs import HOW_COMPUTED
-from launch.train import RESUMABLE
+from launch.study_runs import NO_MATTER
+from launch.train import WRITTEN
 from policies.settings import Settings
 
 MEAN = "mean"
 """The key under which an evaluation holds the mean of its policies."""
-NO_DIFFERENCE = ("seed", *(key for key in RESUMABLE if key != "final_queries"))
+NO_DIFFERENCE = {"seed", "updates", *WRITTEN} - {"final_queries"}
 """Settings in which the runs of one arm may differ."""
 
 
@@ -246,7 +246,7 @@ def _refuse_mixed(arm: Sequence[Run]) -> None:
         other = seeds.setdefault(run.result.seed, run)
         if other is not run:
             raise CommandError(f"{other.name} and {run.name} are of one arm and seed. Name one of their studies alone.")
-        changed = [key for key in differing([arm[0], run]) if key not in {"seed", *HOW_COMPUTED}]
+        changed = [key for key in differing([arm[0], run]) if key not in {"seed", *NO_MATTER}]
         if changed:
             raise CommandError(
                 f"{arm[0].name} and {run.name} are of one arm, but differ in {', '.join(changed)}. Name one of their "

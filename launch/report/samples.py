@@ -1,11 +1,12 @@
 """Sample texts for people: what each role answered over time, side by side, and where it had collapsed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from launch.records import Response, SampleLine
 from launch.report.runs import Run
 from launch.rows import show
+from launch.study_measures import collapse
 from launch.texts import visible
 from policies.health import signs_of_collapse
 from policies.settings import Settings
@@ -14,6 +15,7 @@ NEEDED = {"repetition", "eos_rate", "kl", "response_length"}
 """The figures in which collapse shows."""
 FIRST = 3
 """Responses of each policy alone that are shown in any case."""
+FAR = "of a policy whose KL is beyond max_token_kl"
 
 
 @dataclass(frozen=True)
@@ -38,30 +40,35 @@ class Moment:
     """The health warnings that stood."""
     chains: list[tuple[str, list[Answer]]]
     """Queries, each with the responses to it in order."""
+    collapsed: bool
+    """Whether a response or a policy showed a sign of collapse."""
 
-    @property
-    def collapsed(self) -> bool:
-        """Whether any response shows a sign."""
-        return any(answer.signs for _, answers in self.chains for answer in answers)
+
+Signs = Mapping[tuple[int, str], Collection[str]]
+"""(update, policy) → the signatures of collapse that the policy showed then."""
 
 
 def moments_of(run: Run) -> list[Moment]:
     """Returns a run's samples by update, those of training before those on held-out queries."""
     standing = {line["update"]: line.get("health", []) for line in run.updates}
-    endless = _endless(run)
+    signs = _signs_of_policies(run)
     groups: dict[tuple[int, bool], list[SampleLine]] = {}
     for sample in run.result.samples:
         groups.setdefault((sample["update"], sample["held_out"]), []).append(sample)
     moments = [
-        Moment(
+        _moment(
             update,
             is_held_out,
             [warning["text"] for warning in standing.get(update, [])],
-            [(visible(each["query"]), _answers(each, endless, run.settings)) for each in some],
+            [(visible(each["query"]), _answers(each, signs, run.settings)) for each in some],
         )
         for (update, is_held_out), some in sorted(groups.items())
     ]
     return moments + _alone(run)
+
+
+def _moment(update: int, held_out: bool, warnings: list[str], chains: list[tuple[str, list[Answer]]]) -> Moment:
+    return Moment(update, held_out, warnings, chains, any(answer.signs for _, answers in chains for answer in answers))
 
 
 def _alone(run: Run) -> list[Moment]:
@@ -69,50 +76,56 @@ def _alone(run: Run) -> list[Moment]:
     final = run.result.final
     if final is None or not final["texts"]:
         return []
+    collapsed = collapse(run.result)
     limit = run.settings.max_repetition
     shown: dict[str, list[Answer]] = {}
     for policy, texts in final["texts"].items():
+        far = [FAR for sign in collapsed if (sign.signature, sign.of) == ("kl", policy)]
         for place, text in enumerate(texts):
             share = text["repetition"] or 0.0
             if place < FIRST or share > limit:
                 reward = show(text["task_reward"], "{:+.2f}")
-                answer = Answer("alone", policy, reward, visible(text["text"]), _repeats(share, limit))
+                answer = Answer("alone", policy, reward, visible(text["text"]), [*_repeats(share, limit), *far])
                 shown.setdefault(visible(text["query"]), []).append(answer)
-    return [Moment(final["update"], True, [], list(shown.items()))]
+    return [_moment(final["update"], True, [sign.text for sign in collapsed], list(shown.items()))]
 
 
 def _repeats(share: float, limit: float) -> list[str]:
     return [f"repeats itself: {share:.0%} of its token pairs"] if share > limit else []
 
 
-def _answers(sample: SampleLine, endless: Collection[tuple[int, str]], settings: Settings) -> list[Answer]:
+def _answers(sample: SampleLine, signs: Signs, settings: Settings) -> list[Answer]:
     return [
         Answer(
             role=response["role"],
             policy=response["policy"],
             reward=show(response["task_reward"], "{:+.2f}"),
             text=visible(response["text"]),
-            signs=_signs(response, (sample["update"], response["policy"]) in endless, settings),
+            signs=_signs(response, signs.get((sample["update"], response["policy"]), ()), settings),
         )
         for response in sample["responses"]
     ]
 
 
-def _signs(response: Response, endless: bool, settings: Settings) -> list[str]:
-    """Judges a response by the limits of `policies.health`; that it was cut is a sign only if its policy is endless."""
+def _signs(response: Response, of_policy: Collection[str], settings: Settings) -> list[str]:
+    """Judges a response by the limits of `policies.health`.
+
+    That it was cut is a sign only where its policy hardly ends any; KL is known of the policy alone.
+    """
     signs = _repeats(response.get("repetition", 0.0), settings.max_repetition)
-    return [*signs, "does not end"] if endless and not response.get("ended", True) else signs
+    signs += ["does not end"] if "eos" in of_policy and not response.get("ended", True) else []
+    return signs + ([FAR] if "kl" in of_policy else [])
 
 
-def _endless(run: Run) -> set[tuple[int, str]]:
-    """Returns the updates and policies at which `policies.health` would find the end-of-sequence rate too low."""
+def _signs_of_policies(run: Run) -> Signs:
+    """Returns the signs of collapse that `policies.health` finds in each update's training."""
     first: dict[str, float] = {}
-    found = set()
+    found = {}
     for line in run.updates:
         for policy, figures in line.get("policy", {}).items():
             known = {key: value for key, value in figures.items() if value is not None}
             if known.keys() >= NEEDED:
                 rate = first.setdefault(policy, known["eos_rate"])
-                if any(sign.signature == "eos" for sign in signs_of_collapse(run.settings, policy, known, rate)):
-                    found.add((line["update"], policy))
+                signs = signs_of_collapse(run.settings, policy, known, rate)
+                found[line["update"], policy] = {sign.signature for sign in signs}
     return found

@@ -104,6 +104,4 @@ def held_out_mean(arm: Arm, key: str) -> Series:
 
 def exchanged(arm: Arm) -> list[int]:
     """Returns the updates after which roles were exchanged, in any of the runs."""
-    if arm.settings.num_agents == 1:
-        return []
     return sorted({line["update"] for run in arm.runs for line in run.updates if line.get("exchanged")})

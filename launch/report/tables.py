@@ -16,6 +16,7 @@ from launch.study_measures import (
     best,
     collapse,
     collapses,
+    cpu_seconds,
     critic_loss,
     differences,
     paired,
@@ -55,7 +56,10 @@ def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     for arm in arms:
         collapsed = collapses(arm.results)
         spread, count = variance(arm.results, "combined_reward"), len(arm.counted)
-        quiet = [found / 60 for result in arm.results if (found := seconds(result)) is not None]
+        processor, quiet = (
+            [found / 60 for result in arm.results if (found := measure(result)) is not None]
+            for measure in (cpu_seconds, seconds)
+        )
         rows.append(
             {
                 "label": arm.label,
@@ -68,7 +72,8 @@ def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
                     Cell("-" if spread is None else f"{spread:.2g}"),
                     cell(of_arm(arm, critic_loss), "{:.2f}", count),
                     cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
-                    cell(quiet, "{:.1f}"),
+                    cell(processor, "{:.1f}", count),
+                    cell(quiet, "{:.1f}", count),
                 ],
             }
         )
@@ -76,24 +81,25 @@ def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
 
 
 def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
-    """Returns each arm less the one it is held against, seed by seed; a study says which, else it is the first."""
+    """Returns each arm less those it is compared with, seed by seed; a study says which, else it is the first."""
     rows = []
     by_name = {(arm.runs[0].result.study, arm.runs[0].result.arm): arm for arm in arms if arm.runs[0].result.study}
     for arm in arms:
         result = arm.runs[0].result
-        other = by_name.get((result.study, result.against or "")) if result.study else arms[0]
-        if other is None or other is arm:
-            continue
-        found = [paired(arm.results, other.results, final_measure(key)) for key, _ in COMPARED]
-        if any(found):
-            rows.append(
-                {
-                    "label": arm.label,
-                    "against": other.label,
-                    "seeds": max(len(each.seeds) for each in found if each),
-                    "figures": [_difference(each) for each in found],
-                }
-            )
+        others = [by_name.get((result.study, name)) for name in (result.against or "", *result.also)]
+        for other in others if result.study else arms[:1]:
+            if other is None or other is arm:
+                continue
+            found = [paired(arm.results, other.results, final_measure(key)) for key, _ in COMPARED]
+            if any(found):
+                rows.append(
+                    {
+                        "label": arm.label,
+                        "against": other.label,
+                        "seeds": max(len(each.seeds) for each in found if each),
+                        "figures": [_difference(each) for each in found],
+                    }
+                )
     return rows
 
 

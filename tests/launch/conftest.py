@@ -79,7 +79,7 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
             learned = {module: {**found, "value_loss": 0.25} for module, found in figures.items()}
             line |= {"policy": learned, "roles": dict(zip(settings.roles, players, strict=True))}
             line |= {
-                "exchanged": update % 5 == 0,
+                "exchanged": update % 5 == 0 and settings.num_agents > 1,
                 "tokens": 3000,
                 "tokens_per_second": 1000.0,
                 "seconds": {"total": 2.0},

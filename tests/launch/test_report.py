@@ -184,7 +184,24 @@ def test_responses_beyond_the_limits_of_health_are_marked(tmp_path: Path, html: 
     signs = {moment.update: [answer.signs for answer in moment.chains[0][1]] for moment in moments}
     assert signs == {5: [["repeats itself: 31% of its token pairs"]] * 2, 10: [[], []], 13: [["does not end"], []]}
     assert [moment.warnings for moment in moments] == [[], [], ["llm_1 hardly ends its responses."]]
+    assert [moment.collapsed for moment in moments] == [True, False, True]
     assert "marked at update 5<" in html and html.count("repeats itself: 31% of its token pairs") == 2
+
+
+def test_all_responses_of_a_policy_that_is_too_far_from_the_initial_one_are_marked(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", Settings(updates=12))
+    last = run.updates()[-1]
+    last["policy"]["llm_2"]["kl"] = 30.1  # of 15 tokens; the limit is 2 nats for each
+    run.metrics.append({**last, "update": 13})
+    sampled(run, 13, "wonderful.")
+    (moment,) = moments_of(read_run(run.path, "run"))
+    far = {answer.policy: bool(answer.signs) for answer in moment.chains[0][1]}
+    assert moment.collapsed and far == {"llm_1": False, "llm_2": True}
+
+
+def test_the_rule_by_which_a_run_has_collapsed_is_stated(html: str) -> None:
+    text = Words(html).text
+    assert all(part in text for part in ("20% (max_repetition)", "that was 5% or more", "2 (max_token_kl) nats"))
 
 
 def test_what_does_not_compare_is_said_to(html: str) -> None:
@@ -278,6 +295,24 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_what_is_folded_is_printed_and_folded_again_but_for_samples_and_settings(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", Settings(updates=12))
+    sampled(run, 5, "a b c")
+    script = """<script>onload = () => {
+        document.querySelectorAll("details").forEach(each => each.open = false);
+        const closed = () => [...document.querySelectorAll("details")].filter(each => !each.open);
+        const within = each => each.closest("#samples, #settings") !== null;
+        const all = closed().length;
+        dispatchEvent(new Event("beforeprint"));
+        const kept = closed();
+        dispatchEvent(new Event("afterprint"));
+        document.title = [all > kept.length, kept.length > 0, kept.every(within), closed().length === all];
+    }</script>"""
+    (tmp_path / "page.html").write_text(written(tmp_path, run) + script, encoding="utf-8")
+    assert title_in_browser(tmp_path, "page.html") == "true,true,true,true"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("width", [400, 1280])
 def test_in_a_browser_the_page_is_as_wide_as_its_window(tmp_path: Path, width: int) -> None:
     run = record(tmp_path / "run", Settings(num_agents=4, updates=12))
@@ -292,11 +327,16 @@ def test_in_a_browser_the_page_is_as_wide_as_its_window(tmp_path: Path, width: i
     # Windows of Chromium are 500 pixels wide at least, frames in them are not.
     frame = f'<iframe style="border: 0" width={width} height=900 srcdoc="{escape(page)}"></iframe>'
     (tmp_path / "frame.html").write_text(f"<!DOCTYPE html>{frame}{script}", encoding="utf-8")
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    command += ["--window-size=1400,1000", "--dump-dom", (tmp_path / "frame.html").as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    found = re.search(r"<title>([\d.,]+)</title>", dom)
-    assert found, dom[:1000]
-    inner, content, letters = map(float, found[1].split(","))
+    inner, content, letters = map(float, title_in_browser(tmp_path, "frame.html").split(","))
     assert inner == width and content <= width
     assert letters > 9  # pixels of the smallest text of a plot
+
+
+def title_in_browser(folder: Path, page: str) -> str:
+    """Returns the title that a page's scripts give it."""
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += ["--window-size=1400,1000", "--dump-dom", (folder / page).as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.findall(r"<title>(.*?)</title>", dom)
+    assert found, dom[:1000]
+    return found[0]

@@ -54,7 +54,11 @@ def test_figures_are_those_of_the_last_evaluation(study: Path) -> None:
     assert [found.text for found in cory["figures"]] == ["+2.00", "3.00", "+1.70"]
     assert (cory["collapsed"], ppo["collapsed"], eta["collapsed"]) == (0, 1, 1)
     assert eta["figures"][0].text == "+1.50" and eta["figures"][0].small.endswith(", 2 of 3")  # one diverged
-    assert cory["more"][2].text == "1" and cory["more"][5].text == "0.2"  # of each policy; 10 s of updates
+    assert cory["more"][2].text == "1"  # of each policy
+    assert [found.text for found in cory["more"][5:]] == [
+        "1.7",
+        "0.2",
+    ]  # 100 s of processors, 10 s of updates
 
 
 def test_what_the_critic_leaves_of_the_returns_is_shown_where_it_is_known(tmp_path: Path) -> None:

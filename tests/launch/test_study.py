@@ -36,6 +36,7 @@ settings:
 arms:
 """
 TWO = STUDY + "  cory: {label: CORY}\n  broken: {task: nope}\n  absent: {lr: 1.0, needs: {nowhere: make it}}\n"
+CHANGED = "  cory: {label: Both}\n  new: {lr: 1.0}\n  broken: {also: [new], tier: 2, task: nope}\n"
 
 
 def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_path: Path) -> None:
@@ -74,6 +75,12 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_
         elsewhere = cory("study", "mine.yaml", "--out", "study", "--only", "broken", "--retry")
     assert "other processes of this study had 1 of the runs in hand" in elsewhere.stdout
     assert file.read_bytes() == before
+
+    # What the file says of arms may change; their settings may not.
+    (tmp_path / "mine.yaml").write_text(STUDY + CHANGED)
+    assert cory("study", "mine.yaml", "--out", "study", "--only", "cory").returncode == 0
+    broken, trained = sorted(read(tmp_path / "study"), key=lambda run: run.arm)
+    assert (trained.label, broken.place, broken.tier, list(broken.also)) == ("Both", 2, 2, ["new"])
     other = cory("study", "mine.yaml", "lr=1e-3", "--out", "study")
     assert other.returncode == 2 and "was made with other settings: lr" in other.stderr
 
@@ -129,7 +136,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Pat
     stopped = [json.loads(line)["update"] for line in metrics.read_text().splitlines()]
     assert 1 <= stopped[-1] < 4
 
-    result = cory("study", "mine.yaml", "--out", "study")
+    result = cory("study", "mine.yaml", "num_runners=1", "micro_batch=2", "--out", "study")  # as on another machine
     assert result.returncode == 0, result.stderr
     trained, wild = read(tmp_path / "study")
     assert [line["update"] for line in trained.metrics] == [0, 1, 2, 3, 4]

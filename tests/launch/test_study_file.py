@@ -65,6 +65,7 @@ def write(folder: Path, arms: str, head: str = "base: imdb-tiny\nsettings: {dtyp
         ("  two: {eval_kl_coef: 0.3}\n", "sets eval_kl_coef"),
         ("  two: {num_agents: 1, against: three}\n", "held against three, which is no arm before it"),
         ("  two: {num_agents: 1, tier: one}\n", "tier is 1, 2"),
+        ("  two: {num_agents: 1, also: [one]}\n", "also is a list of arms before it, other than one"),
         ("  two: {num_agents: 1, seeds: 0}\n", "seeds are a count"),
         ("  Two/2: {num_agents: 1}\n", "name folders"),
         ("  two: {num_agents: 1, label: one}\n", "several arms with the label 'one'"),

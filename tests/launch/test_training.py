@@ -49,7 +49,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Pa
     # As if killed between the metrics and the checkpoint of the next update.
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"update": stopped[-1] + 1}) + "\n" + '{"torn": ')
-    resumed = cory("train", "--resume", "run")
+    resumed = cory("train", "--resume", "run", "num_runners=1", "micro_batch=2")  # as on another machine
     assert resumed.returncode == 0, resumed.stderr
     assert f"going on after update {stopped[-1]}" in resumed.stdout
     assert updates_in(run / "metrics.jsonl") == [0, 1, 2, 3]

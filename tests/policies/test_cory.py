@@ -170,8 +170,8 @@ def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(make_cory: MakeC
 
 
 def test_one_agent_is_single_agent_ppo_by_the_same_code(make_cory: MakeCory) -> None:
-    report = make_cory(num_agents=1).train()["cory"]
-    assert report["roles"] == {"pioneer": "llm_1"}
+    report = make_cory(num_agents=1, exchange_period=1).train()["cory"]
+    assert report["roles"] == {"pioneer": "llm_1"} and not report["exchanged"] and report["exchanges"] == 0
     assert list(report["policy"]) == ["llm_1"]
 
 
