@@ -62,7 +62,7 @@ def result_line(run: StudyRun) -> str:
 
 def summary_table(runs: Sequence[StudyRun]) -> Table:
     """Returns each arm's figures after training: the mean over seeds ± half its 95 % interval."""
-    made = _table("arm", "seeds", *(label for _, label, _ in FIGURES), "collapsed", "CPU min", "min of updates")
+    made = _table("arm", "seeds", *(label for _, label, _ in FIGURES), "collapsed", "CPU min", "minutes")
     for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.place, run.arm)), lambda run: run.arm):
         ended = [run for run in group if run.status != "failed"]
         if not ended:
