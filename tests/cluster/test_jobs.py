@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from launch.run_directory import RunDirectory
 from launch.search import recorded
 from tests.cluster.head import SECRET, Head
+from tests.launch.conftest import CHECKOUT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # much of it is waiting for processes that start
 REWARD = """
@@ -84,6 +87,22 @@ def test_rays_own_command_works_and_workers_have_the_secret(head: Head, work: Pa
     assert "a worker has hf_" in output, output + errors
     assert "is relative: in a Ray job it would vanish with the job's working directory" in output
     assert job.returncode == 1  # Ray's, for any failure
+
+
+def test_rays_own_command_trains_in_an_uploaded_checkout(head: Head, work: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    for package in ("cory_env", "policies", "launch"):
+        shutil.copytree(CHECKOUT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(work / "my_rewards.py", checkout)
+    (checkout / "launch" / "mark.py").write_text("import launch.main\nprint('launch is in', launch.main.__file__)\n")
+    out = tmp_path / "run"
+    shell = f"python -m launch.mark && python -m launch.train {' '.join(SMALL)} updates=1 --out {out}"
+    submit = ("-m", "ray.scripts.scripts", "job", "submit", "--working-dir", str(checkout), "--")
+    job = head.python(*submit, "env", "-u", "PYTHONPATH", "bash", "-c", f"'{shell}'", cwd=work)
+    output, errors = job.communicate(timeout=240)
+    assert job.returncode == 0, output + errors
+    assert re.search(r"launch is in .*/runtime_resources/working_dir_files/", output), output
+    assert RunDirectory.open(out).checkpoints.updates()[-1] == 1
 
 
 @pytest.mark.parametrize("token", [None, "0" * 64])

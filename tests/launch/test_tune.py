@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -14,7 +15,9 @@ from launch.command import CommandError
 from launch.run_directory import LOCK
 from launch.search import Search, begun, check_same, recorded
 from launch.search_space import pinned, read_axes
+from launch.trained import POLICIES
 from launch.tune import main
+from policies.causal_lm_module import CausalLMModule
 from policies.settings import Settings
 from tests.launch.conftest import Cory, begin
 from tests.launch.test_training import BREVITY, SMALL
@@ -59,6 +62,32 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
     for name in ("objective.png", "parallel.png"):
         assert (tmp_path / "found" / name).stat().st_size > 5_000
     assert json.loads((tmp_path / "found" / "trial_00000" / "params.json").read_text())["cory_settings"]["lr"] == 1e-4
+
+
+@pytest.mark.slow
+def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_better(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    settings = (*SEARCH, "lr=1e-3", "updates=3", "eval_every=2", "keep_checkpoints=3")
+    population = ("--over", "clip=uniform:0.1:0.3", "--scheduler", "pbt", "--samples", "2")
+    result = cory("tune", *settings, *population, "--out", "found")
+    assert result.returncode == 0, result.stderr
+    reports = recorded(tmp_path / "found")
+    second = {report["trial"]: report["combined_reward"] for report in reports if report["updates"] == 2}
+    worse, better = sorted(second, key=lambda trial: second[trial])
+    of_clone = [report for report in reports if report["trial"] == worse]
+    assert [report["updates"] for report in of_clone] == [1, 2, 3]
+    assert [report["cory"]["exchanges"] for report in of_clone] == [1, 2, 3]
+    assert [report["cory"]["roles"]["pioneer"] for report in of_clone] == ["llm_1", "llm_2", "llm_1"]
+
+    def weights(trial: str, update: int) -> np.ndarray:
+        folders = sorted((tmp_path / "found" / trial).glob("checkpoint_*"))
+        module = CausalLMModule.from_checkpoint(str(folders[update - 3] / POLICIES / "llm_1"))
+        return np.concatenate([parameter.detach().numpy().ravel() for parameter in module.lm.parameters()])
+
+    # Adam moves each weight by about lr per update: one update from its donor, and more from what it was.
+    clone, donor, own = weights(worse, 3), weights(better, 2), weights(worse, 2)
+    one_update = float(np.linalg.norm(clone - donor))
+    assert 0 < one_update < 0.75 * np.linalg.norm(clone - own)
 
 
 def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
