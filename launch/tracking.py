@@ -2,24 +2,29 @@
 
 import contextlib
 import importlib.util
+import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from launch.command import CommandError
+from launch.command import CommandError, reason
 from launch.records import Update, plain
-from launch.run_directory import MLFLOW_ID, TENSORBOARD, WANDB_ID
+from launch.run_directory import METRICS, MLFLOW_ID, TENSORBOARD, WANDB_ID
 from policies.settings import Settings
 
 PLACE = "place/"
+logger = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
     """Receives the numbers of every update."""
+
+    name: str
+    """What users know it by."""
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:
         """Records the numbers of one update."""
@@ -28,8 +33,44 @@ class Tracker(Protocol):
         """Writes what is still held back."""
 
 
+class Trackers:
+    """The trackers of a run, which ends by none of them: one that fails after it was opened is left out from then on.
+
+    So it is with Weights & Biases in a job that is stopped: Ray ends the process that sends the numbers, too.
+    """
+
+    def __init__(self, opened: Iterable[Tracker]) -> None:
+        self._opened = list(opened)
+
+    def log(self, update: int, figures: Mapping[str, float]) -> None:
+        """Records the numbers of one update."""
+        for tracker in tuple(self._opened):
+            try:
+                tracker.log(update, figures)
+            except Exception as error:
+                self._opened.remove(tracker)
+                with contextlib.suppress(Exception):
+                    tracker.close()
+                _warn(tracker, error)
+
+    def close(self) -> None:
+        """Writes what is still held back."""
+        for tracker in self._opened:
+            try:
+                tracker.close()
+            except Exception as error:
+                _warn(tracker, error)
+
+
+def _warn(tracker: Tracker, error: Exception) -> None:
+    said = reason(error).rstrip(".")
+    logger.warning("%s has failed (%s). The run does without it; %s has all numbers.", tracker.name, said, METRICS)
+
+
 class TensorBoard:
     """TensorBoard event files."""
+
+    name = "TensorBoard"
 
     def __init__(self, folder: Path, after: int | None) -> None:
         """Opens new event files; TensorBoard then ignores what older ones say of updates later than `after`."""
@@ -74,6 +115,8 @@ class Prometheus:
     exports nothing, nothing comes of it.
     """
 
+    name = "Prometheus"
+
     def __init__(self, run: str, settings: Settings) -> None:
         """Declares the gauges; Ray puts `ray_` before their names."""
         from ray.util.metrics import Gauge
@@ -109,6 +152,8 @@ class Prometheus:
 class WeightsAndBiases:
     """One Weights & Biases run, continued under the same id when training is resumed."""
 
+    name = "Weights & Biases"
+
     def __init__(self, folder: Path, settings: Settings) -> None:
         """Opens the run; its id is kept in the run's folder.
 
@@ -139,8 +184,13 @@ class WeightsAndBiases:
         self._run.log(dict(figures), step=update)
 
     def close(self) -> None:
-        """Ends the run."""
-        self._run.finish()
+        """Ends the run, and the process that sends its numbers."""
+        import wandb
+
+        try:
+            self._run.finish()
+        finally:
+            wandb.teardown()  # else one that has died is asked again when this process ends, or by the next run in it
 
 
 class MLflow:
@@ -149,6 +199,8 @@ class MLflow:
     A thread of MLflow's sends the numbers, so a slow server costs training nothing. One that is gone is asked again for
     a minute (MLFLOW_HTTP_REQUEST_MAX_RETRIES: how often); MLflow then reports on standard error what it could not send.
     """
+
+    name = "MLflow"
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         """Opens the run; its id is kept in the run's folder.
@@ -220,14 +272,18 @@ def check(settings: Settings) -> None:
         )
 
 
-def open_trackers(folder: Path, settings: Settings, after: int | None) -> list[Tracker]:
-    """Opens the trackers of the run in `folder`, which goes on after update `after`, or starts anew."""
+def open_trackers(folder: Path, settings: Settings, after: int | None) -> Trackers:
+    """Opens the trackers of the run in `folder`, which goes on after update `after`, or starts anew.
+
+    Raises:
+        CommandError: one of them refuses.
+    """
     trackers: list[Tracker] = [TensorBoard(folder / TENSORBOARD, after), Prometheus(folder.name, settings)]
     if settings.wandb:
         trackers.append(WeightsAndBiases(folder, settings))
     if settings.mlflow:
         trackers.append(MLflow(folder, settings))
-    return trackers
+    return Trackers(trackers)
 
 
 def figures_of(line: Update) -> dict[str, float]:

@@ -24,8 +24,7 @@ run, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, _metrics_export_port=port)
 trackers = open_trackers(run, Settings(), after=None)
 for line in map(json.loads, sys.stdin):
-    for tracker in trackers:
-        tracker.log(line["update"], figures_of(line))
+    trackers.log(line["update"], figures_of(line))
 text, end = "", time.monotonic() + 60
 while "cory_plays" not in text and time.monotonic() < end:
     time.sleep(0.5)
@@ -104,6 +103,47 @@ def test_weights_and_biases_keeps_a_run_without_a_network_and_under_one_id(tmp_p
     for update, file in enumerate(files, start=1):
         figure = run.updates()[update]["policy"]["llm_1"]["kl"]
         assert re.search(rb"policy/llm_1/kl\W{1,3}" + re.escape(str(figure).encode()), file.read_bytes())
+
+
+KILLED = """
+import json, pathlib, sys
+import psutil
+from launch.session import warnings_told
+from launch.tracking import figures_of, open_trackers
+from policies.settings import Settings
+
+run = pathlib.Path(sys.argv[1])
+lines = [json.loads(line) for line in sys.stdin]
+with warnings_told(print):
+    for _ in range(2):  # a run, and its next attempt in the same process
+        trackers = open_trackers(run, Settings(wandb=True), after=None)
+        trackers.log(0, figures_of(lines[0]))
+        (core,) = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
+        core.terminate()
+        core.wait()
+        for line in lines[1:]:
+            trackers.log(line["update"], figures_of(line))
+        trackers.close()
+"""
+
+
+def test_a_tracker_whose_process_is_killed_is_left_out_with_a_warning_and_the_others_go_on(tmp_path: Path) -> None:
+    run = record(tmp_path / "here", Settings(updates=12), updates=range(4))
+    written = subprocess.run(
+        [sys.executable, "-c", KILLED, str(run.path)],
+        env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},
+        input="".join(json.dumps(line) + "\n" for line in run.updates()),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (written.returncode, written.stderr) == (0, "")
+    assert written.stdout == 2 * (
+        "Warning: Weights & Biases has failed (ConnectionResetError: Connection lost). The run does without it; "
+        "metrics.jsonl has all numbers.\n"
+    )
+    kept = b"".join(file.read_bytes() for file in (run.path / "tensorboard").iterdir())
+    assert kept.count(b"policy/llm_1/kl") == 2 * 3
 
 
 TO_MLFLOW = """
