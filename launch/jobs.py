@@ -54,7 +54,7 @@ def details(client: "JobSubmissionClient", job: str) -> "JobDetails":
 
 
 def follow(client: "JobSubmissionClient", job: str) -> int:
-    """Prints a job's output until it ends, and returns the exit code of its driver."""
+    """Prints a job's output until it ends, and returns the exit code of its driver; 128 + that of a signal's number."""
     shown = 0
     while True:
         running = not (info := details(client, job)).status.is_terminal()
@@ -62,8 +62,8 @@ def follow(client: "JobSubmissionClient", job: str) -> int:
         if not running:
             break
         time.sleep(0.5)
-    if info.driver_exit_code is not None:
-        return info.driver_exit_code
+    if (code := info.driver_exit_code) is not None:
+        return 128 - code if code < 0 else code
     if info.status.value == "STOPPED":
         return STOPPED
     if info.status.value != "SUCCEEDED":
