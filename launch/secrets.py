@@ -23,11 +23,9 @@ def is_secret(name: str) -> bool:
 
 
 def on_workers() -> dict[str, Any]:
-    """Returns the runtime environment by which Ray's workers load their node's file too; {} without one."""
-    file = os.environ.get(FILE)
-    if not file and not _DEFAULT.expanduser().exists():
-        return {}
+    """Returns the runtime environment by which a cluster's workers load their own node's file too."""
     hook = {"worker_process_setup_hook": f"{__name__}.{load_secrets.__name__}"}
+    file = os.environ.get(FILE)
     # A job has the variable for all its processes already, and Ray refuses to be told twice.
     return hook if IN_JOB in os.environ or not file else {**hook, "env_vars": {FILE: file}}
 

@@ -3,6 +3,8 @@
 import argparse
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 from launch.command import CommandError
 from launch.secrets import is_secret, load_secrets, on_workers
 from launch.submit import _check_free, _command, _environment, _parser, check_cluster, check_size, main
+from tests.launch.conftest import ENVIRONMENT
 
 NOTHING = {"CPU": 0.0, "GPU": 0.0}
 TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]
@@ -171,6 +174,30 @@ def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -
     _check_free(Client(), "/shared/one")
 
 
+NODE = """
+import os, sys
+from launch.secrets import on_workers
+
+told = on_workers()
+os.environ["HOME"] = sys.argv[1]  # of the node that starts now
+import ray
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=told)
+print(ray.get(ray.remote(lambda: os.environ["HF_TOKEN"]).remote()))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_loads_its_nodes_own_file_although_the_driver_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "node" / ".config" / "cory" / "secrets.env"
+    file.parent.mkdir(parents=True)
+    file.write_text("HF_TOKEN=hf_1\n")
+    environment = {**ENVIRONMENT, "HOME": str(tmp_path)}
+    environment.pop("CORY_SECRETS", None)
+    command = [sys.executable, "-c", NODE, str(tmp_path / "node")]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert found.stdout == "hf_1\n", found.stderr
+
+
 @pytest.mark.parametrize(
     "name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "aws_access_key_id"]
 )
@@ -197,7 +224,7 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CORY_SECRETS", raising=False)
     load_secrets()
-    assert on_workers() == {}
+    assert on_workers() == {"worker_process_setup_hook": "launch.secrets.load_secrets"}
     file = tmp_path / "secrets.env"
     file.write_text("# mine\n\nexport HF_TOKEN='hf_1'\nWANDB_API_KEY=a=b\n")
     file.chmod(stat.S_IRUSR)
