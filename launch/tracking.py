@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from launch.command import CommandError, reason
 from launch.records import Update, plain
 from launch.run_directory import METRICS, MLFLOW_ID, TENSORBOARD, WANDB_ID
+from launch.secrets import without_passwords
 from policies.settings import Settings
 
 PLACE = "place/"
@@ -63,7 +63,7 @@ class Trackers:
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:
-    said = reason(error).rstrip(".")
+    said = without_passwords(reason(error)).rstrip(".")
     logger.warning("%s has failed (%s). The run does without it; %s has all numbers.", tracker.name, said, METRICS)
 
 
@@ -229,10 +229,8 @@ class MLflow:
             self._client.log_batch(self._run, params=params)
             remembered.write_text(self._run)
         except MlflowException as error:
-            reason = str(error).splitlines()[0]
-            if password := urlsplit(os.environ.get("MLFLOW_TRACKING_URI", "")).password:
-                reason = reason.replace(password, "***")
-            raise CommandError(f"MLflow refuses to start: {reason} To do without: mlflow=false.") from error
+            said = without_passwords(str(error).splitlines()[0])
+            raise CommandError(f"MLflow refuses to start: {said} To do without: mlflow=false.") from error
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:
         """Records the numbers of one update."""
