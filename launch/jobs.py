@@ -1,25 +1,29 @@
 """`cory jobs`: lists the jobs of a Ray cluster, shows their output, stops them."""
 
 import asyncio
+import re
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from launch.cluster import add_address, answers_told, connect
 from launch.command import Parser, run
+from launch.submit import STOP_WAIT
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
 STOPPED = 143
 """Exit code of a job that was stopped: what SIGTERM gives its driver."""
+SAVING = re.compile(r"\b(cory |launch\.main |launch\.)(train|tune|study)\b")
+"""Commands that finish an update and save it when they are stopped."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0; of `logs`, the exit code of the job; 2 after a user's mistake.
+        0; of `logs`, the exit code of the job; of `stop`, 1 where it failed instead; 2 after a user's mistake.
     """
     parser = Parser(prog="cory jobs", description="List the jobs of a Ray cluster, show their output, stop them.")
     add_address(parser)
@@ -111,11 +115,22 @@ def _stop(client: "JobSubmissionClient", job: str) -> int:
         return 0
     with answers_told(client, job):
         client.stop_job(job)
-    print(f"{job} finishes its update and saves it.", flush=True)
+    print(_promise(job, info), flush=True)
     while not (info := details(client, job)).status.is_terminal():
         time.sleep(0.5)
     print(f"{job}: {info.status.value}. `cory jobs logs {job}` shows what it said.")
-    return 0
+    return 1 if info.status.value == "FAILED" else 0
+
+
+def _promise(job: str, info: "JobDetails") -> str:
+    """Returns what becomes of a job that is stopped."""
+    if info.status.value == "PENDING":
+        return f"{job} has not started: it ends when Ray has found a place for its driver."
+    if not SAVING.search(info.entrypoint):
+        return f"{job} is told to end."
+    if STOP_WAIT not in (info.runtime_env or {}).get("env_vars", {}):
+        return f"{job} has 3 seconds to save its update, as it was sent without {STOP_WAIT}; then Ray kills it."
+    return f"{job} finishes its update and saves it."
 
 
 if __name__ == "__main__":

@@ -99,6 +99,33 @@ def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboar
         assert jobs.main(["logs", "one"]) == shown
 
 
+WAITS = {"runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "3600"}}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told", "code"),
+    [
+        (job("RUNNING", **WAITS), "STOPPED", "finishes its update and saves it.", 0),
+        (job("RUNNING", **WAITS), "FAILED", "finishes its update and saves it.", 1),
+        (job("RUNNING"), "STOPPED", "has 3 seconds to save its update, as it was sent without RAY_JOB", 0),
+        (job("RUNNING", entrypoint="cory evaluate /shared/one", **WAITS), "STOPPED", "is told to end.", 0),
+        (job("PENDING", **WAITS), "STOPPED", "has not started: it ends when Ray has found a place", 0),
+    ],
+)
+def test_who_stops_a_job_is_told_what_becomes_of_it(
+    before: tuple[int, str],
+    after: str,
+    told: str,
+    code: int,
+    dashboard: Dashboard,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dashboard.answers |= {"/api/jobs/one": [before, job(after)], "/api/jobs/one/stop": [(200, '{"stopped": true}')]}
+    assert jobs.main(["stop", "one"]) == code
+    output = capsys.readouterr().out
+    assert output.startswith(f"one {told}") and f"\none: {after}." in output
+
+
 @pytest.mark.slow
 def test_more_than_a_cluster_has_is_waited_for_where_it_grows() -> None:
     def begin(**environment: str) -> "subprocess.CompletedProcess[str]":  # this process may have a Ray already
