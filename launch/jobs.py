@@ -6,8 +6,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from launch.cluster import add_address, answers_told, connect
+from launch.cluster import Unanswered, add_address, answers_told, connect
 from launch.command import Parser, run
+from launch.session import PATIENCE, patiently
 from launch.submit import STOP_WAIT
 
 if TYPE_CHECKING:
@@ -51,21 +52,35 @@ def details(client: "JobSubmissionClient", job: str) -> "JobDetails":
     """Returns what the cluster knows about a job.
 
     Raises:
-        CommandError: there is no such job; the cluster refuses to say, or is gone.
+        CommandError: there is no such job.
+        Unanswered: the cluster refuses to say, or is gone.
     """
     with answers_told(client, job):
         return client.get_job_info(job)
 
 
+def _later_details(client: "JobSubmissionClient", job: str) -> "JobDetails":
+    """Returns what the cluster knows about a job half a second later, or when it answers again.
+
+    Raises:
+        CommandError: there is no such job any more.
+        Unanswered: the cluster does not say for `PATIENCE` seconds.
+    """
+
+    def tell(error: Exception) -> None:
+        print(f"Warning: {error} Asking again for a minute.", file=sys.stderr, flush=True)
+
+    time.sleep(0.5)
+    return patiently(lambda: details(client, job), PATIENCE, Unanswered, tell)
+
+
 def follow(client: "JobSubmissionClient", job: str) -> int:
     """Prints a job's output until it ends, and returns the exit code of its driver; 128 + that of a signal's number."""
-    shown = 0
-    while True:
-        running = not (info := details(client, job)).status.is_terminal()
+    info = details(client, job)
+    shown = asyncio.run(_print_from(client, job, 0))
+    while not info.status.is_terminal():
+        info = _later_details(client, job)
         shown = asyncio.run(_print_from(client, job, shown))
-        if not running:
-            break
-        time.sleep(0.5)
     if (code := info.driver_exit_code) is not None:
         return 128 - code if code < 0 else code
     if info.status.value == "STOPPED":
@@ -116,8 +131,8 @@ def _stop(client: "JobSubmissionClient", job: str) -> int:
     with answers_told(client, job):
         client.stop_job(job)
     print(_promise(job, info), flush=True)
-    while not (info := details(client, job)).status.is_terminal():
-        time.sleep(0.5)
+    while not info.status.is_terminal():
+        info = _later_details(client, job)
     print(f"{job}: {info.status.value}. `cory jobs logs {job}` shows what it said.")
     return 1 if info.status.value == "FAILED" else 0
 

@@ -99,6 +99,22 @@ def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboar
         assert jobs.main(["logs", "one"]) == shown
 
 
+def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
+    dashboard: Dashboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for action in ("logs", "stop"):
+        dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
+        dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad"), (502, "bad"), job("SUCCEEDED")]
+        assert jobs.main([action, "one"]) == 0
+        told = capsys.readouterr().err
+        assert told.startswith("Warning: The cluster at") and told.endswith(" Asking again for a minute.\n")
+        assert told.count("\n") == 1
+    monkeypatch.setattr(jobs, "PATIENCE", 0.0)
+    dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad")]
+    assert jobs.main(["logs", "one"]) == 2
+    assert capsys.readouterr().err.startswith("Error: The cluster at")
+
+
 WAITS = {"runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "3600"}}}
 
 
