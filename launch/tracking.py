@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 from launch.command import CommandError, reason
 from launch.records import Update, plain
@@ -17,6 +17,8 @@ from launch.secrets import without_passwords
 from policies.settings import Settings
 
 PLACE = "place/"
+STEP = "update"
+"""The metric by which an MLflow run knows its last update."""
 logger = logging.getLogger(__name__)
 
 
@@ -29,18 +31,29 @@ class Tracker(Protocol):
     def log(self, update: int, figures: Mapping[str, float]) -> None:
         """Records the numbers of one update."""
 
-    def close(self) -> None:
-        """Writes what is still held back."""
+    def close(self, failed: bool) -> None:
+        """Writes what is still held back, and that the run has ended, or failed."""
 
 
 class Trackers:
     """The trackers of a run, which ends by none of them: one that fails after it was opened is left out from then on.
 
     So it is with Weights & Biases in a job that is stopped: Ray ends the process that sends the numbers, too.
+    A context, which closes them; an exception that leaves it tells them that the run has failed.
     """
 
     def __init__(self, opened: Iterable[Tracker]) -> None:
         self._opened = list(opened)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for tracker in self._opened:
+            try:
+                tracker.close(failed=kind is not None)
+            except Exception as error:
+                _warn(tracker, error)
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:
         """Records the numbers of one update."""
@@ -50,15 +63,7 @@ class Trackers:
             except Exception as error:
                 self._opened.remove(tracker)
                 with contextlib.suppress(Exception):
-                    tracker.close()
-                _warn(tracker, error)
-
-    def close(self) -> None:
-        """Writes what is still held back."""
-        for tracker in self._opened:
-            try:
-                tracker.close()
-            except Exception as error:
+                    tracker.close(failed=True)
                 _warn(tracker, error)
 
 
@@ -84,7 +89,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, update)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Closes the files. A disk that is full by now was reported where the run itself wrote to it."""
         with contextlib.suppress(OSError):
             self._writer.close()
@@ -145,7 +150,7 @@ class Prometheus:
                 for place, role in enumerate(self._roles):
                     self._plays.set(place == value, {**run, "policy": key.removeprefix(PLACE), "role": role})
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Does nothing: the gauges end with the process."""
 
 
@@ -183,12 +188,12 @@ class WeightsAndBiases:
         """Records the numbers of one update."""
         self._run.log(dict(figures), step=update)
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Ends the run, and the process that sends its numbers."""
         import wandb
 
         try:
-            self._run.finish()
+            self._run.finish(exit_code=int(failed))
         finally:
             wandb.teardown()  # else one that has died is asked again when this process ends, or by the next run in it
 
@@ -215,13 +220,14 @@ class MLflow:
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
-        self._sent: list[Any] = []
+        self._last = -1
         remembered = folder / MLFLOW_ID
         try:
             self._client = mlflow.MlflowClient()
             if remembered.exists():
                 self._run = remembered.read_text()
                 self._client.update_run(self._run, status="RUNNING")
+                self._last = int(self._client.get_run(self._run).data.metrics.get(STEP, -1))
                 return
             experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "cory"))
             self._run = self._client.create_run(experiment.experiment_id, run_name=folder.name).info.run_id
@@ -233,22 +239,23 @@ class MLflow:
             raise CommandError(f"MLflow refuses to start: {said} To do without: mlflow=false.") from error
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update."""
+        """Records the numbers of one update, unless it was done before the run went back to a checkpoint."""
         from mlflow.entities import Metric
 
+        if update <= self._last:
+            return  # MLflow would keep both
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, update) for name, value in figures.items()]
-        self._sent.append(self._client.log_batch(self._run, metrics=metrics, synchronous=False))
+        metrics = [Metric(name, value, now, update) for name, value in {STEP: update, **figures}.items()]
+        self._client.log_batch(self._run, metrics=metrics, synchronous=False)
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Waits until all numbers are sent, and ends the run."""
+        import mlflow
         from mlflow.exceptions import MlflowException
 
-        for sending in self._sent:
-            with contextlib.suppress(MlflowException):
-                sending.wait()
+        mlflow.flush_async_logging()
         with contextlib.suppress(MlflowException):
-            self._client.set_terminated(self._run)
+            self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
 def check(settings: Settings) -> None:

@@ -135,8 +135,7 @@ class _Run:
             self.terminal.stage("Loading the models")
             algo = self._build(done)
             ending.push(partial(_stop_failed, algo))
-            self.trackers = open_trackers(self.run.path, self.settings, after=done)
-            ending.callback(self.trackers.close)
+            self.trackers = ending.enter_context(open_trackers(self.run.path, self.settings, after=done))
             if done is None:
                 self._start(algo)
             self._loop(algo)
