@@ -24,6 +24,10 @@ REGISTERING = 15
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+class Unanswered(CommandError):
+    """A cluster does not answer, or not as it should, which may pass; the message says what to do."""
+
+
 def add_address(parser: Parser) -> None:
     """Adds the option that names a cluster."""
     parser.add_argument(
@@ -80,7 +84,8 @@ def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Itera
         job: that it asks about.
 
     Raises:
-        CommandError: there is no such job; the cluster refuses, or is gone.
+        CommandError: there is no such job.
+        Unanswered: the cluster refuses, or is gone.
     """
     from requests import RequestException
 
@@ -91,12 +96,12 @@ def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Itera
         if job is not None and "status code 404" in first:
             raise CommandError(f"There is no job {job}; `cory jobs list` shows all.") from error
         said = f"{first.partition(': ')[0]}: {more[-1].strip()}" if more else first  # a traceback's last line
-        raise CommandError(
+        raise Unanswered(
             f"The cluster at {client.get_address()} does not do what it is asked: {said}. The logs of its dashboard, "
             "on the head, say more."
         ) from error
     except (RequestException, ConnectionError) as error:
-        raise CommandError(
+        raise Unanswered(
             f"The cluster at {client.get_address()} no longer answers. If it is gone, so is the job: submit it "
             "again, to another cluster too, with the same --name and --storage, and it goes on where it was saved."
         ) from error

@@ -1,25 +1,30 @@
 """`cory jobs`: lists the jobs of a Ray cluster, shows their output, stops them."""
 
 import asyncio
+import re
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from launch.cluster import add_address, answers_told, connect
+from launch.cluster import Unanswered, add_address, answers_told, connect
 from launch.command import Parser, run
+from launch.session import PATIENCE, patiently
+from launch.submit import STOP_WAIT
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
 STOPPED = 143
 """Exit code of a job that was stopped: what SIGTERM gives its driver."""
+SAVING = re.compile(r"\b(cory |launch\.main |launch\.)(train|tune|study)\b")
+"""Commands that finish an update and save it when they are stopped."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0; of `logs`, the exit code of the job; 2 after a user's mistake.
+        0; of `logs`, the exit code of the job; of `stop`, 1 where it failed instead; 2 after a user's mistake.
     """
     parser = Parser(prog="cory jobs", description="List the jobs of a Ray cluster, show their output, stop them.")
     add_address(parser)
@@ -47,23 +52,37 @@ def details(client: "JobSubmissionClient", job: str) -> "JobDetails":
     """Returns what the cluster knows about a job.
 
     Raises:
-        CommandError: there is no such job; the cluster refuses to say, or is gone.
+        CommandError: there is no such job.
+        Unanswered: the cluster refuses to say, or is gone.
     """
     with answers_told(client, job):
         return client.get_job_info(job)
 
 
+def _later_details(client: "JobSubmissionClient", job: str) -> "JobDetails":
+    """Returns what the cluster knows about a job half a second later, or when it answers again.
+
+    Raises:
+        CommandError: there is no such job any more.
+        Unanswered: the cluster does not say for `PATIENCE` seconds.
+    """
+
+    def tell(error: Exception) -> None:
+        print(f"Warning: {error} Asking again for a minute.", file=sys.stderr, flush=True)
+
+    time.sleep(0.5)
+    return patiently(lambda: details(client, job), PATIENCE, Unanswered, tell)
+
+
 def follow(client: "JobSubmissionClient", job: str) -> int:
-    """Prints a job's output until it ends, and returns the exit code of its driver."""
-    shown = 0
-    while True:
-        running = not (info := details(client, job)).status.is_terminal()
+    """Prints a job's output until it ends, and returns the exit code of its driver; 128 + that of a signal's number."""
+    info = details(client, job)
+    shown = asyncio.run(_print_from(client, job, 0))
+    while not info.status.is_terminal():
+        info = _later_details(client, job)
         shown = asyncio.run(_print_from(client, job, shown))
-        if not running:
-            break
-        time.sleep(0.5)
-    if info.driver_exit_code is not None:
-        return info.driver_exit_code
+    if (code := info.driver_exit_code) is not None:
+        return 128 - code if code < 0 else code
     if info.status.value == "STOPPED":
         return STOPPED
     if info.status.value != "SUCCEEDED":
@@ -111,11 +130,22 @@ def _stop(client: "JobSubmissionClient", job: str) -> int:
         return 0
     with answers_told(client, job):
         client.stop_job(job)
-    print(f"{job} finishes its update and saves it.", flush=True)
-    while not (info := details(client, job)).status.is_terminal():
-        time.sleep(0.5)
+    print(_promise(job, info), flush=True)
+    while not info.status.is_terminal():
+        info = _later_details(client, job)
     print(f"{job}: {info.status.value}. `cory jobs logs {job}` shows what it said.")
-    return 0
+    return 1 if info.status.value == "FAILED" else 0
+
+
+def _promise(job: str, info: "JobDetails") -> str:
+    """Returns what becomes of a job that is stopped."""
+    if info.status.value == "PENDING":
+        return f"{job} has not started: it ends when Ray has found a place for its driver."
+    if not SAVING.search(info.entrypoint):
+        return f"{job} is told to end."
+    if STOP_WAIT not in (info.runtime_env or {}).get("env_vars", {}):
+        return f"{job} has 3 seconds to save its update, as it was sent without {STOP_WAIT}; then Ray kills it."
+    return f"{job} finishes its update and saves it."
 
 
 if __name__ == "__main__":

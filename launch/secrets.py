@@ -8,26 +8,48 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from launch.command import IN_JOB, CommandError
 
 FILE = "CORY_SECRETS"
 """The variable that names the file; by default it is `~/.config/cory/secrets.env`, if that exists."""
 _DEFAULT = Path("~/.config/cory/secrets.env")
-_SECRET = re.compile(r"((TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_?ID)?|\bSIG|SIGNATURE)$", re.IGNORECASE)
+_NAME = re.compile(
+    r"((TOKEN|KEY|(\b|_)KEYS|SECRET|PASSWORD|PASSWD|(\b|_|PG)(PASS|PAT)|CONNECTION_STRING"
+    r"|(?<!APPLICATION_)CREDENTIALS?)(_?ID)?(_?\d+)?|\bSIG|SIGNATURE)$",  # Google's are a path
+    re.IGNORECASE,
+)
+_PASSWORD = re.compile(r"(://[^/?#\s:]*:)[^/?#\s]+(?=@)")
 
 
 def is_secret(name: str) -> bool:
     """Tells whether an environment variable, or an option in a URI, of this name holds a secret."""
-    return _SECRET.search(name) is not None
+    return _NAME.search(name) is not None
+
+
+def secret_in(word: str) -> str | None:
+    """Returns which secret a word of a command has, as in `s3://… holds a password`; None where it has none.
+
+    Args:
+        word: with a URI, or with options after a `?`, or without.
+    """
+    secret = [name for name, _ in parse_qsl(word.partition("?")[2]) if is_secret(name)]
+    if not secret and not _PASSWORD.search(word):
+        return None
+    shown = re.split(r"(?<=://)|(?<=\?)", word)[0]
+    return f"{shown}… holds {secret[0] if secret else 'a password'}"
+
+
+def without_passwords(text: str) -> str:
+    """Returns a text in which the passwords of URIs are not seen."""
+    return _PASSWORD.sub(r"\1***", text)
 
 
 def on_workers() -> dict[str, Any]:
-    """Returns the runtime environment by which Ray's workers load their node's file too; {} without one."""
-    file = os.environ.get(FILE)
-    if not file and not _DEFAULT.expanduser().exists():
-        return {}
+    """Returns the runtime environment by which a cluster's workers load their own node's file too."""
     hook = {"worker_process_setup_hook": f"{__name__}.{load_secrets.__name__}"}
+    file = os.environ.get(FILE)
     # A job has the variable for all its processes already, and Ray refuses to be told twice.
     return hook if IN_JOB in os.environ or not file else {**hook, "env_vars": {FILE: file}}
 

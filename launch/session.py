@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 from urllib.parse import urlsplit
 
 from launch.command import IN_JOB, OWN_PACKAGES, CommandError, is_defect
@@ -30,11 +30,14 @@ QUIET = {
     "HF_HUB_VERBOSITY": "error",
     "TQDM_DISABLE": "1",
 }
+T = TypeVar("T")
 STDOUT, STDERR = 1, 2
 REACHED = 10.0
 """Seconds in which a cluster's head has to take a connection."""
 STARTED = 120.0
 """Seconds in which a node that is started here has to be up."""
+PATIENCE = 60.0
+"""Seconds in which a network or a server may come back, for who only follows what goes on elsewhere."""
 UNCHECKED = "CORY_UNCHECKED"
 """The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
 LOWERED = {
@@ -235,19 +238,37 @@ def _reach(address: str) -> None:
         raise ConnectionError(error.strerror or str(error)) from error
 
 
-def patiently(step: Callable[[], None], seconds: float) -> None:
+def patiently(
+    step: Callable[[], T],
+    seconds: float,
+    passing: type[Exception] = Exception,
+    tell: Callable[[Exception], None] = lambda error: None,
+) -> T:
     """Does something again and again until it succeeds, or fails after so many seconds; with 0 once.
+
+    Args:
+        step: what is done.
+        seconds: in which it may fail.
+        passing: what may pass; other exceptions are raised at once.
+        tell: is told of the first failure.
+
+    Returns:
+        What `step` returns.
 
     Raises:
         Exception: the last one that `step` raised.
     """
     deadline = time.monotonic() + seconds
+    failed = False
     while True:
         try:
             return step()
-        except Exception:
+        except passing as error:
             if time.monotonic() >= deadline:
                 raise
+            if not failed:
+                tell(error)
+            failed = True
         time.sleep(2.0)
 
 

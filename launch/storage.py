@@ -12,13 +12,12 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
-from urllib.parse import parse_qsl, urlsplit
 
 from launch import manifest
 from launch.checkpoints import BEST, name_of, update_of
 from launch.command import IN_JOB, CommandError
 from launch.run_directory import CONFIG, LOCK, METRICS, ORIGIN
-from launch.secrets import is_secret
+from launch.secrets import secret_in
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -52,12 +51,10 @@ def check_place(place: str, what: str = "run") -> None:
         CommandError: a relative path inside a Ray job; a URI with a password or another secret.
     """
     if is_uri(place):
-        parts = urlsplit(place)
-        secret = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if is_secret(name)]
-        if parts.password or secret:
+        if (held := secret_in(place)) is not None:
             raise CommandError(
-                f"{parts.scheme}://… holds {secret[0] if secret else 'a password'}, which run folders, logs and job "
-                "lists would show. Give credentials by the environment of the nodes, or by a file there."
+                f"{held}, which run folders, logs and job lists would show. Give credentials by the environment of the "
+                "nodes, or by a file there."
             )
     elif IN_JOB in os.environ and not Path(place).is_absolute():
         uri = ", or a URI such as s3://bucket/runs/NAME" if what == "run" else ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from launch.cluster import add_address, answers_told, connect, nodes
 from launch.command import INTERRUPTED, CommandError, Parser, run
-from launch.secrets import FILE, is_secret
+from launch.secrets import FILE, is_secret, secret_in
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 KEPT = {"train": "run", "tune": "search"}
 """Commands that keep what they do, and go on with it."""
 LARGEST = 50 * 2**20  # bytes that may be uploaded
+ELSEWHERE = (
+    "Write it into a file on the nodes and name that with --secrets FILE, or set it in the environment of the nodes."
+)
+"""Where a secret belongs."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_SECONDS = "3600"
 """How long Ray lets a stopped job finish its update and save it, before it kills it; by itself it waits 3 seconds.
@@ -122,6 +126,9 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
 
     if not words or words[0] not in COMMANDS or words[0] in ("submit", "jobs"):
         raise CommandError("Say what to run after `--`, as in `cory submit --storage /shared/runs -- train imdb-tiny`.")
+    for word in words:
+        if (held := secret_in(word)) is not None:
+            raise CommandError(f"{held}, and all who may list the cluster's jobs read its command. {ELSEWHERE}")
     now = time.strftime("%Y%m%d-%H%M%S")
     if words[0] not in KEPT:
         return words, options.name or f"{words[0]}-{now}", None
@@ -152,12 +159,10 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
     from launch.session import UNCHECKED
 
     given = _pairs(options.env, "--env")
-    for name in given:
-        if is_secret(name):
-            raise CommandError(
-                f"{name} looks like a secret, and all who may list the cluster's jobs read --env. Write it into a file "
-                "on the nodes and name that with --secrets FILE, or set it in the environment of the nodes."
-            )
+    for name, value in given.items():
+        held = f"{name} looks like a secret" if is_secret(name) else secret_in(f"{name}={value}")
+        if held is not None:
+            raise CommandError(f"{held}, and all who may list the cluster's jobs read --env. {ELSEWHERE}")
     if options.secrets:
         given[FILE] = options.secrets
     if options.unchecked:

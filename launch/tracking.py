@@ -2,34 +2,80 @@
 
 import contextlib
 import importlib.util
+import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from typing import Protocol, Self
 
-from launch.command import CommandError
+from launch.command import CommandError, reason
 from launch.records import Update, plain
-from launch.run_directory import MLFLOW_ID, TENSORBOARD, WANDB_ID
+from launch.run_directory import METRICS, MLFLOW_ID, TENSORBOARD, WANDB_ID
+from launch.secrets import without_passwords
 from policies.settings import Settings
 
 PLACE = "place/"
+STEP = "update"
+"""The metric by which an MLflow run knows its last update."""
+logger = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
     """Receives the numbers of every update."""
 
+    name: str
+    """What users know it by."""
+
     def log(self, update: int, figures: Mapping[str, float]) -> None:
         """Records the numbers of one update."""
 
-    def close(self) -> None:
-        """Writes what is still held back."""
+    def close(self, failed: bool) -> None:
+        """Writes what is still held back, and that the run has ended, or failed."""
+
+
+class Trackers:
+    """The trackers of a run, which ends by none of them: one that fails after it was opened is left out from then on.
+
+    So it is with Weights & Biases in a job that is stopped: Ray ends the process that sends the numbers, too.
+    A context, which closes them; an exception that leaves it tells them that the run has failed.
+    """
+
+    def __init__(self, opened: Iterable[Tracker]) -> None:
+        self._opened = list(opened)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for tracker in self._opened:
+            try:
+                tracker.close(failed=kind is not None)
+            except Exception as error:
+                _warn(tracker, error)
+
+    def log(self, update: int, figures: Mapping[str, float]) -> None:
+        """Records the numbers of one update."""
+        for tracker in tuple(self._opened):
+            try:
+                tracker.log(update, figures)
+            except Exception as error:
+                self._opened.remove(tracker)
+                with contextlib.suppress(Exception):
+                    tracker.close(failed=True)
+                _warn(tracker, error)
+
+
+def _warn(tracker: Tracker, error: Exception) -> None:
+    said = without_passwords(reason(error)).rstrip(".")
+    logger.warning("%s has failed (%s). The run does without it; %s has all numbers.", tracker.name, said, METRICS)
 
 
 class TensorBoard:
     """TensorBoard event files."""
+
+    name = "TensorBoard"
 
     def __init__(self, folder: Path, after: int | None) -> None:
         """Opens new event files; TensorBoard then ignores what older ones say of updates later than `after`."""
@@ -43,7 +89,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, update)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Closes the files. A disk that is full by now was reported where the run itself wrote to it."""
         with contextlib.suppress(OSError):
             self._writer.close()
@@ -74,6 +120,8 @@ class Prometheus:
     exports nothing, nothing comes of it.
     """
 
+    name = "Prometheus"
+
     def __init__(self, run: str, settings: Settings) -> None:
         """Declares the gauges; Ray puts `ray_` before their names."""
         from ray.util.metrics import Gauge
@@ -102,12 +150,14 @@ class Prometheus:
                 for place, role in enumerate(self._roles):
                     self._plays.set(place == value, {**run, "policy": key.removeprefix(PLACE), "role": role})
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Does nothing: the gauges end with the process."""
 
 
 class WeightsAndBiases:
     """One Weights & Biases run, continued under the same id when training is resumed."""
+
+    name = "Weights & Biases"
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         """Opens the run; its id is kept in the run's folder.
@@ -138,9 +188,14 @@ class WeightsAndBiases:
         """Records the numbers of one update."""
         self._run.log(dict(figures), step=update)
 
-    def close(self) -> None:
-        """Ends the run."""
-        self._run.finish()
+    def close(self, failed: bool) -> None:
+        """Ends the run, and the process that sends its numbers."""
+        import wandb
+
+        try:
+            self._run.finish(exit_code=int(failed))
+        finally:
+            wandb.teardown()  # else one that has died is asked again when this process ends, or by the next run in it
 
 
 class MLflow:
@@ -149,6 +204,8 @@ class MLflow:
     A thread of MLflow's sends the numbers, so a slow server costs training nothing. One that is gone is asked again for
     a minute (MLFLOW_HTTP_REQUEST_MAX_RETRIES: how often); MLflow then reports on standard error what it could not send.
     """
+
+    name = "MLflow"
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         """Opens the run; its id is kept in the run's folder.
@@ -163,13 +220,14 @@ class MLflow:
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
-        self._sent: list[Any] = []
+        self._last = -1
         remembered = folder / MLFLOW_ID
         try:
             self._client = mlflow.MlflowClient()
             if remembered.exists():
                 self._run = remembered.read_text()
                 self._client.update_run(self._run, status="RUNNING")
+                self._last = int(self._client.get_run(self._run).data.metrics.get(STEP, -1))
                 return
             experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "cory"))
             self._run = self._client.create_run(experiment.experiment_id, run_name=folder.name).info.run_id
@@ -177,28 +235,27 @@ class MLflow:
             self._client.log_batch(self._run, params=params)
             remembered.write_text(self._run)
         except MlflowException as error:
-            reason = str(error).splitlines()[0]
-            if password := urlsplit(os.environ.get("MLFLOW_TRACKING_URI", "")).password:
-                reason = reason.replace(password, "***")
-            raise CommandError(f"MLflow refuses to start: {reason} To do without: mlflow=false.") from error
+            said = without_passwords(str(error).splitlines()[0])
+            raise CommandError(f"MLflow refuses to start: {said} To do without: mlflow=false.") from error
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update."""
+        """Records the numbers of one update, unless it was done before the run went back to a checkpoint."""
         from mlflow.entities import Metric
 
+        if update <= self._last:
+            return  # MLflow would keep both
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, update) for name, value in figures.items()]
-        self._sent.append(self._client.log_batch(self._run, metrics=metrics, synchronous=False))
+        metrics = [Metric(name, value, now, update) for name, value in {STEP: update, **figures}.items()]
+        self._client.log_batch(self._run, metrics=metrics, synchronous=False)
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Waits until all numbers are sent, and ends the run."""
+        import mlflow
         from mlflow.exceptions import MlflowException
 
-        for sending in self._sent:
-            with contextlib.suppress(MlflowException):
-                sending.wait()
+        mlflow.flush_async_logging()
         with contextlib.suppress(MlflowException):
-            self._client.set_terminated(self._run)
+            self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
 def check(settings: Settings) -> None:
@@ -220,14 +277,18 @@ def check(settings: Settings) -> None:
         )
 
 
-def open_trackers(folder: Path, settings: Settings, after: int | None) -> list[Tracker]:
-    """Opens the trackers of the run in `folder`, which goes on after update `after`, or starts anew."""
+def open_trackers(folder: Path, settings: Settings, after: int | None) -> Trackers:
+    """Opens the trackers of the run in `folder`, which goes on after update `after`, or starts anew.
+
+    Raises:
+        CommandError: one of them refuses.
+    """
     trackers: list[Tracker] = [TensorBoard(folder / TENSORBOARD, after), Prometheus(folder.name, settings)]
     if settings.wandb:
         trackers.append(WeightsAndBiases(folder, settings))
     if settings.mlflow:
         trackers.append(MLflow(folder, settings))
-    return trackers
+    return Trackers(trackers)
 
 
 def figures_of(line: Update) -> dict[str, float]:

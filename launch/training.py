@@ -15,7 +15,7 @@ from launch.run_directory import RunDirectory
 from launch.storage import StorageError
 from launch.stored_run import hand_over, stranded
 from launch.terminal import Terminal
-from launch.tracking import Tracker, figures_of, open_trackers
+from launch.tracking import Trackers, figures_of, open_trackers
 from policies.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class _Run:
         self.terminal = terminal
         self.interrupts = interrupts
         self.debug = debug
-        self.trackers: list[Tracker] = []
+        self.trackers = Trackers([])
 
     def work(self, done: int | None, max_failures: int) -> int:
         """Trains, through failures that may pass; returns the number of updates that are done and saved."""
@@ -135,9 +135,7 @@ class _Run:
             self.terminal.stage("Loading the models")
             algo = self._build(done)
             ending.push(partial(_stop_failed, algo))
-            self.trackers = open_trackers(self.run.path, self.settings, after=done)
-            for tracker in self.trackers:
-                ending.callback(tracker.close)
+            self.trackers = ending.enter_context(open_trackers(self.run.path, self.settings, after=done))
             if done is None:
                 self._start(algo)
             self._loop(algo)
@@ -196,9 +194,7 @@ class _Run:
 
     def _record(self, line: Update) -> None:
         self.run.metrics.append(line)
-        figures = figures_of(line)
-        for tracker in self.trackers:
-            tracker.log(line["update"], figures)
+        self.trackers.log(line["update"], figures_of(line))
 
     def _keep(self, update: int, samples: Sequence[Mapping[str, object]], held_out: bool) -> None:
         for sample in samples:

@@ -108,8 +108,10 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
 
     Raises:
         CommandError: there is no run, or a file of it is damaged.
-        StorageError: storage cannot be read.
+        StorageError: storage cannot be read at first, or later for `PATIENCE` seconds.
     """
+    from launch.session import PATIENCE, patiently
+    from launch.storage import StorageError
     from launch.terminal import Terminal
     from launch.training import COLLAPSED
 
@@ -117,6 +119,10 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
     with Terminal(seen.settings, sys.stdout, bar=not once) as terminal:
         shown: list[Update] = []
         training: bool | None = None
+
+        def tell(error: Exception) -> None:
+            terminal.say(f"Warning: {error} Looking again for a minute.")
+
         while True:
             _show_new(terminal, shown, seen)
             shown = seen.updates
@@ -129,7 +135,7 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
             if last:
                 return COLLAPSED if seen.collapsed else 0 if seen.done or seen.process else STOPPED
             time.sleep(STORAGE_SECONDS if seen.stored else SECONDS)
-            seen = look(where)
+            seen = patiently(lambda: look(where), PATIENCE, StorageError, tell)
 
 
 def _show_new(terminal: Terminal, shown: list[Update], seen: Seen) -> None:

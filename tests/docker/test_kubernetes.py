@@ -11,8 +11,10 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from launch.configuration import resolve
+from launch.submit import STOP_SECONDS, STOP_WAIT
 from launch.train import parse
 from tests.docker.conftest import manifests, pins
 
@@ -140,3 +142,8 @@ def test_the_job_runs_a_command_that_exists_and_goes_on_in_the_same_folder() -> 
     assert asked.go_on and asked.out.startswith("/runs/")
     preset, *pairs = asked.words
     assert resolve(preset, [], pairs).num_runners == 2
+
+
+def test_the_job_has_time_to_save_its_update_when_it_is_stopped() -> None:
+    (job,) = manifests("rayjob.yaml")
+    assert yaml.safe_load(job["spec"]["runtimeEnvYAML"]) == {"env_vars": {STOP_WAIT: STOP_SECONDS}}

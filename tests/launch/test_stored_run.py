@@ -259,3 +259,36 @@ def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_m
         str(update) for update in range(1, 13)
     ]
     assert "process" not in output and output.endswith("done\n")
+
+
+def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record(tmp_path / "run", SETTINGS, updates=range(4))
+    later = record(tmp_path / "later", SETTINGS).updates()
+    storage = Storage(uri_of(tmp_path / "bucket" / "run"))
+    storage.push(run.path, keep=2, best=None)
+    refresh = Storage.refresh
+    looks: list[Path] = []
+
+    def shaky(self: Storage, folder: Path) -> None:
+        looks.append(folder)
+        if len(looks) in (2, 3):
+            raise StorageError("The bucket cannot be read: no network.")
+        if len(looks) == 4:
+            for line in later[4:]:
+                run.metrics.append(line)
+            storage.push(run.path, keep=2, best=None)
+        refresh(self, folder)
+
+    monkeypatch.setattr(Storage, "refresh", shaky)
+    monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr("launch.session.PATIENCE", 0.0)
+    assert watch.main([storage.uri]) == 2
+    assert "Error: The bucket cannot be read: no network." in capsys.readouterr().err
+    looks.clear()
+    monkeypatch.setattr("launch.session.PATIENCE", 60.0)
+    assert watch.main([storage.uri]) == 0
+    output = capsys.readouterr().out
+    assert output.count("Warning: The bucket cannot be read: no network. Looking again for a minute.\n") == 1
+    assert output.endswith("done\n")

@@ -3,6 +3,8 @@
 import argparse
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 from launch.command import CommandError
 from launch.secrets import is_secret, load_secrets, on_workers
 from launch.submit import _check_free, _command, _environment, _parser, check_cluster, check_size, main
+from tests.launch.conftest import ENVIRONMENT
 
 NOTHING = {"CPU": 0.0, "GPU": 0.0}
 TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]
@@ -171,8 +174,36 @@ def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -
     _check_free(Client(), "/shared/one")
 
 
+NODE = """
+import os, sys
+from launch.secrets import on_workers
+
+told = on_workers()
+os.environ["HOME"] = sys.argv[1]  # of the node that starts now
+import ray
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=told)
+print(ray.get(ray.remote(lambda: os.environ["HF_TOKEN"]).remote()))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_loads_its_nodes_own_file_although_the_driver_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "node" / ".config" / "cory" / "secrets.env"
+    file.parent.mkdir(parents=True)
+    file.write_text("HF_TOKEN=hf_1\n")
+    environment = {**ENVIRONMENT, "HOME": str(tmp_path)}
+    environment.pop("CORY_SECRETS", None)
+    command = [sys.executable, "-c", NODE, str(tmp_path / "node")]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert found.stdout == "hf_1\n", found.stderr
+
+
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "aws_access_key_id"]
+    "name",
+    [
+        *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "aws_access_key_id", "GITHUB_PAT"),
+        *("AZURE_STORAGE_CONNECTION_STRING", "PGPASS", "API_KEYS", "OPENAI_API_KEY_1"),
+    ],
 )
 def test_secrets_are_no_variables_of_a_job(name: str) -> None:
     with pytest.raises(CommandError, match=f"{name} looks like a secret.*--secrets FILE") as raised:
@@ -180,8 +211,41 @@ def test_secrets_are_no_variables_of_a_job(name: str) -> None:
     assert "hunter2" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "held"),
+    [
+        (["--env", "MLFLOW_TRACKING_URI=http://me:hunter2@host", "--", "train"], "MLFLOW_TRACKING_URI=http://…"),
+        (["--env", "WHERE=https://host/a?sig=hunter2", "--", "train"], "WHERE=https://… holds sig"),
+        (["--", "evaluate", "s3://KEY:hunter2@bucket/run"], "s3://… holds a password"),
+        (["--", "train", "reward=mine:judge?scale=2&api_key=hunter2"], "reward=mine:judge?… holds api_key"),
+        (["--", "validate", "custom", "data=https://host/a.csv?token=hunter2"], "data=https://… holds token"),
+    ],
+)
+def test_secrets_inside_a_value_or_a_command_are_refused_and_not_shown(
+    words: list[str], held: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--storage", "/shared", "--address", "http://127.0.0.1:1", *words]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"Error: {held}") and "the cluster's jobs read" in told and "--secrets FILE" in told
+    assert "hunter2" not in told
+
+
+def test_uris_and_options_without_a_secret_are_sent() -> None:
+    for value in ("DATABASE_URL=postgresql://me@host:5432/runs", "MLFLOW_TRACKING_URI=http://host:5000"):
+        name, _, uri = value.partition("=")
+        assert _environment(options("--env", value))[name] == uri
+    words = ["evaluate", "abfs://runs@account.dfs.core.windows.net/one", "reward=m:f?scale=2", "Which key? my token"]
+    assert _command(options(), words)[0] == words
+
+
 def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None:
-    for name in ("TOKENIZERS_PARALLELISM", "RAY_AUTH_TOKEN_PATH", "WANDB_MODE", "MONKEYS"):
+    for name in (
+        "TOKENIZERS_PARALLELISM",
+        "RAY_AUTH_TOKEN_PATH",
+        "WANDB_MODE",
+        "MONKEYS",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ):
         assert not is_secret(name)
     sent = _environment(options("--env", "WANDB_MODE=offline", "--secrets", "/etc/cory/secrets.env"))
     assert sent == {
@@ -197,7 +261,7 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CORY_SECRETS", raising=False)
     load_secrets()
-    assert on_workers() == {}
+    assert on_workers() == {"worker_process_setup_hook": "launch.secrets.load_secrets"}
     file = tmp_path / "secrets.env"
     file.write_text("# mine\n\nexport HF_TOKEN='hf_1'\nWANDB_API_KEY=a=b\n")
     file.chmod(stat.S_IRUSR)

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +25,7 @@ run, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, _metrics_export_port=port)
 trackers = open_trackers(run, Settings(), after=None)
 for line in map(json.loads, sys.stdin):
-    for tracker in trackers:
-        tracker.log(line["update"], figures_of(line))
+    trackers.log(line["update"], figures_of(line))
 text, end = "", time.monotonic() + 60
 while "cory_plays" not in text and time.monotonic() < end:
     time.sleep(0.5)
@@ -79,10 +79,10 @@ import json, pathlib, sys, time
 from launch.tracking import WeightsAndBiases, figures_of
 from policies.settings import Settings
 
-for text in sys.stdin:  # a run, and one that was resumed
+for text, failed in zip(sys.stdin, (True, False)):  # a run that failed, and was resumed
     tracker = WeightsAndBiases(pathlib.Path(sys.argv[1]), Settings(lr=2e-5))
     tracker.log(json.loads(text)["update"], figures_of(json.loads(text)))
-    tracker.close()
+    tracker.close(failed)
     time.sleep(1.1)  # W&B names an offline run's folder by the second it began in
 """
 
@@ -104,6 +104,61 @@ def test_weights_and_biases_keeps_a_run_without_a_network_and_under_one_id(tmp_p
     for update, file in enumerate(files, start=1):
         figure = run.updates()[update]["policy"]["llm_1"]["kl"]
         assert re.search(rb"policy/llm_1/kl\W{1,3}" + re.escape(str(figure).encode()), file.read_bytes())
+        assert exit_code_in(file) == (1 if update == 1 else 0)
+
+
+def exit_code_in(file: Path) -> int:
+    """Returns how a run ended, by the file that Weights & Biases wrote: a magic number, then records with headers."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, record = file.read_bytes()[7:], Record()
+    while data:
+        _, length, _ = struct.unpack("<IHB", data[:7])
+        record.ParseFromString(data[7 : 7 + length])
+        data = data[7 + length :]
+        if record.HasField("exit"):
+            return int(record.exit.exit_code)
+    raise AssertionError("it did not end")
+
+
+KILLED = """
+import json, pathlib, sys
+import psutil
+from launch.session import warnings_told
+from launch.tracking import figures_of, open_trackers
+from policies.settings import Settings
+
+run = pathlib.Path(sys.argv[1])
+lines = [json.loads(line) for line in sys.stdin]
+with warnings_told(print):
+    for _ in range(2):  # a run, and its next attempt in the same process
+        with open_trackers(run, Settings(wandb=True), after=None) as trackers:
+            trackers.log(0, figures_of(lines[0]))
+            (core,) = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
+            core.terminate()
+            core.wait()
+            for line in lines[1:]:
+                trackers.log(line["update"], figures_of(line))
+"""
+
+
+def test_a_tracker_whose_process_is_killed_is_left_out_with_a_warning_and_the_others_go_on(tmp_path: Path) -> None:
+    run = record(tmp_path / "here", Settings(updates=12), updates=range(4))
+    written = subprocess.run(
+        [sys.executable, "-c", KILLED, str(run.path)],
+        env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},
+        input="".join(json.dumps(line) + "\n" for line in run.updates()),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (written.returncode, written.stderr) == (0, "")
+    assert written.stdout == 2 * (
+        "Warning: Weights & Biases has failed (ConnectionResetError: Connection lost). The run does without it; "
+        "metrics.jsonl has all numbers.\n"
+    )
+    kept = b"".join(file.read_bytes() for file in (run.path / "tensorboard").iterdir())
+    assert kept.count(b"policy/llm_1/kl") == 2 * 3
 
 
 TO_MLFLOW = """
@@ -115,12 +170,12 @@ from policies.settings import Settings
 run, database = map(pathlib.Path, sys.argv[1:])
 lines = [json.loads(line) for line in sys.stdin]
 
-def session(line, spoil=False):
+def session(line, failed=False, spoil=False):
     tracker = MLflow(run, Settings(lr=2e-5))
     if spoil:
         database.write_text("no database")
     tracker.log(line["update"], figures_of(line))
-    tracker.close()
+    tracker.close(failed)
 
 os.environ["MLFLOW_TRACKING_URI"] = "http://me:opensesame@127.0.0.1:9"
 try:
@@ -128,15 +183,17 @@ try:
 except CommandError as error:
     refused = str(error)
 os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{database}"
-for line in lines:  # a run, and one that was resumed
-    session(line)
 from mlflow import MlflowClient
 client = MlflowClient()
+ends = []
+for line, failed in ((lines[0], True), (lines[0], False), (lines[1], False)):  # it failed, went back, and goes on
+    session(line, failed)
+    ends.append(client.get_run((run / "mlflow.id").read_text()).info.status)
 (experiment,) = client.search_experiments(filter_string="name = 'cory'")
 (kept,) = client.search_runs([experiment.experiment_id])
 history = [(point.step, point.value) for point in client.get_metric_history(kept.info.run_id, "policy/llm_1/kl")]
-session(lines[0], spoil=True)
-print(json.dumps([refused, dict(kept.info), kept.data.params, history]))
+session({**lines[1], "update": 3}, spoil=True)
+print(json.dumps([refused, ends, dict(kept.info), kept.data.params, history]))
 """
 
 
@@ -151,11 +208,11 @@ def test_mlflow_keeps_a_run_and_goes_on_with_it_and_stops_nothing_when_it_fails_
         timeout=200,
     )
     assert written.returncode == 0, written.stderr
-    refused, kept, params, history = json.loads(written.stdout)
+    refused, ends, kept, params, history = json.loads(written.stdout)
     assert re.fullmatch(r"MLflow refuses to start: .*127.0.0.1.* To do without: mlflow=false\.", refused)
     assert "opensesame" not in refused
     assert kept["run_id"] == (run.path / "mlflow.id").read_text()
-    assert (kept["run_name"], kept["status"], params["lr"]) == ("here", "FINISHED", "2e-05")
+    assert (kept["run_name"], params["lr"], ends) == ("here", "2e-05", ["FAILED", "FINISHED", "FINISHED"])
     assert history == [[update, run.updates()[update]["policy"]["llm_1"]["kl"]] for update in (1, 2)]
     assert "file is not a database" in written.stderr
 

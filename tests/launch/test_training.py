@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from safetensors.torch import load_file
@@ -98,6 +99,26 @@ def test_a_collapse_ends_a_run_that_asked_for_it_saved_and_with_an_exit_code_of_
     assert [line["update"] for line in lines] == [0, 1, 2]
     assert {warning["signature"] for warning in lines[2]["health"]} == {"kl"} and "evaluation" in lines[2]
     assert (tmp_path / "run" / "checkpoints" / "update_000002").is_dir()
+
+
+@pytest.mark.slow
+def test_a_run_stopped_as_ray_stops_a_job_is_saved_although_what_sends_its_numbers_is_ended_too(tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    tracked = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
+    process = begin(tmp_path, "train", *SMALL, "wandb=true", "updates=50", "--out", "run", **tracked)
+    assert process.stdout and process.stderr
+    seen: list[str] = []
+    while not seen or not seen[-1].lstrip().startswith("1/50"):
+        seen.append(process.stdout.readline())
+        assert seen[-1], process.stderr.read()  # it ended before its first update
+    core, *_ = [one for one in psutil.Process(process.pid).children(recursive=True) if one.name() == "wandb-core"]
+    core.terminate()
+    process.terminate()
+    rest, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (143, ""), rest
+    assert "Warning: Weights & Biases has failed (ConnectionResetError: Connection lost)." in rest
+    last = updates_in(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert f"Stopped. Update {last} is saved." in rest
 
 
 def test_an_update_with_a_gradient_that_is_not_finite_is_refused_and_its_batch_kept(cory: Cory, tmp_path: Path) -> None:
