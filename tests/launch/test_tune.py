@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -15,9 +15,7 @@ from launch.command import CommandError
 from launch.run_directory import LOCK
 from launch.search import Search, begun, check_same, recorded
 from launch.search_space import pinned, read_axes
-from launch.trained import POLICIES
 from launch.tune import main
-from policies.causal_lm_module import CausalLMModule
 from policies.settings import Settings
 from tests.launch.conftest import Cory, begin
 from tests.launch.test_training import BREVITY, SMALL
@@ -72,22 +70,23 @@ def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_bet
     result = cory("tune", *settings, *population, "--out", "found")
     assert result.returncode == 0, result.stderr
     reports = recorded(tmp_path / "found")
-    second = {report["trial"]: report["combined_reward"] for report in reports if report["updates"] == 2}
-    worse, better = sorted(second, key=lambda trial: second[trial])
-    of_clone = [report for report in reports if report["trial"] == worse]
-    assert [report["updates"] for report in of_clone] == [1, 2, 3]
-    assert [report["cory"]["exchanges"] for report in of_clone] == [1, 2, 3]
-    assert [report["cory"]["roles"]["pioneer"] for report in of_clone] == ["llm_1", "llm_2", "llm_1"]
+    second, third = (
+        {report["trial"]: report for report in reports if report["updates"] == update} for update in (2, 3)
+    )
+    worse, better = sorted(second, key=lambda trial: float(second[trial]["combined_reward"]))
+    assert second[worse]["combined_reward"] < second[better]["combined_reward"]
+    # With one step per batch `clip` changes nothing, so the clone does what its donor does, with the donor's seed.
+    for key in ("roles", "exchanges", "policy", "evaluation"):
+        assert third[worse]["cory"][key] == third[better]["cory"][key], key
+    assert third[worse]["cory"]["exchanges"] == 3
+    values = {report["trial"]: params(tmp_path / "found" / report["trial"])["clip"] for report in reports}
+    assert values[worse] != values[better]
 
-    def weights(trial: str, update: int) -> np.ndarray:
-        folders = sorted((tmp_path / "found" / trial).glob("checkpoint_*"))
-        module = CausalLMModule.from_checkpoint(str(folders[update - 3] / POLICIES / "llm_1"))
-        return np.concatenate([parameter.detach().numpy().ravel() for parameter in module.lm.parameters()])
 
-    # Adam moves each weight by about lr per update: one update from its donor, and more from what it was.
-    clone, donor, own = weights(worse, 3), weights(better, 2), weights(worse, 2)
-    one_update = float(np.linalg.norm(clone - donor))
-    assert 0 < one_update < 0.75 * np.linalg.norm(clone - own)
+def params(trial: Path) -> dict[str, Any]:
+    """The settings with which a trial ended."""
+    found: dict[str, Any] = json.loads((trial / "params.json").read_text())["cory_settings"]
+    return found
 
 
 def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
