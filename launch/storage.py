@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 from launch import manifest
 from launch.checkpoints import BEST, name_of, update_of
 from launch.command import IN_JOB, CommandError
+from launch.interrupt import held
 from launch.run_directory import CONFIG, LOCK, METRICS, ORIGIN
 from launch.secrets import is_secret
 
@@ -296,16 +297,23 @@ class Storage:
                 self._sent[name] = state
 
     def _store(self, name: str, source: IO[bytes]) -> None:
-        """Writes a file; a reader or a kill finds the old one or the new one."""
+        """Writes a file; a reader or a kill finds the old one or the new one.
+
+        Leaving an object store's stream, even by an error, ends the file there. So signals wait, and all that no seal
+        vouches for, the seal too, is read before.
+        """
         direct = self._files.type_name in OBJECT_STORES
         target = self._at(name) if direct else f"{self._at(name)}.part"
         try:
-            if not direct:
-                self._files.create_dir(str(PurePosixPath(target).parent), recursive=True)
-            with self._files.open_output_stream(target) as stream:
-                shutil.copyfileobj(source, stream, 2**24)
-            if not direct:
-                self._files.move(target, self._at(name))
+            with held():
+                if not name.startswith(f"{CHECKPOINTS}/") or name.endswith(f"/{manifest.NAME}"):
+                    source = io.BytesIO(source.read())
+                if not direct:
+                    self._files.create_dir(str(PurePosixPath(target).parent), recursive=True)
+                with self._files.open_output_stream(target) as stream:
+                    shutil.copyfileobj(source, stream, 2**24)
+                if not direct:
+                    self._files.move(target, self._at(name))
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._files.delete_file(f"{self._at(name)}.part")

@@ -133,9 +133,10 @@ def _is_ahead(run: RunDirectory, storage: Storage, names: Sequence[str]) -> bool
     if not run.exists() or max(here, default=-1) <= last:
         return False
     # What was learned after that checkpoint is done anew when a run goes on, so only the lines before it are the same:
-    # they hold times, which no other run shares. The line of update 0 has none, so its command counts too.
+    # they hold times, which no other run shares. The line of update 0 has none, so its command counts too. A copy may
+    # have been cut off.
     return all(
-        storage.read(file.name).splitlines()[:lines] == file.read_bytes().splitlines()[:lines]
+        file.read_bytes().startswith(b"".join(storage.read(file.name).splitlines(keepends=True)[:lines]))
         for file, lines in ((run.metrics.path, last + 1), (run.path / CONFIG, 1))
     )
 

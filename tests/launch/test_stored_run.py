@@ -156,6 +156,17 @@ def test_updates_that_were_done_anew_after_a_failure_are_not_lost_where_storage_
     assert RunDirectory.open(place).updates() == again.updates()
 
 
+def test_a_copy_of_the_metrics_that_was_cut_off_is_of_the_same_run(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "storage" / "run"
+    run = stored_run(place)
+    run.checkpoints.save(9, write)
+    run.unlock()
+    (place / "metrics.jsonl").write_bytes(run.metrics.path.read_bytes()[:-5])
+    again = open_run(f"file://{place}")
+    assert again.checkpoints.updates() == [0, 6, 9]
+    assert RunDirectory.open(place).updates() == again.updates() and len(again.updates()) == 7
+
+
 def test_a_run_of_which_storage_has_only_the_start_is_not_taken_for_another_on_this_machine(
     home: Path, tmp_path: Path
 ) -> None:
