@@ -156,9 +156,7 @@ class Storage:
         return Path(self._base) if self._files.type_name == "local" else None
 
     def fetch(self, folder: Path) -> None:
-        """Copies what a run needs to go on: its own files, and the latest checkpoint that is whole.
-
-        Later checkpoints that are damaged are copied too, to be reported.
+        """Copies a run's own files, but no checkpoint.
 
         Args:
             folder: local, made if it does not exist; files of the same name are replaced.
@@ -166,10 +164,20 @@ class Storage:
         Raises:
             StorageError: storage cannot be read.
         """
-        names = self.names()
-        for name in names:
+        for name in self.names():
             if "/" not in name and not name.startswith("."):
                 self._get(name, folder / name)
+
+    def fetch_checkpoint(self, folder: Path) -> None:
+        """Copies the latest checkpoint that is whole, and later ones, which are damaged, to be reported.
+
+        Args:
+            folder: the run's, local.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        names = self.names()
         for update in reversed(self.updates(names)):
             place = f"{CHECKPOINTS}/{name_of(update)}"
             for name in names:

@@ -49,6 +49,8 @@ def test_what_was_pushed_is_fetched_with_the_latest_checkpoint_alone(
     fetched = RunDirectory(tmp_path / "elsewhere")
     storage.fetch(fetched.path)
     assert fetched.settings() == SETTINGS and fetched.updates() == run.updates()
+    assert not fetched.checkpoints.updates()
+    storage.fetch_checkpoint(fetched.path)
     assert fetched.checkpoints.updates() == [12] and fetched.checkpoints.choose(None)[0] == 12
 
     # The other machine goes on: the best one stays although it never came here, what is older than two goes.
@@ -113,6 +115,7 @@ def test_a_copy_that_breaks_off_anywhere_leaves_only_whole_checkpoints_with_thei
             break
         fetched = RunDirectory(tmp_path / f"fetched{limit}")
         storage.fetch(fetched.path)
+        storage.fetch_checkpoint(fetched.path)
         for update in fetched.checkpoints.updates():
             assert fetched.checkpoints.choose(str(update))[0] == update
             assert [line["update"] for line in fetched.updates()] == list(range(13))
