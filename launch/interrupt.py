@@ -1,10 +1,13 @@
 """Ctrl-C and SIGTERM: the first lets the update finish and be saved, the second aborts at once."""
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
@@ -34,7 +37,7 @@ class Interrupts:
 
     def install(self) -> None:
         """Takes the two signals; needed again after libraries that take them too, as `ray.init` does."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
@@ -43,3 +46,20 @@ class Interrupts:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number)
         threading.Thread(target=self._tell).start()  # this thread may be in mid-print, which must not be entered twice
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Lets both signals wait until the context is left; only the main thread ever gets them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    usual = {number: signal.signal(number, lambda number, _: waiting.append(number)) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        for caught in waiting:
+            signal.raise_signal(caught)

@@ -200,6 +200,24 @@ class RunDirectory:
             return str(path)
         return self.storage.uri if path == self.path else self.storage.below(path.relative_to(self.path).as_posix())
 
+    def reached(self) -> int:
+        """Returns the update of the latest checkpoint, here or in storage; -1 where there is none.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        there = [] if self.storage is None else self.storage.updates(self.storage.names())
+        return max([*self.checkpoints.updates(), *there], default=-1)
+
+    def bring(self) -> None:
+        """Copies the latest whole checkpoint from storage, if the run has one there and none here.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        if self.storage is not None and self.checkpoints.empty():
+            self.storage.fetch_checkpoint(self.path)
+
     def mirror(self, keep: int) -> None:
         """Copies what is new to storage, if the run has one, where the latest `keep` checkpoints and the best stay.
 

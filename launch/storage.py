@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 from launch import manifest
 from launch.checkpoints import BEST, name_of, update_of
 from launch.command import IN_JOB, CommandError
+from launch.interrupt import held
 from launch.run_directory import CONFIG, LOCK, METRICS, ORIGIN
 from launch.secrets import secret_in
 
@@ -152,9 +153,7 @@ class Storage:
         return Path(self._base) if self._files.type_name == "local" else None
 
     def fetch(self, folder: Path) -> None:
-        """Copies what a run needs to go on: its own files, and the latest checkpoint that is whole.
-
-        Later checkpoints that are damaged are copied too, to be reported.
+        """Copies a run's own files, but no checkpoint.
 
         Args:
             folder: local, made if it does not exist; files of the same name are replaced.
@@ -162,10 +161,20 @@ class Storage:
         Raises:
             StorageError: storage cannot be read.
         """
-        names = self.names()
-        for name in names:
+        for name in self.names():
             if "/" not in name and not name.startswith("."):
                 self._get(name, folder / name)
+
+    def fetch_checkpoint(self, folder: Path) -> None:
+        """Copies the latest checkpoint that is whole, and later ones, which are damaged, to be reported.
+
+        Args:
+            folder: the run's, local.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        names = self.names()
         for update in reversed(self.updates(names)):
             place = f"{CHECKPOINTS}/{name_of(update)}"
             for name in names:
@@ -293,16 +302,23 @@ class Storage:
                 self._sent[name] = state
 
     def _store(self, name: str, source: IO[bytes]) -> None:
-        """Writes a file; a reader or a kill finds the old one or the new one."""
+        """Writes a file; a reader or a kill finds the old one or the new one.
+
+        Leaving an object store's stream, even by an error, ends the file there. So signals wait, and all that no seal
+        vouches for, the seal too, is read before.
+        """
         direct = self._files.type_name in OBJECT_STORES
         target = self._at(name) if direct else f"{self._at(name)}.part"
         try:
-            if not direct:
-                self._files.create_dir(str(PurePosixPath(target).parent), recursive=True)
-            with self._files.open_output_stream(target) as stream:
-                shutil.copyfileobj(source, stream, 2**24)
-            if not direct:
-                self._files.move(target, self._at(name))
+            with held():
+                if not name.startswith(f"{CHECKPOINTS}/") or name.endswith(f"/{manifest.NAME}"):
+                    source = io.BytesIO(source.read())
+                if not direct:
+                    self._files.create_dir(str(PurePosixPath(target).parent), recursive=True)
+                with self._files.open_output_stream(target) as stream:
+                    shutil.copyfileobj(source, stream, 2**24)
+                if not direct:
+                    self._files.move(target, self._at(name))
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._files.delete_file(f"{self._at(name)}.part")

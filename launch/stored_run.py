@@ -54,9 +54,9 @@ def is_begun(uri: str) -> bool:
 
 
 def open_run(uri: str) -> RunDirectory:
-    """Fetches a run into a local folder, which this process then has.
+    """Takes the local folder of a run in storage, and fetches all but the checkpoint (`RunDirectory.bring`).
 
-    Where this machine has more of the run, which never arrived in storage, that is copied there instead.
+    Where this machine has all of the run, and maybe more, which never arrived in storage, that is copied there instead.
 
     Raises:
         CommandError: there is no run; another process trains it on this machine.
@@ -67,7 +67,7 @@ def open_run(uri: str) -> RunDirectory:
     if not storage.holds_run(names) and not _is_only_here(storage, names):
         raise _no_run(storage)
     run = _local(storage)
-    if _is_ahead(run, storage, names):
+    if _has_all(run, storage, names):
         run.mirror(run.settings().keep_checkpoints)
     else:
         _empty(run.path)
@@ -124,19 +124,22 @@ def _is_only_here(storage: Storage, names: Sequence[str]) -> bool:
     return _has_checkpoints(RunDirectory(_cache(storage, "runs")))
 
 
-def _is_ahead(run: RunDirectory, storage: Storage, names: Sequence[str]) -> bool:
-    """Tells whether the local folder has a later checkpoint of the very run that storage has."""
+def _has_all(run: RunDirectory, storage: Storage, names: Sequence[str]) -> bool:
+    """Tells whether the local folder has all that storage has, and maybe more, of the very same run."""
     if _is_only_here(storage, names):
         return True
-    here = [update for update in run.checkpoints.updates() if not manifest.fault(run.checkpoints.place(update))]
-    last = max(storage.updates(names), default=-1)
-    if not run.exists() or max(here, default=-1) <= last:
+    saved = [update for update in run.checkpoints.updates() if not manifest.fault(run.checkpoints.place(update))]
+    here, there = max(saved, default=-1), max(storage.updates(names), default=-1)
+    if not run.exists() or here < max(there, 0):
         return False
-    # What was learned after that checkpoint is done anew when a run goes on, so only the lines before it are the same:
-    # they hold times, which no other run shares. The line of update 0 has none, so its command counts too.
+    # What was learned after that checkpoint is done anew when a run goes on, so of a run that is ahead only the lines
+    # before it are the same: they hold times, which no other run shares. The line of update 0 has none, so its command
+    # counts too. Of one that is not, storage may have no line that is not here. A copy may have been cut off.
     return all(
-        storage.read(file.name).splitlines()[:lines] == file.read_bytes().splitlines()[:lines]
-        for file, lines in ((run.metrics.path, last + 1), (run.path / CONFIG, 1))
+        file.read_bytes().startswith(
+            b"".join(storage.read(file.name).splitlines(keepends=True)[: lines if here > there else None])
+        )
+        for file, lines in ((run.metrics.path, there + 1), (run.path / CONFIG, 1))
     )
 
 
@@ -146,11 +149,16 @@ def hand_over(run: RunDirectory, settings: Settings) -> None:
     Raises:
         StorageError: storage cannot be written; the local folder stays.
     """
+    try:
+        run.mirror(settings.keep_checkpoints)
+    except StorageError as error:
+        raise StorageError(f"{error} {stranded(run)}") from error
+    leave(run)
+
+
+def leave(run: RunDirectory) -> None:
+    """Removes the local folder of a run that storage has all of."""
     if run.storage is not None:
-        try:
-            run.mirror(settings.keep_checkpoints)
-        except StorageError as error:
-            raise StorageError(f"{error} {stranded(run)}") from error
         shutil.rmtree(run.path.parent)
 
 

@@ -113,6 +113,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.configuration import DEFAULT_PRESET, as_yaml, resolve
     from launch.run_directory import new_path
     from launch.storage import check_place
+    from launch.stored_run import leave
 
     presets = [word for word in options.words if "=" not in word]
     pairs = [word for word in options.words if "=" in word]
@@ -143,9 +144,13 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     check_place(place)
     if options.go_on and (found := _find(place)):
         settings = _same(found, settings)
-        if _is_done(found, settings):
-            print(f"{found.shown(found.path)} is done: it has all of its {settings.updates} updates.")
-            return 0
+    if found is not None and (options.go_on or found.storage is not None) and _is_done(found, settings):
+        leave(found)
+        longer = f"{found.resume_command()} updates={2 * settings.updates}"
+        print(
+            f"{found.shown(found.path)} is done: it has all of its {settings.updates} updates. To lengthen it: {longer}"
+        )
+        return 0
     if found is None and IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
         session.check_driver(settings)
     done = None if found is None else _reopen(found, settings, origin)
@@ -220,8 +225,7 @@ def _same(run_directory: "RunDirectory", settings: "Settings") -> "Settings":
 
 
 def _is_done(run_directory: "RunDirectory", settings: "Settings") -> bool:
-    latest = run_directory.checkpoints.latest()
-    return latest is not None and latest[0] >= settings.updates
+    return run_directory.reached() >= settings.updates
 
 
 def _resumed(run_directory: "RunDirectory", pairs: Sequence[str]) -> "Settings":
@@ -250,6 +254,7 @@ def _reopen(run_directory: "RunDirectory", settings: "Settings", origin: str) ->
 
     folder = run_directory.shown(run_directory.path)
     run_directory.lock()
+    run_directory.bring()
     done = last_whole(run_directory, lambda text: print(text, file=sys.stderr))
     if done is None:
         raise CommandError(f"{folder} has no checkpoint to go on from. Start a new run.")

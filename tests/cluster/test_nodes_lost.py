@@ -1,6 +1,8 @@
-"""A cluster loses the nodes of its runners, one after the other, and gets new ones: no more than that happens."""
+"""A cluster loses the nodes of its runners one by one, or all nodes at once, and gets new ones: no update is lost."""
 
 from __future__ import annotations
+
+import shutil
 
 import pytest
 
@@ -42,6 +44,37 @@ def test_nodes_that_are_lost_and_replaced_cost_no_update(ray_session: None, run:
         process.kill()
         nodes.close()
     assert process.returncode == 0, run.said
+    assert_as_undisturbed(run)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_lost_whole_costs_no_update_when_a_new_one_resumes_from_storage(
+    ray_session: None, run: Run
+) -> None:
+    uri, cache = f"file://{run.folder}/run", run.folder / "cache"
+    words = (*run.words, "num_runners=2", "runner_threads=1", *LIMIT, "--out", uri)
+    nodes = Nodes(run.folder)
+    nodes.add(2)
+    process = run.start(*words, RAY_ADDRESS=nodes.address, XDG_CACHE_HOME=str(cache))
+    try:
+        run.hold_after(4)  # of which storage learns when it is saved
+    finally:
+        nodes.close()
+        process.kill()
+        process.wait()
+    shutil.rmtree(cache)
+    run.hold.unlink()
+    nodes = Nodes(run.folder)
+    nodes.add(2)
+    process = run.start("--resume", uri, RAY_ADDRESS=nodes.address, XDG_CACHE_HOME=str(cache))
+    try:
+        wait_until(lambda: process.poll() is not None, PATIENCE)
+    finally:
+        process.kill()
+        nodes.close()
+    assert process.returncode == 0, run.said
+    assert "(going on after update 4)" in run.said
+    assert not list((cache / "cory-rllib" / "runs").iterdir())
     assert_as_undisturbed(run)
 
 

@@ -1,6 +1,10 @@
 """A run's folder in storage: whole there at every moment, and what is copied from there."""
 
+import io
+import os
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,6 +49,8 @@ def test_what_was_pushed_is_fetched_with_the_latest_checkpoint_alone(
     fetched = RunDirectory(tmp_path / "elsewhere")
     storage.fetch(fetched.path)
     assert fetched.settings() == SETTINGS and fetched.updates() == run.updates()
+    assert not fetched.checkpoints.updates()
+    storage.fetch_checkpoint(fetched.path)
     assert fetched.checkpoints.updates() == [12] and fetched.checkpoints.choose(None)[0] == 12
 
     # The other machine goes on: the best one stays although it never came here, what is older than two goes.
@@ -109,11 +115,63 @@ def test_a_copy_that_breaks_off_anywhere_leaves_only_whole_checkpoints_with_thei
             break
         fetched = RunDirectory(tmp_path / f"fetched{limit}")
         storage.fetch(fetched.path)
+        storage.fetch_checkpoint(fetched.path)
         for update in fetched.checkpoints.updates():
             assert fetched.checkpoints.choose(str(update))[0] == update
             assert [line["update"] for line in fetched.updates()] == list(range(13))
     assert 10 <= limit < 99
     assert checkpoints_in(storage) == [3, 6, 9, 12]
+
+
+@pytest.fixture
+def objects(monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """An object store: a file there is written directly."""
+    monkeypatch.setattr("launch.storage.OBJECT_STORES", ("mock",))
+    files = _MockFileSystem()
+    files.create_dir("bucket/run/checkpoints/update_000003", recursive=True)
+    return Storage("test://bucket/run", (files, "bucket/run"))
+
+
+class Interrupted(io.BytesIO):
+    """A file during whose second piece something happens."""
+
+    def __init__(self, content: bytes, happen: Callable[[], object]) -> None:
+        super().__init__(content)
+        self._happen = happen
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Reads half of the file at most, unless all is wanted at once."""
+        piece = super().read(size if size in (None, -1) else len(self.getvalue()) // 2)
+        if self.tell() > len(self.getvalue()) // 2:
+            self._happen()
+        return piece
+
+
+def fail() -> None:
+    raise OSError(5, os.strerror(5))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/update_000003/weights"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_file_is_copied_to_an_object_store_leaves_it_whole(
+    objects: Storage, name: str, number: signal.Signals
+) -> None:
+    usual = signal.signal(number, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            objects._store(name, Interrupted(b"whole", lambda: signal.raise_signal(number)))
+        assert signal.getsignal(number) == signal.default_int_handler
+    finally:
+        signal.signal(number, usual)
+    assert objects.read(name) == b"whole"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/update_000003/manifest.json"])
+def test_a_file_that_cannot_be_read_here_stays_as_it_was_in_an_object_store(objects: Storage, name: str) -> None:
+    objects._store(name, io.BytesIO(b"older"))
+    with pytest.raises(StorageError, match=r"cannot be written: .*Input/output error"):
+        objects._store(name, Interrupted(b"newer", fail))
+    assert objects.read(name) == b"older"
 
 
 def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

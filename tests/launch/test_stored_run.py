@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch import export, generate, plot, watch
+from launch import export, generate, plot, train, watch
 from launch.command import CommandError
+from launch.configuration import as_yaml
 from launch.evaluate import _run_in
+from launch.journal import Journal
 from launch.run_directory import RunDirectory
 from launch.storage import Storage, StorageError
 from launch.stored_run import create_run, hand_over, is_begun, open_run, read_run
@@ -51,7 +53,9 @@ def test_a_run_is_taken_up_from_storage_alone_and_ends_without_a_local_copy(home
     with pytest.raises(CommandError, match=f"holds a run: go on with it by `cory train --resume file://{place}`"):
         create_run(f"file://{place}")
     again = open_run(f"file://{place}")
-    assert [line["update"] for line in again.updates()] == list(range(7)) and again.checkpoints.updates() == [6]
+    assert [line["update"] for line in again.updates()] == list(range(7)) and again.checkpoints.empty()
+    again.bring()
+    assert again.checkpoints.updates() == [6]
     again.unlock()
     assert RunDirectory.open(place).checkpoints.updates() == [0, 6]  # a path is as good as its URI
 
@@ -65,6 +69,7 @@ def test_a_damaged_checkpoint_in_storage_is_told_of_and_replaced_when_the_run_co
     run.unlock()
     (place / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
     again = open_run(f"file://{place}")
+    again.bring()
     assert "update_000006 has a damaged file" in again.checkpoints.set_damaged_aside()[0]
     assert again.checkpoints.updates() == [0]
     again.checkpoints.save(6, write)
@@ -99,6 +104,7 @@ def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine
     elsewhere.checkpoints.save(3, write)
     Storage(f"file://{place}").push(elsewhere.path, keep=2, best=None)
     again = open_run(f"file://{place}")
+    again.bring()
     assert again.checkpoints.updates() == [3] and again.updates() == elsewhere.updates()
 
 
@@ -156,6 +162,30 @@ def test_updates_that_were_done_anew_after_a_failure_are_not_lost_where_storage_
     assert RunDirectory.open(place).updates() == again.updates()
 
 
+def test_a_run_that_failed_before_its_first_checkpoint_is_opened_with_nothing_to_go_on_from(
+    home: Path, tmp_path: Path
+) -> None:
+    uri = f"file://{tmp_path / 'storage' / 'run'}"
+    run = create_run(uri)
+    run.write_settings(SETTINGS, "cory train")
+    run.mirror(keep=2)
+    run.unlock()
+    again = open_run(uri)
+    again.bring()
+    assert again.settings() == SETTINGS and again.reached() == -1
+
+
+def test_a_copy_of_the_metrics_that_was_cut_off_is_of_the_same_run(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "storage" / "run"
+    run = stored_run(place)
+    run.checkpoints.save(9, write)
+    run.unlock()
+    (place / "metrics.jsonl").write_bytes(run.metrics.path.read_bytes()[:-5])
+    again = open_run(f"file://{place}")
+    assert again.checkpoints.updates() == [0, 6, 9]
+    assert RunDirectory.open(place).updates() == again.updates() and len(again.updates()) == 7
+
+
 def test_a_run_of_which_storage_has_only_the_start_is_not_taken_for_another_on_this_machine(
     home: Path, tmp_path: Path
 ) -> None:
@@ -167,7 +197,77 @@ def test_a_run_of_which_storage_has_only_the_start_is_not_taken_for_another_on_t
     elsewhere.metrics.append({"update": 0})
     elsewhere.checkpoints.save(0, write)
     Storage(f"file://{place}").push(elsewhere.path, keep=2, best=None)
-    assert open_run(f"file://{place}").checkpoints.updates() == [0]
+    again = open_run(f"file://{place}")
+    again.bring()
+    assert again.checkpoints.updates() == [0] and "lr=1e-3" in (again.path / "config.yaml").read_text()
+
+
+def test_what_was_drawn_after_the_last_checkpoint_arrived_is_not_lost_where_storage_failed_then(
+    home: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "storage" / "run"
+    run = stored_run(place)
+    run.curves.write_text("drawn")
+    run.unlock()
+    again = open_run(f"file://{place}")
+    assert again.checkpoints.updates() == [0, 6] and again.curves.exists()
+    assert RunDirectory.open(place).curves.read_text() == "drawn"
+    again.unlock()
+
+    # Another machine goes on, and is killed before its next checkpoint: what it recorded is not written over.
+    Journal(place / "metrics.jsonl").append({"update": 7})
+    again = open_run(f"file://{place}")
+    assert len(again.updates()) == 8 and again.checkpoints.empty()
+
+
+@pytest.fixture(params=["--resume", "--continue"])
+def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """`cory train` of what `stored_run` made, if that was to do 6 updates."""
+    uri, settings = f"file://{tmp_path / 'storage' / 'run'}", tmp_path / "same.yaml"
+    settings.write_text(as_yaml(SETTINGS.model_copy(update={"updates": 6})))
+    return (
+        ["--resume", uri, "updates=6"]
+        if request.param == "--resume"
+        else ["-c", str(settings), "--out", uri, "--continue"]
+    )
+
+
+def test_a_run_that_is_done_in_storage_is_told_so_without_its_checkpoint_and_leaves_nothing_here(
+    home: Path, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = stored_run(tmp_path / "storage" / "run")
+    hand_over(run, SETTINGS)
+    run.unlock()
+    copied: list[str] = []
+    get = Storage._get
+
+    def noted(self: Storage, name: str, file: Path, time: int | None = None) -> None:
+        copied.append(name)
+        get(self, name, file, time)
+
+    monkeypatch.setattr(Storage, "_get", noted)
+    assert train.main(command) == 0
+    assert "is done: it has all of its 6 updates. To lengthen it: " in capsys.readouterr().out
+    assert sorted(copied) == ["config.yaml", "metrics.jsonl"]
+    assert not list((home / "cory-rllib" / "runs").iterdir())
+
+
+@pytest.mark.parametrize("missing", ["checkpoints/update_000006", "curves.png"])
+def test_a_run_that_is_done_and_never_arrived_whole_is_copied_from_this_machine_and_leaves_it(
+    home: Path, tmp_path: Path, command: list[str], missing: str
+) -> None:
+    place = tmp_path / "storage" / "run"
+    run = stored_run(place)
+    run.curves.write_text("drawn")
+    run.mirror(keep=2)
+    run.unlock()
+    if missing == run.curves.name:
+        (place / missing).unlink()
+    else:
+        shutil.rmtree(place / missing)
+    assert train.main(command) == 0
+    assert RunDirectory.open(place).checkpoints.choose("6")[0] == 6 and (place / "curves.png").exists()
+    assert not list((home / "cory-rllib" / "runs").iterdir())
 
 
 @pytest.fixture

@@ -15,10 +15,16 @@ from policies.generator import GenerationError
 from policies.language_model import ModelError
 from policies.runners import split
 from policies.self_test import perturb
+from policies.vllm_generator import vllm_installed
 from tests.policies.conftest import MakeCory
 from tests.policies.test_language_model import deeper_than_its_weights
 
 REWARDS = "tests.policies.sample_rewards"
+WITH_VLLM = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
+]
 
 
 @pytest.mark.parametrize("runners", [1, 2, 3, 7])
@@ -35,15 +41,18 @@ def test_with_fewer_runners_than_open_shares_the_rest_waits() -> None:
     assert list(split(pending, 2)) == pending[:2]
 
 
+@pytest.mark.parametrize(
+    ("backend", "calm_runners", "runners"), [("transformers", 0, 2), pytest.param("vllm", 1, 1, marks=WITH_VLLM)]
+)
 def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_all_the_same(
-    make_cory: MakeCory, tmp_path: Path
+    make_cory: MakeCory, tmp_path: Path, backend: str, calm_runners: int, runners: int
 ) -> None:
     flag = tmp_path / "die"
     settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": f"{REWARDS}:deadly?flag={flag}"}
-    calm, shaken = make_cory(num_runners=0, **settings), make_cory(num_runners=2, **settings)
+    calm, shaken = (make_cory(num_runners=number, backend=backend, **settings) for number in (calm_runners, runners))
     expected = [calm.train()["cory"] for _ in range(4)]
     found = [shaken.train()["cory"]]
-    flag.touch()  # one runner ends itself by SIGKILL in the middle of its second rollout
+    flag.touch()  # a runner ends itself by SIGKILL in the middle of its second rollout
     found.append(shaken.train()["cory"])
     assert not flag.exists()
     for runner in shaken.env_runner_group._worker_manager.actors().values():
