@@ -98,7 +98,7 @@ def test_rays_own_command_trains_in_an_uploaded_checkout(head: Head, work: Path,
     out = tmp_path / "run"
     shell = f"python -m launch.mark && python -m launch.train {' '.join(SMALL)} updates=1 --out {out}"
     submit = ("-m", "ray.scripts.scripts", "job", "submit", "--working-dir", str(checkout), "--")
-    job = head.python(*submit, "env", "-u", "PYTHONPATH", "bash", "-c", f"'{shell}'", cwd=work)
+    job = head.python(*submit, "env", "-u", "PYTHONPATH", "bash", "-c", shell, cwd=work)
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
     assert re.search(r"launch is in .*/runtime_resources/working_dir_files/", output), output
