@@ -4,11 +4,12 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from launch.command import CommandError, Parser
+from launch.room import Node, node
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -102,8 +103,8 @@ def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Itera
         ) from error
 
 
-def nodes(address: str) -> list[Mapping[str, float]]:
-    """Returns the resources of each node that is alive, such as `{"CPU": 8.0, "GPU": 1.0}`.
+def nodes(address: str) -> list[Node]:
+    """Returns the nodes that are alive.
 
     Raises:
         CommandError: the cluster does not say.
@@ -118,5 +119,5 @@ def nodes(address: str) -> list[Mapping[str, float]]:
         except RayStateApiException as error:
             raise CommandError(f"{address} does not say what the cluster has: {str(error).splitlines()[0]}") from error
         if found or time.monotonic() > deadline:
-            return [node.resources_total or {} for node in found]
+            return [node(state.node_ip, state.resources_total or {}) for state in found]
         time.sleep(0.5)

@@ -22,9 +22,10 @@ def late(*arguments):
 
 services.get_node = late
 from launch.session import ray_session
+from policies.placement import processes
 from policies.settings import Settings
 
-with ray_session(Settings(), debug=False):
+with ray_session(processes(Settings()), debug=False):
     import ray
     print(len(ray.nodes()), "node")
 """
