@@ -34,11 +34,13 @@ def add_address(parser: Parser) -> None:
     )
 
 
+def settle_authentication(host: str | None) -> None:
+    """Takes a cluster on this machine to have no authentication, any other to want a token; RAY_AUTH_MODE wins."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled" if host in LOOPBACK else "token")
+
+
 def connect(address: str | None) -> "JobSubmissionClient":
     """Returns a client for the jobs of a cluster.
-
-    Unless RAY_AUTH_MODE says otherwise, a cluster on this machine is taken to have no authentication, any other to want
-    a token.
 
     Raises:
         CommandError: nothing answers there, or it refuses the token.
@@ -48,7 +50,7 @@ def connect(address: str | None) -> "JobSubmissionClient":
     if not address.startswith(("http://", "https://")) or host is None:
         raise CommandError(f"{address} is not the address of a dashboard. Write --address http://HOST:8265.")
     os.environ["RAY_API_SERVER_ADDRESS"] = address  # else RAY_ADDRESS would win over what was asked for
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled" if host in LOOPBACK else "token")
+    settle_authentication(host)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
     from ray.exceptions import AuthenticationError

@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from launch import room
+from launch.cluster import settle_authentication
 from launch.command import IN_JOB, OWN_PACKAGES, CommandError, is_defect
 from launch.secrets import on_workers
 from policies.placement import Process, cpus
@@ -36,6 +37,8 @@ REACHED = 10.0
 """Seconds in which a cluster's head has to take a connection."""
 STARTED = 120.0
 """Seconds in which a node that is started here has to be up."""
+FOUND_BY_RAY = ("auto", "local")
+"""Words instead of an address, for clusters whose authentication Ray knows."""
 UNCHECKED = "CORY_UNCHECKED"
 """The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
 
@@ -50,12 +53,13 @@ def quiet_libraries(debug: bool) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not _cluster_given():
-        # Else Ray leaves a token file that other clusters stumble over.
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        settle_authentication("127.0.0.1")  # else Ray leaves a token file that other clusters stumble over
         # Else its ports are open to the network: Ray's word for a cluster of one machine, which only listens to itself.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         # Else Ray's processes starve beside any other load (they run at 15), and waits for them run out.
         os.environ.setdefault("RAY_worker_niceness", "0")
+    elif IN_JOB not in os.environ and (host := _place(os.environ["RAY_ADDRESS"]).hostname) not in FOUND_BY_RAY:
+        settle_authentication(host)
     if debug:
         return
     for name, value in QUIET.items():
@@ -167,15 +171,22 @@ def join(**options: Any) -> None:
         options: of `ray.init`.
 
     Raises:
-        CommandError: RAY_ADDRESS names a cluster that does not answer.
+        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it.
     """
     import ray
+    from ray.exceptions import AuthenticationError
 
     try:
         if "address" not in options and "RAY_ADDRESS" in os.environ:
             _reach(os.environ["RAY_ADDRESS"])
         with _slow_start():
             ray.init(**options)
+    except AuthenticationError as error:
+        raise CommandError(
+            f"No token, or a wrong one, for the cluster at RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}. Set "
+            "RAY_AUTH_TOKEN_PATH to a file with the token that it was started with, or RAY_AUTH_MODE=disabled if it "
+            "wants none."
+        ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         if "RAY_ADDRESS" not in os.environ:
             raise
@@ -220,13 +231,18 @@ def _reach(address: str) -> None:
         ConnectionError: nothing listens there, or does not answer in time.
         ValueError: the port is no number.
     """
-    place = urlsplit(address if "://" in address else f"//{address}")
+    place = _place(address)
     if place.port is None:
         return
     try:
         socket.create_connection((place.hostname or "", place.port), timeout=REACHED).close()
     except OSError as error:
         raise ConnectionError(error.strerror or str(error)) from error
+
+
+def _place(address: str) -> SplitResult:
+    """Reads `HOST:PORT` or `ray://HOST:PORT`."""
+    return urlsplit(address if "://" in address else f"//{address}")
 
 
 def patiently(step: Callable[[], None], seconds: float) -> None:
