@@ -4,11 +4,12 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from launch.command import CommandError, Parser
+from launch.room import Node, node
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -37,11 +38,13 @@ def add_address(parser: Parser) -> None:
     )
 
 
+def settle_authentication(host: str | None) -> None:
+    """Takes a cluster on this machine to have no authentication, any other to want a token; RAY_AUTH_MODE wins."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled" if host in LOOPBACK else "token")
+
+
 def connect(address: str | None) -> "JobSubmissionClient":
     """Returns a client for the jobs of a cluster.
-
-    Unless RAY_AUTH_MODE says otherwise, a cluster on this machine is taken to have no authentication, any other to want
-    a token.
 
     Raises:
         CommandError: nothing answers there, or it refuses the token.
@@ -51,7 +54,7 @@ def connect(address: str | None) -> "JobSubmissionClient":
     if not address.startswith(("http://", "https://")) or host is None:
         raise CommandError(f"{address} is not the address of a dashboard. Write --address http://HOST:8265.")
     os.environ["RAY_API_SERVER_ADDRESS"] = address  # else RAY_ADDRESS would win over what was asked for
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled" if host in LOOPBACK else "token")
+    settle_authentication(host)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
     from ray.exceptions import AuthenticationError
@@ -107,8 +110,8 @@ def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Itera
         ) from error
 
 
-def nodes(address: str) -> list[Mapping[str, float]]:
-    """Returns the resources of each node that is alive, such as `{"CPU": 8.0, "GPU": 1.0}`.
+def nodes(address: str) -> list[Node]:
+    """Returns the nodes that are alive.
 
     Raises:
         CommandError: the cluster does not say.
@@ -123,5 +126,5 @@ def nodes(address: str) -> list[Mapping[str, float]]:
         except RayStateApiException as error:
             raise CommandError(f"{address} does not say what the cluster has: {str(error).splitlines()[0]}") from error
         if found or time.monotonic() > deadline:
-            return [node.resources_total or {} for node in found]
+            return [node(state.node_ip, state.resources_total or {}) for state in found]
         time.sleep(0.5)

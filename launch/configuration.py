@@ -28,6 +28,18 @@ def presets() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Returns the preset that words name, if they do, and the `key=value` words.
+
+    Raises:
+        CommandError: they name more than one preset.
+    """
+    presets = [word for word in words if "=" not in word]
+    if len(presets) > 1:
+        raise CommandError(f"One preset at a time: {' and '.join(presets)} cannot be combined. Settings are key=value.")
+    return presets[0] if presets else None, [word for word in words if "=" in word]
+
+
 def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Settings:
     """Resolves the settings of a run.
 

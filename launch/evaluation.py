@@ -25,6 +25,7 @@ from launch.records import Batch, MeasuredChain, MeasuredResponse
 from launch.results import BASE
 from launch.run_directory import lock_folder
 from launch.terminal import Voice
+from policies.placement import processes
 from policies.settings import Settings
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
             around.enter_context(voice)
             around.enter_context(interrupts)
             voice.stage("Starting Ray")
-            around.enter_context(session.ray_session(plan.settings, debug))
+            around.enter_context(session.ray_session(processes(plan.settings), debug))
             interrupts.install()  # Ray took SIGTERM
             _play(plan, folder, voice, done)
     except KeyboardInterrupt:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.command import CommandError, Parser, run
+from launch.command import Parser, run
+from launch.room import GB, Node, counted, living_nodes, place
 
 if TYPE_CHECKING:
     from launch.memory import Memory
     from policies.placement import Process
     from policies.settings import Settings
 
-GB = 1e9
 LACKING = 1
 """Exit code where something is missing."""
 
@@ -25,21 +24,6 @@ EPILOG = """The cluster is the one that RAY_ADDRESS names, else this machine. Me
 exit codes:
   0 the run fits; 1 it does not; 2 a mistake that you can correct.
 """
-
-
-@dataclass
-class Node:
-    """What a node has left."""
-
-    name: str
-    cpus: float
-    gpus: list[float]
-    custom: dict[str, float]
-    memory: float
-    """Bytes that Ray may give out there."""
-    gpu_memory: float | None = None
-    """Bytes of each GPU; None: not known from here."""
-    holds: list[str] = field(default_factory=list)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,13 +60,11 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
         SettingsError: a setting is wrong.
     """
     from launch import memory, session
-    from launch.configuration import DEFAULT_PRESET, resolve
+    from launch.configuration import DEFAULT_PRESET, resolve, split
     from policies.placement import processes
 
-    presets = [word for word in words if "=" not in word]
-    if len(presets) > 1:
-        raise CommandError(f"One preset at a time: {' and '.join(presets)} cannot be combined. Settings are key=value.")
-    settings = resolve(presets[0] if presets else DEFAULT_PRESET, files, [word for word in words if "=" in word])
+    preset, pairs = split(words)
+    settings = resolve(preset or DEFAULT_PRESET, files, pairs)
     session.quiet_libraries(debug)
     needs = _needs(settings, memory.shape(settings))
     kinds = processes(settings)
@@ -92,12 +74,13 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
         session.check_driver(settings)
         nodes = [_machine(settings)]
     _show(settings, kinds, needs)
-    lacking = place(kinds, needs, nodes)
+    filled, lacking = place(kinds, nodes, needs)
     print()
-    for node in nodes:
+    for node in filled:
         print(f"{node.name}: {', '.join(node.holds) or 'nothing'}")
-    for sentence in lacking:
-        print(f"Lacking: {sentence}")
+    for lack in lacking:
+        why = "; ".join(lack.reasons) or "the cluster has no nodes"
+        print(f"Lacking: no room for {lack.left} of {counted(lack.kind.count, lack.kind.name)}: {why}.")
     print("It does not fit." if lacking else "It fits.")
     return LACKING if lacking else 0
 
@@ -120,7 +103,7 @@ def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Me
         "driver": " and ".join(
             ["leads"] + ["learns"] * (settings.num_learners == 0) + ["generates"] * (settings.num_runners == 0)
         ),
-        "runner": _counted(engines, "vLLM engine") if settings.backend == "vllm" else "transformers",
+        "runner": counted(engines, "vLLM engine") if settings.backend == "vllm" else "transformers",
         "learner": "learns",
     }
     if settings.tensor_parallel > 1:
@@ -130,9 +113,7 @@ def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Me
     for kind in kinds:
         custom = "".join(f", {amount:g} {name}" for name, amount in kind.custom.items())
         what = " + ".join(_size(need, settings.tensor_parallel) for need in needs[kind.name])
-        print(
-            f"{_counted(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {what} ({does[kind.name]}{custom})"
-        )
+        print(f"{counted(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {what} ({does[kind.name]}{custom})")
         for need in needs[kind.name]:
             parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in need.parts.items() if size >= 5e6)
             print(f"{'':<29}{parts}")
@@ -148,83 +129,16 @@ def _size(need: Memory, tensor_parallel: int) -> str:
     return f"{need.total / GB:.1f}{where}"
 
 
-def _counted(count: int, name: str) -> str:
-    return f"{count} {name}{'s' * (count > 1)}"
-
-
-def place(kinds: Sequence[Process], needs: dict[str, list[Memory]], nodes: list[Node]) -> list[str]:
-    """Puts every process on the first node that has room, those that ask for most first.
-
-    Returns:
-        A sentence on each kind that found no room; `nodes` say what they hold.
-    """
-    lacking = []
-    for kind in sorted(kinds, key=lambda kind: (kind.gpus, len(kind.custom), kind.cpus), reverse=True):
-        host = sum(need.host + (need.total if need.device == "cpu" else 0) for need in needs[kind.name])
-        device = sum(need.total for need in needs[kind.name] if need.device != "cpu")
-        reasons: list[str] = []
-        left = kind.count
-        while left:
-            found = [_lack(node, kind, host, device) for node in nodes]
-            if None not in found:
-                reasons = sorted({reason for reason in found if reason})
-                break
-            _take(nodes[found.index(None)], kind, host, device)
-            left -= 1
-        for node in nodes:
-            if count := node.holds.count(kind.name):
-                node.holds = [held for held in node.holds if held != kind.name] + [_counted(count, kind.name)]
-        if left:
-            why = "; ".join(reasons) or "the cluster has no nodes"
-            lacking.append(f"no room for {left} of {_counted(kind.count, kind.name)}: {why}.")
-    return lacking
-
-
-def _lack(node: Node, kind: Process, host: float, device: float) -> str | None:
-    """Returns what a node lacks to hold one more process, or None."""
-    if kind.cpus > node.cpus:
-        return f"{node.name} has {node.cpus:g} CPUs left"
-    if kind.gpus and not _gpus(node, kind.gpus):
-        return f"{node.name} has {sum(node.gpus):g} GPUs left"
-    for name, amount in kind.custom.items():
-        if amount > node.custom.get(name, 0):
-            return f"{node.name} has {node.custom.get(name, 0):g} {name} left"
-    part = min(kind.gpus, 1.0)
-    if node.gpu_memory is not None and kind.gpus and device > node.gpu_memory * part:
-        return f"{node.name}: {part:g} of a GPU is {node.gpu_memory * part / GB:.1f} GB"
-    if host > node.memory:
-        return f"{node.name} has {node.memory / GB:.1f} GB of memory left"
-    return None
-
-
-def _gpus(node: Node, wanted: float) -> list[int]:
-    """Returns the GPUs that would give `wanted`: whole ones, or a part of one; none if they cannot."""
-    if wanted < 1:
-        return [k for k, free in enumerate(node.gpus) if free >= wanted - 1e-9][:1]
-    whole = [k for k, free in enumerate(node.gpus) if free == 1][: int(wanted)]
-    return whole if len(whole) == wanted else []
-
-
-def _take(node: Node, kind: Process, host: float, device: float) -> None:
-    node.cpus -= kind.cpus
-    for k in _gpus(node, kind.gpus) if kind.gpus else []:
-        node.gpus[k] -= min(kind.gpus, 1.0)
-    for name, amount in kind.custom.items():
-        node.custom[name] -= amount
-    node.memory -= host
-    node.holds.append(kind.name)
-
-
 def _machine(settings: Settings) -> Node:
     """Returns this machine, where `cory train` gives out as many CPUs as are asked for."""
     import psutil
     import torch
 
-    from launch.session import logical_cpus
+    from policies.placement import cpus, processes
 
     count = torch.cuda.device_count()
     own = os.cpu_count() or 1
-    asked = logical_cpus(settings)
+    asked = cpus(processes(settings))
     return Node(
         f"this machine ({own} CPUs{f', shared by processes that ask for {asked}' if asked > own else ''})",
         float(max(own, asked)),
@@ -246,26 +160,12 @@ def _cluster() -> list[Node]:
     from launch.session import join
 
     if ray.is_initialized():
-        return _nodes(ray.nodes())
+        return living_nodes()
     join(log_to_driver=False, logging_level="ERROR", configure_logging=False)
     try:
-        return _nodes(ray.nodes())
+        return living_nodes()
     finally:
         ray.shutdown()
-
-
-def _nodes(found: Sequence[dict[str, Any]]) -> list[Node]:
-    from policies.placement import OWN
-
-    nodes = []
-    for node in found:
-        has = node["Resources"]
-        if node["Alive"]:
-            given = {name: amount for name, amount in has.items() if name not in OWN and not name.startswith("node:")}
-            memory = has.get("memory", 0.0) + has.get("object_store_memory", 0.0)
-            gpus = [1.0] * int(has.get("GPU", 0))
-            nodes.append(Node(f"node {node['NodeManagerAddress']}", has.get("CPU", 0.0), gpus, given, memory))
-    return nodes
 
 
 if __name__ == "__main__":

@@ -14,19 +14,21 @@ import contextlib
 import os
 import random
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from launch import session
+from launch import room, session
 from launch.command import CommandError
 from launch.interrupt import Interrupts
 from launch.journal import Journal, replace_text
 from launch.run_directory import LOCK, lock_folder
 from launch.search_space import METRIC, SEED, TIME, Axis, points, read_axes
 from launch.terminal import Voice
+from policies.placement import Process, cpus, processes
 from policies.settings import Settings, SettingsError, make_settings
 
 if TYPE_CHECKING:
@@ -179,15 +181,13 @@ def run_trials(
     Raises:
         CommandError: one trial, or as many as are to run at a time, ask for more than Ray has.
     """
-    import ray
-
     from launch.search_stop import Stop
 
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` has it
     checked = list(points(search.settings, search.axes))
-    largest = max(checked, key=session.logical_cpus)
+    largest = max((processes(settings, trial=True) for settings in checked), key=cpus)
     random.seed(search.settings.seed)  # what PBT draws from
     with contextlib.ExitStack() as around:
         if not debug:
@@ -198,7 +198,7 @@ def run_trials(
         around.enter_context(session.ray_session(largest, debug))
         interrupts.install()  # Ray took SIGTERM
         if session.UNCHECKED not in os.environ:
-            check_room(search, checked, ray.cluster_resources(), session.living_nodes())
+            check_room(search, checked, room.living_nodes())
         voice.stage("Running trials")
         if resume:
             Journal(folder / REPORTS, TIME).cut_after(search.settings.updates)  # what a kill left of a line
@@ -215,29 +215,30 @@ def run_trials(
 
 
 def check_room(
-    search: Search, checked: Sequence[Settings], found: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
+    search: Search, checked: Sequence[Settings], nodes: Sequence[room.Node], beside: Sequence[Process] = ()
 ) -> None:
-    """Refuses what Ray has no room for; Tune would wait for it without a word.
+    """Refuses trials for which there is no room; Tune would wait for it without a word.
 
     Args:
         search: what is searched.
         checked: the settings of trials, the largest among them.
-        found: the cluster's resources.
-        nodes: those of each node.
+        nodes: of the cluster.
+        beside: processes that run beside the trials.
 
     Raises:
         CommandError: a trial, or as many as are to run at a time, ask for more than there is.
     """
     for settings in checked:
-        session.check_resources(settings, found)
-        session.check_nodes(settings, nodes)
-    if search.concurrent is not None:
-        cpus = search.concurrent * max(map(session.logical_cpus, checked))
-        gpus = search.concurrent * max(map(session.gpus, checked))
-        if cpus > found.get("CPU", 0) or gpus > found.get("GPU", 0):
+        trial = processes(settings, trial=True)
+        room.check([*beside, *trial], nodes)
+        if search.concurrent is None:
+            continue
+        at_once = [*beside, *(replace(kind, count=search.concurrent * kind.count) for kind in trial)]
+        _, lacking = room.place(at_once, nodes)
+        if lacking:
             raise CommandError(
-                f"{search.concurrent} trials at a time ask for {cpus} CPUs and {gpus:g} GPUs, but Ray finds "
-                f"{found.get('CPU', 0):g} and {found.get('GPU', 0):g}. Lower --concurrent or num_runners."
+                f"{search.concurrent} trials at a time: {room.refusal(at_once, lacking)} Lower --concurrent or what "
+                "each trial asks for, or add nodes."
             )
 
 

@@ -9,14 +9,16 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+from launch import room
+from launch.cluster import settle_authentication
 from launch.command import IN_JOB, OWN_PACKAGES, CommandError, is_defect
 from launch.secrets import on_workers
-from policies.placement import processes
+from policies.placement import Process, cpus
 from policies.settings import Settings
 
 QUIET = {
@@ -38,14 +40,10 @@ STARTED = 120.0
 """Seconds in which a node that is started here has to be up."""
 PATIENCE = 60.0
 """Seconds in which a network or a server may come back, for who only follows what goes on elsewhere."""
+FOUND_BY_RAY = ("auto", "local")
+"""Words instead of an address, for clusters whose authentication Ray knows."""
 UNCHECKED = "CORY_UNCHECKED"
 """The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
-LOWERED = {
-    "driver": "gpus_per_learner",
-    "runner": "runner_threads, gpus_per_runner (and tensor_parallel with it) or runner_resources",
-    "learner": "gpus_per_learner or learner_resources",
-}
-"""Settings by which each kind of process asks for less."""
 
 
 def quiet_libraries(debug: bool) -> None:
@@ -58,12 +56,13 @@ def quiet_libraries(debug: bool) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not _cluster_given():
-        # Else Ray leaves a token file that other clusters stumble over.
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        settle_authentication("127.0.0.1")  # else Ray leaves a token file that other clusters stumble over
         # Else its ports are open to the network: Ray's word for a cluster of one machine, which only listens to itself.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         # Else Ray's processes starve beside any other load (they run at 15), and waits for them run out.
         os.environ.setdefault("RAY_worker_niceness", "0")
+    elif IN_JOB not in os.environ and (host := _place(os.environ["RAY_ADDRESS"]).hostname) not in FOUND_BY_RAY:
+        settle_authentication(host)
     if debug:
         return
     for name, value in QUIET.items():
@@ -125,20 +124,20 @@ def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Iterator[None]:
+def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) -> Iterator[None]:
     """Joins the Ray cluster that the environment names (inside a Ray job, its own), or starts one on this machine.
 
     A cluster that was started here ends with the context, and so does the folder that its processes have for temporary
     files, with Ray's logs in it, unless a defect makes them worth a look.
 
     Args:
-        settings: of the run.
+        asked: the processes that must find room.
         debug: show Ray's logs.
-        patience: seconds in which Ray may still start, and the cluster get the CPUs and GPUs that it lacks.
+        patience: seconds in which Ray may still start, and the cluster get the nodes that it lacks.
 
     Raises:
-        CommandError: the cluster does not answer, or has fewer CPUs or GPUs than the settings ask for; Ray would wait
-            for more, as it is to with `UNCHECKED`.
+        CommandError: the cluster does not answer, or has no room for what is asked; Ray would wait for it, as it is to
+            with `UNCHECKED`.
     """
     import ray
 
@@ -149,7 +148,7 @@ def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Itera
         else:
             where = {
                 "address": "local",
-                "num_cpus": max(os.cpu_count() or 1, logical_cpus(settings)),
+                "num_cpus": max(os.cpu_count() or 1, cpus(asked)),
                 "include_dashboard": False,
                 "_temp_dir": ending.enter_context(_temporary_folder()),
             }
@@ -159,8 +158,7 @@ def ray_session(settings: Settings, debug: bool, patience: float = 0.0) -> Itera
             try:
                 join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
                 if UNCHECKED not in os.environ:
-                    check_resources(settings, ray.cluster_resources())
-                    check_nodes(settings, living_nodes())
+                    room.check(asked, room.living_nodes())
             except Exception:
                 ray.shutdown()
                 raise
@@ -176,15 +174,22 @@ def join(**options: Any) -> None:
         options: of `ray.init`.
 
     Raises:
-        CommandError: RAY_ADDRESS names a cluster that does not answer.
+        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it.
     """
     import ray
+    from ray.exceptions import AuthenticationError
 
     try:
         if "address" not in options and "RAY_ADDRESS" in os.environ:
             _reach(os.environ["RAY_ADDRESS"])
         with _slow_start():
             ray.init(**options)
+    except AuthenticationError as error:
+        raise CommandError(
+            f"No token, or a wrong one, for the cluster at RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}. Set "
+            "RAY_AUTH_TOKEN_PATH to a file with the token that it was started with, or RAY_AUTH_MODE=disabled if it "
+            "wants none."
+        ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         if "RAY_ADDRESS" not in os.environ:
             raise
@@ -229,13 +234,18 @@ def _reach(address: str) -> None:
         ConnectionError: nothing listens there, or does not answer in time.
         ValueError: the port is no number.
     """
-    place = urlsplit(address if "://" in address else f"//{address}")
+    place = _place(address)
     if place.port is None:
         return
     try:
         socket.create_connection((place.hostname or "", place.port), timeout=REACHED).close()
     except OSError as error:
         raise ConnectionError(error.strerror or str(error)) from error
+
+
+def _place(address: str) -> SplitResult:
+    """Reads `HOST:PORT` or `ray://HOST:PORT`."""
+    return urlsplit(address if "://" in address else f"//{address}")
 
 
 def patiently(
@@ -299,33 +309,6 @@ def _temporary_folder() -> Iterator[str]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_resources(settings: Settings, found: Mapping[str, float]) -> None:
-    """Refuses a run that Ray could not place.
-
-    Raises:
-        CommandError: `found`, the cluster's resources, are fewer than the settings ask for.
-    """
-    if gpus(settings) > found.get("GPU", 0):
-        raise CommandError(
-            f"gpus_per_runner and gpus_per_learner ask for {gpus(settings):g} GPUs in all, but Ray finds "
-            f"{found.get('GPU', 0):g}. Lower them, num_runners or num_learners."
-        )
-    cpus = logical_cpus(settings)
-    if cpus > found.get("CPU", 0):
-        raise CommandError(
-            f"The driver, runners and learners ask for {cpus} CPUs in all, but the Ray cluster has "
-            f"{found.get('CPU', 0):g}. Lower num_runners, runner_threads or num_learners."
-        )
-    kinds = processes(settings)
-    for name in sorted({name for kind in kinds for name in kind.custom}):
-        total = sum(kind.count * kind.custom.get(name, 0) for kind in kinds)
-        if total > found.get(name, 0):
-            raise CommandError(
-                f"runner_resources and learner_resources ask for {total:g} of `{name}` in all, but the Ray cluster has "
-                f"{found.get(name, 0):g}. Start nodes that have it (`ray start --resources`), or lower them."
-            )
-
-
 def check_driver(settings: Settings, own: float = 0.0) -> None:
     """Refuses a driver that learns on a GPU of which Ray does not know, and which it gives to runners too.
 
@@ -346,61 +329,6 @@ def check_driver(settings: Settings, own: float = 0.0) -> None:
             f"gpus_per_learner={learns:g} and gpus_per_runner={settings.gpus_per_runner:g} do not fit on one. Set "
             "num_learners=1."
         )
-
-
-def living_nodes() -> list[dict[str, float]]:
-    """Returns the resources of each living node of the present Ray."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def check_nodes(settings: Settings, found: Sequence[Mapping[str, float]]) -> None:
-    """Refuses a run with a process that no single node has room for: Ray would wait for such a node.
-
-    Args:
-        settings: of the run.
-        found: the resources of each node.
-
-    Raises:
-        CommandError: no node has what the process asks for, which the message names.
-    """
-    for kind in processes(settings):
-        asked = {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}
-        if (missing := missing_on_one(asked, found)) is not None:
-            raise CommandError(
-                f"A {kind.name} asks for {in_words(asked)}, and no node of the Ray cluster has that ({missing}). Lower "
-                f"{LOWERED[kind.name]}, or add such a node."
-            )
-
-
-def missing_on_one(asked: Mapping[str, float], found: Sequence[Mapping[str, float]]) -> str | None:
-    """Returns what no node has of the resources that one must have all of, or None where one has.
-
-    Args:
-        asked: how much of each resource.
-        found: the resources of each node.
-    """
-    if any(all(node.get(key, 0) >= amount for key, amount in asked.items()) for node in found):
-        return None
-    most = {key: max((node.get(key, 0) for node in found), default=0) for key in asked}
-    lacking = [f"{key}: at most {most[key]:g} on one" for key, amount in asked.items() if most[key] < amount]
-    return ", ".join(lacking) or "not all on one"
-
-
-def in_words(resources: Mapping[str, float]) -> str:
-    """Returns `CPU=2, tpu=1`, without what there is none of."""
-    return ", ".join(f"{key}={amount:g}" for key, amount in resources.items() if amount)
-
-
-def logical_cpus(settings: Settings) -> int:
-    """Returns the CPUs that Ray must have to place everything: the driver, and each runner's and learner's own."""
-    return int(sum(process.count * process.cpus for process in processes(settings)))
-
-
-def gpus(settings: Settings) -> float:
-    """Returns the GPUs of all runners and learners; a learner in the driver has one too."""
-    return settings.num_runners * settings.gpus_per_runner + max(settings.num_learners, 1) * settings.gpus_per_learner
 
 
 def _cluster_given() -> bool:

@@ -7,13 +7,16 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch import room
 from launch.cluster import add_address, answers_told, connect, nodes
 from launch.command import INTERRUPTED, CommandError, Parser, run
 from launch.secrets import FILE, is_secret, secret_in
+from policies.placement import Process
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -89,12 +92,11 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
 
     words, name, place = _command(options, words)
     environment = _environment(options)
-    resources = _resources(options.resources)
-    driver = {"CPU": options.num_cpus, "GPU": options.num_gpus, **resources}
+    own = Process("job", 1, options.num_cpus, options.num_gpus, _resources(options.resources))
     check_size(options.working_dir)
     client = connect(options.address)
     if not options.unchecked:
-        check_cluster(words, driver, nodes(client.get_address()), options.working_dir)
+        check_cluster(words, own, nodes(client.get_address()), options.working_dir)
     if place is not None:
         _check_free(client, place)
     with answers_told(client):
@@ -102,9 +104,9 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
             entrypoint=shlex.join(["python", "-m", "launch.main", *words]),
             runtime_env={"working_dir": str(options.working_dir.resolve()), "env_vars": environment},
             metadata={"job_name": name} | ({"run": place} if place else {}),
-            entrypoint_num_cpus=options.num_cpus or None,
-            entrypoint_num_gpus=options.num_gpus or None,
-            entrypoint_resources=resources or None,
+            entrypoint_num_cpus=own.cpus or None,
+            entrypoint_num_gpus=own.gpus or None,
+            entrypoint_resources=own.custom or None,
         )
     print(f"Job {job} ({name})" + (f", {KEPT[words[0]]} {place}" if place else ""), flush=True)
     if options.no_wait:
@@ -132,7 +134,7 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
     now = time.strftime("%Y%m%d-%H%M%S")
     if words[0] not in KEPT:
         return words, options.name or f"{words[0]}-{now}", None
-    from launch.configuration import DEFAULT_PRESET
+    from launch.configuration import DEFAULT_PRESET, split
     from launch.storage import check_place, child, is_uri
 
     what, parse = KEPT[words[0]], importlib.import_module(f"launch.{words[0]}").parse
@@ -140,7 +142,7 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
     own = str(asked.out or asked.resume or "")
     if bool(own) == bool(options.storage):
         raise CommandError(f"Say once where the {what} is kept: --storage, or --out or --resume after `--`.")
-    preset = next((word for word in asked.words if "=" not in word), DEFAULT_PRESET)
+    preset = split(asked.words)[0] or DEFAULT_PRESET
     name = options.name or (Path(own).name if own else f"{'' if what == 'run' else 'tune-'}{preset}-{now}")
     place = own or child(options.storage, name)
     check_place(place, what)
@@ -221,74 +223,50 @@ def check_size(folder: Path) -> None:
         )
 
 
-def check_cluster(
-    words: Sequence[str], driver: Mapping[str, float], found: Sequence[Mapping[str, float]], folder: Path = Path()
-) -> None:
+def check_cluster(words: Sequence[str], job: Process, found: Sequence[room.Node], folder: Path = Path()) -> None:
     """Refuses what a cluster cannot place, whatever ends on it: Ray would wait for ever.
 
     Args:
         words: of the command.
-        driver: the resources that the command itself takes, on one node.
-        found: the resources of each node.
+        job: what the command's own process takes.
+        found: the cluster's nodes.
         folder: where the command's files are, if their paths are relative.
 
     Raises:
         CommandError: something is missing, which the message names.
     """
-    from launch.session import in_words, missing_on_one
-
-    if (missing := missing_on_one(driver, found)) is not None:
-        raise CommandError(
-            f"No node of the cluster has {in_words(driver) or 'started'} for the driver ({missing}). Ask for less, or "
-            "add a node."
-        )
+    room.check([job], found)
     if words[0] not in KEPT:
         return
-    left: dict[str, float] = {}
-    for node in found:
-        for key, amount in node.items():
-            left[key] = left.get(key, 0) + amount
-    for key, amount in driver.items():
-        left[key] = left.get(key, 0) - amount
     asked_for = importlib.import_module(f"launch.{words[0]}").parse(words[1:])
     if asked_for.resume:
         return  # its settings are in storage; the driver checks
     asked_for.config = [folder / file for file in asked_for.config]
     if words[0] == "tune":
-        _check_search(asked_for, left, found)
+        _check_search(asked_for, job, found)
     else:
-        _check_run(asked_for, driver, left, found)
+        _check_run(asked_for, job, found)
 
 
-def _check_run(
-    asked_for: argparse.Namespace,
-    driver: Mapping[str, float],
-    left: Mapping[str, float],
-    nodes: Sequence[Mapping[str, float]],
-) -> None:
-    from launch.configuration import DEFAULT_PRESET, resolve
-    from launch.session import check_driver, check_nodes, check_resources
+def _check_run(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room.Node]) -> None:
+    from launch.configuration import DEFAULT_PRESET, resolve, split
+    from launch.session import check_driver
     from policies.placement import processes
 
-    presets = [word for word in asked_for.words if "=" not in word]
-    pairs = [word for word in asked_for.words if "=" in word]
-    settings = resolve(presets[0] if presets else DEFAULT_PRESET, asked_for.config, pairs)
-    check_driver(settings, driver["GPU"])
-    own = processes(settings)[0]  # the driver, which has its part of what the run asks for already
-    shared = {"CPU": min(driver["CPU"], own.cpus), "GPU": min(driver["GPU"], own.gpus)}
-    check_resources(settings, {**left, **{key: left.get(key, 0) + amount for key, amount in shared.items()}})
-    check_nodes(settings, nodes)
+    preset, pairs = split(asked_for.words)
+    settings = resolve(preset or DEFAULT_PRESET, asked_for.config, pairs)
+    check_driver(settings, job.gpus)
+    driver, *others = processes(settings)  # the job's own process is the driver
+    room.check([replace(job, gpus=max(job.gpus, driver.gpus)), *others], nodes)
 
 
-def _check_search(
-    asked_for: argparse.Namespace, left: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
-) -> None:
+def _check_search(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room.Node]) -> None:
     from launch.search import check_room
     from launch.search_space import points
     from launch.tune import read_search
 
     search, _ = read_search(asked_for)
-    check_room(search, list(points(search.settings, search.axes)), left, nodes)
+    check_room(search, list(points(search.settings, search.axes)), nodes, beside=[job])
 
 
 def _check_free(client: "JobSubmissionClient", place: str) -> None:

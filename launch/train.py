@@ -110,17 +110,14 @@ def _parser(help_wanted: bool) -> Parser:
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch import environment, session, task, tracking
-    from launch.configuration import DEFAULT_PRESET, as_yaml, resolve
+    from launch.configuration import DEFAULT_PRESET, as_yaml, resolve, split
     from launch.run_directory import new_path
     from launch.storage import check_place
     from launch.stored_run import leave
 
-    presets = [word for word in options.words if "=" not in word]
-    pairs = [word for word in options.words if "=" in word]
-    if len(presets) > 1:
-        raise CommandError(f"One preset at a time: {' and '.join(presets)} cannot be combined. Settings are key=value.")
-    preset = presets[0] if presets else DEFAULT_PRESET
-    if options.resume and (presets or options.config or options.out):
+    named, pairs = split(options.words)
+    preset = named or DEFAULT_PRESET
+    if options.resume and (named or options.config or options.out):
         raise CommandError("--resume takes its settings from the run: leave out the preset, -c and --out.")
     if options.go_on and not options.out:
         raise CommandError("--continue needs the run's folder: name it with --out.")

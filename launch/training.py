@@ -16,6 +16,7 @@ from launch.storage import StorageError
 from launch.stored_run import hand_over, stranded
 from launch.terminal import Terminal
 from launch.tracking import Trackers, figures_of, open_trackers
+from policies.placement import processes
 from policies.settings import Settings
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class _Run:
         with contextlib.ExitStack() as ending:
             # Machines that are lost may take as long to come back as runners may.
             patience = 2 * self.settings.generation_timeout if again else 0.0
-            ending.enter_context(session.ray_session(self.settings, self.debug, patience))
+            ending.enter_context(session.ray_session(processes(self.settings), self.debug, patience))
             self.interrupts.install()  # Ray took SIGTERM
             self.terminal.stage("Loading the models")
             algo = self._build(done)

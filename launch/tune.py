@@ -169,15 +169,13 @@ def read_search(options: argparse.Namespace) -> "tuple[Search, str]":
     Raises:
         CommandError: they describe none that could be run.
     """
-    from launch.configuration import DEFAULT_PRESET, resolve
+    from launch.configuration import DEFAULT_PRESET, resolve, split
     from launch.search import Search
     from launch.search_space import SEED, check_evaluations, pinned, read_axes
 
-    presets = [word for word in options.words if "=" not in word]
-    if len(presets) > 1:
-        raise CommandError(f"One preset at a time: {' and '.join(presets)} cannot be combined. Settings are key=value.")
-    preset = presets[0] if presets else DEFAULT_PRESET
-    settings = resolve(preset, options.config, [word for word in options.words if "=" in word])
+    named, pairs = split(options.words)
+    preset = named or DEFAULT_PRESET
+    settings = resolve(preset, options.config, pairs)
     axes = read_axes(options.over)
     if not axes:
         raise CommandError("Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,12 +46,17 @@ def named_resources(setting: str, text: str | None) -> dict[str, float]:
     return found
 
 
-def processes(settings: Settings) -> list[Process]:
-    """Returns what is started: the driver, which learns if there are no learners, and its runners and learners."""
+def processes(settings: Settings, trial: bool = False) -> list[Process]:
+    """Returns what is started: the driver, which learns if there are no learners, and its runners and learners.
+
+    Args:
+        settings: of the run.
+        trial: the driver is a trial of Tune, which asks Ray for its CPU; else it runs where it was started.
+    """
     s = settings
     apart = s.num_learners > 0
     kinds = [
-        Process("driver", 1, 1, 0 if apart else s.gpus_per_learner, {}),
+        Process("driver", 1, 1 if trial else 0, 0 if apart else s.gpus_per_learner, {}),
         Process(
             "runner",
             s.num_runners,
@@ -67,3 +73,8 @@ def processes(settings: Settings) -> list[Process]:
         ),
     ]
     return [kind for kind in kinds if kind.count]
+
+
+def cpus(kinds: Sequence[Process]) -> int:
+    """Returns the CPUs that processes ask Ray for in all."""
+    return int(sum(kind.count * kind.cpus for kind in kinds))

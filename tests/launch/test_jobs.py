@@ -14,14 +14,14 @@ from launch.cluster import connect
 from launch.command import CommandError
 from launch.session import ray_session
 from launch.submit import _check_free
-from policies.settings import Settings
 from tests.launch.conftest import ENVIRONMENT
 
 ASKING = """
 from launch.session import ray_session
+from policies.placement import processes
 from policies.settings import Settings
 
-with ray_session(Settings(num_runners=1, runner_resources="sampling=1"), debug=False):
+with ray_session(processes(Settings(num_runners=1, runner_resources="sampling=1")), debug=False):
     print("begun")
 """
 VERSION = json.dumps({"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""})
@@ -152,7 +152,7 @@ def test_more_than_a_cluster_has_is_waited_for_where_it_grows() -> None:
     grows = begin(CORY_UNCHECKED="1")
     assert (grows.returncode, grows.stdout) == (0, "begun\n"), grows.stderr
     stays = begin()
-    assert stays.returncode == 1 and "ask for 1 of `sampling` in all" in stays.stderr
+    assert stays.returncode == 1 and "has 0 sampling left" in stays.stderr
 
 
 @pytest.mark.parametrize(
@@ -169,5 +169,5 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     said = rf"^No Ray cluster answers at RAY_ADDRESS={address}: {reason}.*\. Correct it, or"
-    with pytest.raises(CommandError, match=said), ray_session(Settings(), debug=False):
+    with pytest.raises(CommandError, match=said), ray_session([], debug=False):
         pass

@@ -14,6 +14,7 @@ from ray.tune.schedulers.pbt import _PBTTrialState
 
 from launch.command import CommandError
 from launch.interrupt import Interrupts
+from launch.room import node
 from launch.schedulers import population
 from launch.search import Search, check_room
 from launch.search_space import read_axes
@@ -171,12 +172,14 @@ def test_a_search_that_is_stopped_saves_its_trials_and_goes_on_with_its_clones_a
 def test_a_search_that_ray_has_no_room_for_is_refused() -> None:
     def check(concurrent: int | None, **settings: Any) -> None:
         base = Settings(backend="transformers", num_runners=0, **settings)
-        check_room(
-            Search(base, [], None, samples=1, seeds=1, concurrent=concurrent), [base], {"CPU": 4.0}, [{"CPU": 4.0}]
-        )
+        search = Search(base, [], None, samples=1, seeds=1, concurrent=concurrent)
+        check_room(search, [base], [node("a", {"CPU": 3.0}), node("b", {"CPU": 1.0})])
 
     check(4)
-    with pytest.raises(CommandError, match="5 trials at a time ask for 5 CPUs and 0 GPUs, but Ray finds 4 and 0"):
+    with pytest.raises(CommandError, match=r"5 trials at a time: .* 1 of 5 drivers with CPU=1 \(.* Lower --concurrent"):
         check(5)
-    with pytest.raises(CommandError, match=r"ask for 0\.5 GPUs in all, but Ray finds 0"):
+    with pytest.raises(
+        CommandError,
+        match=r"1 of 1 driver with CPU=1, GPU=0\.5 \(.* Lower gpus_per_learner, or",
+    ):
         check(None, gpus_per_learner=0.5)

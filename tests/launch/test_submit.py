@@ -13,10 +13,15 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 from launch.command import CommandError
 from launch.secrets import is_secret, load_secrets, on_workers
 from launch.submit import _check_free, _command, _environment, _parser, check_cluster, check_size, main
+from policies.placement import Process
 from tests.launch.conftest import ENVIRONMENT
+from tests.launch.test_room import cluster
 
-NOTHING = {"CPU": 0.0, "GPU": 0.0}
 TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]
+
+
+def job(cpus: float = 0.0, gpus: float = 0.0, **custom: float) -> Process:
+    return Process("job", 1, cpus, gpus, custom)
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -41,56 +46,75 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
 
 
 @pytest.mark.parametrize(
-    ("driver", "found", "what"),
+    ("own", "found", "what"),
     [
-        (NOTHING, [{"CPU": 2.0}, {"CPU": 2.0}], "ask for 5 CPUs in all, but the Ray cluster has 4"),
-        ({**NOTHING, "CPU": 2.0}, [{"CPU": 5.0}], "ask for 5 CPUs in all, but the Ray cluster has 4"),
-        ({**NOTHING, "CPU": 4.0}, [{"CPU": 3.0}, {"CPU": 3.0}], r"CPU=4 for the driver \(CPU: at most 3 on one\)"),
-        ({**NOTHING, "CPU": 1.0, "GPU": 1.0}, [{"CPU": 8.0}, {"GPU": 1.0}], r"CPU=1, GPU=1 .*not all on one"),
-        ({**NOTHING, "tpu": 1.0}, [{"CPU": 8.0}], r"tpu=1 for the driver \(tpu: at most 0 on one\)"),
-        (NOTHING, [], "No node"),
+        (
+            job(),
+            [{"CPU": 2.0}, {"CPU": 1.0}],
+            r"1 of 2 learners with CPU=1 \(.*\), beside 2 runners\. Lower num_r",
+        ),
+        (
+            job(cpus=2.0),
+            [{"CPU": 5.0}],
+            r"1 of 2 learners .* beside 1 job and 2 runners\. Lower --num-cpus, num_r",
+        ),
+        (
+            job(cpus=4.0),
+            [{"CPU": 3.0}, {"CPU": 3.0}],
+            r"1 of 1 job with CPU=4 \(.*3 CPUs left\)\. Lower --num-cpus, o",
+        ),
+        (job(1.0, 1.0), [{"CPU": 8.0}, {"GPU": 1.0}], r"job with CPU=1, GPU=1 \(.* has 0 GPUs .* has 0 CPUs left"),
+        (
+            job(tpu=1.0),
+            [{"CPU": 8.0}],
+            r"with tpu=1 \(.*1 has 0 tpu left\)\. Lower --resources, or add nodes t",
+        ),
+        (job(), [], r"1 of 1 job \(the cluster has no nodes\)\. Add nodes\."),
     ],
 )
 def test_what_a_cluster_can_never_place_is_refused_with_what_is_missing(
-    driver: dict[str, float], found: list[dict[str, float]], what: str
+    own: Process, found: list[dict[str, float]], what: str
 ) -> None:
     with pytest.raises(CommandError, match=what):
-        check_cluster(TRAIN, driver, found)
+        check_cluster(TRAIN, own, cluster(*found))
 
 
 def test_what_a_cluster_can_place_is_not_refused() -> None:
-    check_cluster(TRAIN, NOTHING, [{"CPU": 2.0}, {"CPU": 3.0}])
-    check_cluster(TRAIN, {**NOTHING, "CPU": 2.0}, [{"CPU": 6.0}])
-    check_cluster(["validate", "imdb"], {**NOTHING, "tpu": 1.0}, [{"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}])
+    check_cluster(TRAIN, job(), cluster({"CPU": 2.0}, {"CPU": 2.0}))  # Ray is asked for no CPU of the driver
+    check_cluster(TRAIN, job(), cluster({"CPU": 0.0}, {"CPU": 4.0}))
+    check_cluster(TRAIN, job(cpus=2.0), cluster({"CPU": 6.0}))
+    check_cluster(["validate", "imdb"], job(tpu=1.0), cluster({"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}))
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "share", "cpus", "gpus"),
+    ("command", "words", "own", "cpus", "gpus"),
     [
-        # the driver of a run is the one CPU, and the learner's GPU if it learns, that the run asks for
-        ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], {"CPU": 1.0, "GPU": 1.0}, 2, 2),
-        ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], {"CPU": 2.0, "GPU": 2.0}, 3, 3),
-        ("train", ["num_runners=1", "num_learners=1", "gpus_per_learner=1"], {"CPU": 0.0, "GPU": 1.0}, 2, 2),
-        # the driver of a search is none of its trials' drivers
-        ("tune", ["num_runners=1", "gpus_per_learner=1", "--over", "lr=1e-5,1e-4"], {"CPU": 1.0, "GPU": 1.0}, 3, 2),
+        # the job of a run is its driver: the learner's GPU, if it learns, is the job's
+        ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], job(1.0, 1.0), 2, 2),
+        ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], job(2.0, 2.0), 3, 3),
+        ("train", ["num_runners=1", "num_learners=1", "gpus_per_learner=1"], job(0.0, 1.0), 1, 2),
+        # that of a search is none of its trials' drivers, each of which asks for a CPU
+        ("tune", ["num_runners=1", "gpus_per_learner=1", "--over", "lr=1e-5,1e-4"], job(1.0, 1.0), 3, 2),
+        ("tune", ["num_runners=2", "--over", "lr=1e-5,1e-4"], job(), 3, 0),
     ],
 )
-def test_what_the_driver_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_does(
-    command: str, words: list[str], share: dict[str, float], cpus: int, gpus: int
+def test_what_the_job_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_does(
+    command: str, words: list[str], own: Process, cpus: int, gpus: int
 ) -> None:
     asked = [command, "imdb-tiny", "backend=transformers", *words]
-    check_cluster(asked, share, [{"CPU": float(cpus), "GPU": float(gpus)}])
-    with pytest.raises(CommandError, match="CPUs in all"):
-        check_cluster(asked, share, [{"CPU": cpus - 1.0, "GPU": float(gpus)}])
-    with pytest.raises(CommandError, match="GPUs in all"):
-        check_cluster(asked, share, [{"CPU": float(cpus), "GPU": gpus - 1.0}])
+    check_cluster(asked, own, cluster({"CPU": cpus, "GPU": gpus}))
+    with pytest.raises(CommandError, match="has 0 CPUs left"):
+        check_cluster(asked, own, cluster({"CPU": cpus - 1, "GPU": gpus}))
+    if gpus:
+        with pytest.raises(CommandError, match=r"has [01] GPUs left"):
+            check_cluster(asked, own, cluster({"CPU": cpus, "GPU": gpus - 1}))
 
 
 def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("num_learners: 4\n")
     for command in (["train", "backend=transformers", "-c", "mine.yaml"], [*SEARCH[:-1], "lr=1e-5", "-c", "mine.yaml"]):
-        with pytest.raises(CommandError, match="CPUs in all"):
-            check_cluster(command, NOTHING, [{"CPU": 4.0}], tmp_path)
+        with pytest.raises(CommandError, match=r"of [24] learners"):
+            check_cluster(command, job(), cluster({"CPU": 4.0}), tmp_path)
 
 
 @pytest.mark.parametrize("asked", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
@@ -103,12 +127,12 @@ SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
 
 
 def test_a_search_that_a_cluster_can_never_place_is_refused_too() -> None:
-    check_cluster(SEARCH, NOTHING, [{"CPU": 5.0}])
-    with pytest.raises(CommandError, match="ask for 5 CPUs in all, but the Ray cluster has 4"):
-        check_cluster(SEARCH, NOTHING, [{"CPU": 4.0}])
-    with pytest.raises(CommandError, match="2 trials at a time ask for 10 CPUs"):
-        check_cluster([*SEARCH, "--concurrent", "2"], NOTHING, [{"CPU": 5.0}])
-    check_cluster(["tune", "--resume", "/shared/period"], NOTHING, [{"CPU": 1.0}])
+    check_cluster(SEARCH, job(), cluster({"CPU": 2.0}, {"CPU": 3.0}))
+    with pytest.raises(CommandError, match=r"1 of 2 learners with CPU=1 .* beside 1 driver and 2 runners"):
+        check_cluster(SEARCH, job(), cluster({"CPU": 4.0}))
+    with pytest.raises(CommandError, match="2 trials at a time: Ray has no room for 2 of 2 learners"):
+        check_cluster([*SEARCH, "--concurrent", "2"], job(), cluster({"CPU": 6.0}))
+    check_cluster(["tune", "--resume", "/shared/period"], job(), cluster({"CPU": 1.0}))
 
 
 def test_a_search_lies_in_a_shared_folder_under_its_name_and_goes_on_there() -> None:
@@ -137,6 +161,7 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there() -> None:
         ([], [], "Say what to run after `--`"),
         ([], ["submit"], "Say what to run after `--`"),
         ([], ["train"], "Say once where the run is kept"),
+        (["--storage", "/shared"], ["train", "imdb-tiny", "gsm8k"], "One preset at a time: imdb-tiny and gsm8k cannot"),
         (["--storage", "/shared"], ["train", "--out", "/shared/one"], "Say once where the run is kept"),
         (["--storage", "runs"], ["train"], "is relative, and the job's working directory goes when it ends"),
         (["--storage", "s3://me:word@bucket"], ["train"], "holds a password"),

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.command import CommandError
-from launch.session import check_resources
 from launch.task import check
 from launch.validate import main as validate
 from policies import vllm_generator
@@ -106,18 +105,6 @@ def test_without_vllm_its_backend_is_refused_with_how_to_install_it(monkeypatch:
     monkeypatch.setattr(vllm_generator, "version", missing)
     assert "pip install 'cory-rllib[vllm]'" in refusal(backend="vllm")
     check(make_settings({"backend": "transformers"}))
-
-
-def test_more_than_the_cluster_has_is_refused_with_what_it_has() -> None:
-    found = {"CPU": 8.0, "GPU": 1.0}
-    check_resources(make_settings({"num_runners": 7}), found)
-    check_resources(make_settings({"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}), found)
-    with pytest.raises(CommandError, match="ask for 9 CPUs in all, but the Ray cluster has 8"):
-        check_resources(make_settings({"num_runners": 8}), found)
-    with pytest.raises(CommandError, match=r"ask for 1\.5 GPUs in all, but Ray finds 1"):
-        check_resources(make_settings({"num_runners": 1, "gpus_per_runner": 0.5, "gpus_per_learner": 1}), found)
-    with pytest.raises(CommandError, match="but Ray finds 0"):
-        check_resources(make_settings({"gpus_per_runner": 1}), {"CPU": 8.0})
 
 
 def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.CaptureFixture[str]) -> None:
