@@ -43,7 +43,7 @@ def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
     for panel, (key, title, unit) in zip(axes, PANELS, strict=True):
         style(panel, title, unit.format(settings.report_kl_coef))
         exchanges(panel, [line["update"] for line in updates if line.get("exchanged")])
-        for module, colour in zip(settings.modules, cycle(settings.num_agents), strict=True):
+        for module, colour in zip(settings.modules, colours_of(settings.num_agents), strict=True):
             curve(panel, *_training(updates, module, key), colour)
             points(panel, *_held_out(updates, module, key), colour)
     figure.suptitle(_title(settings), fontsize=13, color=INK, x=0.006, ha="left", fontweight="bold")
@@ -104,7 +104,7 @@ def _title(settings: Settings) -> str:
 
 
 def _legend(figure: Figure, settings: Settings, exchanged: bool) -> None:
-    colours = cycle(settings.num_agents)
+    colours = colours_of(settings.num_agents)
     handles = [Line2D([], [], color=c, linewidth=2, label=m) for m, c in zip(settings.modules, colours, strict=True)]
     handles.append(Line2D([], [], color=INK, linewidth=1.1, alpha=FAINTLY, label="training"))
     handles.append(Line2D([], [], color=INK, linewidth=1.8, **POINT, label="held out, bare query"))
@@ -115,6 +115,6 @@ def _legend(figure: Figure, settings: Settings, exchanged: bool) -> None:
     )
 
 
-def cycle(count: int) -> list[str]:
+def colours_of(count: int) -> list[str]:
     """Returns a colour per series."""
     return [COLOURS[index % len(COLOURS)] for index in range(count)]

@@ -8,10 +8,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from launch.curves import COLOURS, FAINT, FAINTLY, GRID, INK, PANELS, POINT, style
+from launch.curves import COLOURS, FAINT, FAINTLY, GRID, INK, PANELS, POINT, colours_of, style
 from launch.report.drawing import Key, Panel, Plot
 from launch.report.marks import bars, dots, limit_to, place, widened
-from launch.report.plots import colours_of, with_interval
+from launch.report.plots import with_interval
 from launch.report.runs import NO_DIFFERENCE, Arm, method
 from launch.report.series import drawn_interval, estimate, final, held_out_mean, over_seeds
 from launch.search_space import show_value

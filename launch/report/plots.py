@@ -6,7 +6,7 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
-from launch.curves import COLOURS, FAINT, INK, PANELS, curve, exchanges, points, style
+from launch.curves import FAINT, INK, PANELS, colours_of, curve, exchanges, points, style
 from launch.report.drawing import Key, Panel, Plot
 from launch.report.marks import band, bars, label_ends, limit_to
 from launch.report.runs import Arm
@@ -206,11 +206,6 @@ def _split(arms: Sequence[Arm]) -> list[Sequence[Arm]]:
     plots = math.ceil(len(arms) / TOGETHER)
     size = math.ceil(len(arms) / plots)
     return [arms[start : start + size] for start in range(0, len(arms), size)]
-
-
-def colours_of(count: int) -> list[str]:
-    """Returns a colour per series."""
-    return [COLOURS[place % len(COLOURS)] for place in range(count)]
 
 
 def with_interval(note: str, arms: Sequence[Arm]) -> str:
