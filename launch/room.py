@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import permutations, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from launch.command import CommandError
@@ -126,7 +126,8 @@ def place(
 ) -> tuple[list[Node], list[Lack]]:
     """Puts every process on the first node that has room, those that ask for most first.
 
-    That can miss room that there is; so where some find none, the other orders of the kinds are tried.
+    That can miss room that there is; so where some find none, the other orders of the kinds are tried, and to put each
+    process on the node that has most left.
 
     Args:
         kinds: of processes, each of another name.
@@ -138,36 +139,45 @@ def place(
     """
     ordered = sorted(kinds, key=lambda kind: (kind.gpus, len(kind.custom), kind.cpus), reverse=True)
     tried = []
-    for order in permutations(ordered):
+    for spread, order in product((False, True), permutations(ordered)):
         filled = deepcopy(list(nodes))
-        lacking = [lack for kind in order if (lack := _fill(kind, filled, (needs or {}).get(kind.name, ())))]
+        lacking = [lack for kind in order if (lack := _fill(kind, filled, (needs or {}).get(kind.name, ()), spread))]
         tried.append((filled, lacking))
         if not lacking:
             return tried[-1]
     return tried[0]
 
 
-def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory]) -> Lack | None:
+def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory], spread: bool) -> Lack | None:
     """Puts as many processes of a kind as there are, or is room for, on nodes; says what the rest lack."""
     host = sum(need.host + (need.total if need.device == "cpu" else 0) for need in needs)
     device = sum(need.total for need in needs if need.device != "cpu")
-    left = kind.count
+    held = [0] * len(nodes)
+    for _ in range(kind.count):
+        fits = [
+            place
+            for place, node in enumerate(nodes)
+            if not _short(node, kind) and not _short_of_memory(node, kind, host, device)
+        ]
+        if not fits:
+            break
+        place = max(fits, key=lambda place: (sum(nodes[place].gpus), nodes[place].cpus)) if spread else fits[0]
+        _take(nodes[place], kind, host)
+        held[place] += 1
+    for node, count in zip(nodes, held, strict=True):
+        if count:
+            node.holds.append(counted(count, kind.name))
+    left = kind.count - sum(held)
+    if not left:
+        return None
     reasons: set[str] = set()
     short: set[str] = set()
     for node in nodes:
-        held = 0
-        while held < left and not _short(node, kind) and not _short_of_memory(node, kind, host, device):
-            _take(node, kind, host)
-            held += 1
-        if held:
-            node.holds.append(counted(held, kind.name))
-            left -= held
-        if left:
-            missing = _short(node, kind)
-            words = " and ".join(f"{amount:g} {name}{'s' * (name in OWN)}" for name, amount in missing.items())
-            reasons.add(f"{node.name} has {words} left" if missing else _short_of_memory(node, kind, host, device))
-            short |= set(missing)
-    return Lack(kind, left, sorted(reasons), short) if left else None
+        missing = _short(node, kind)
+        words = " and ".join(f"{amount:g} {name}{'s' * (name in OWN)}" for name, amount in missing.items())
+        reasons.add(f"{node.name} has {words} left" if missing else _short_of_memory(node, kind, host, device))
+        short |= set(missing)
+    return Lack(kind, left, sorted(reasons), short)
 
 
 def _asked(kind: Process) -> dict[str, float]:

@@ -34,7 +34,8 @@ def secret_in(word: str) -> str | None:
     Args:
         word: with a URI, or with options after a `?`, or without.
     """
-    secret = [name for name, _ in parse_qsl(word.partition("?")[2]) if is_secret(name)]
+    options = word.partition("?")[2]
+    secret = [name for name, _ in parse_qsl(options) if is_secret(name) and not re.search(r"\s", options)]  # else prose
     if not secret and not _PASSWORD.search(word):
         return None
     shown = re.split(r"(?<=://)|(?<=\?)", word)[0]

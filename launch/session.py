@@ -61,8 +61,10 @@ def quiet_libraries(debug: bool) -> None:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         # Else Ray's processes starve beside any other load (they run at 15), and waits for them run out.
         os.environ.setdefault("RAY_worker_niceness", "0")
-    elif IN_JOB not in os.environ and (host := _place(os.environ["RAY_ADDRESS"]).hostname) not in FOUND_BY_RAY:
-        settle_authentication(host)
+    elif IN_JOB not in os.environ:
+        with contextlib.suppress(ValueError):  # no address at all, as `join` tells
+            if (host := _place(os.environ["RAY_ADDRESS"]).hostname) not in FOUND_BY_RAY:
+                settle_authentication(host)
     if debug:
         return
     for name, value in QUIET.items():

@@ -52,10 +52,10 @@ def check_place(place: str, what: str = "run") -> None:
         CommandError: a relative path inside a Ray job; a URI with a password or another secret.
     """
     if is_uri(place):
-        if (held := secret_in(place)) is not None:
+        if (secret := secret_in(place)) is not None:
             raise CommandError(
-                f"{held}, which run folders, logs and job lists would show. Give credentials by the environment of the "
-                "nodes, or by a file there."
+                f"{secret}, which run folders, logs and job lists would show. Give credentials by the environment of "
+                "the nodes, or by a file there."
             )
     elif IN_JOB in os.environ and not Path(place).is_absolute():
         uri = ", or a URI such as s3://bucket/runs/NAME" if what == "run" else ""
@@ -310,8 +310,8 @@ class Storage:
         direct = self._files.type_name in OBJECT_STORES
         target = self._at(name) if direct else f"{self._at(name)}.part"
         try:
-            with held():
-                if not name.startswith(f"{CHECKPOINTS}/") or name.endswith(f"/{manifest.NAME}"):
+            with held() if direct else contextlib.nullcontext():
+                if direct and (not name.startswith(f"{CHECKPOINTS}/") or name.endswith(f"/{manifest.NAME}")):
                     source = io.BytesIO(source.read())
                 if not direct:
                     self._files.create_dir(str(PurePosixPath(target).parent), recursive=True)

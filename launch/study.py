@@ -100,8 +100,11 @@ def _command(options: argparse.Namespace) -> int:
         if kept.arm in study.arms:  # whatever is asked for now: results of other settings are no part of this study
             job = Job(study, study.arms[kept.arm], kept.seed, options.out)
             found = job.found()
-            if found is not None and found != kept and not options.dry_run:  # the study says other things of its arm
-                write(job.result, found)
+            if found == kept or options.dry_run or (claim := job.claim()) is None:
+                continue
+            with claim:
+                if (found := job.found()) is not None:  # the study says other things of its arm
+                    write(job.result, found)
     able = [arm for arm in arms if arm.missing is None]
     asked = jobs(study, options.out, able, options.seeds)
     done = {job: job.found() for job in asked}

@@ -20,10 +20,11 @@ WRITTEN = ("checkpoint_every", "keep_checkpoints", "final_queries", "samples_eve
 HOW_COMPUTED = (
     *("num_runners", "gpus_per_runner", "tensor_parallel", "runner_threads", "runner_resources"),
     *("num_learners", "gpus_per_learner", "learner_resources", "micro_batch"),
-    *("generation_timeout", "reward_timeout", "learner_timeout"),
+    *("generation_timeout", "learner_timeout"),
 )
-"""Settings that say where and how fast a run is computed, but not what is learned, beyond the order of sums."""
-RESUMABLE = ("updates", *WRITTEN, *HOW_COMPUTED, "on_reward_error")
+"""Settings that say where and how fast a run is computed, but not what is learned, beyond rounding. (Where dtype is
+`auto`, a device may round otherwise than the one before.)"""
+RESUMABLE = ("updates", *WRITTEN, *HOW_COMPUTED, "on_reward_error", "reward_timeout")
 """Settings that may change when a run goes on."""
 
 USAGE = """cory train [PRESET] [-c FILE ...] [key=value ...] [options]
@@ -113,7 +114,6 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.configuration import DEFAULT_PRESET, as_yaml, resolve, split
     from launch.run_directory import new_path
     from launch.storage import check_place
-    from launch.stored_run import leave
 
     named, pairs = split(options.words)
     preset = named or DEFAULT_PRESET
@@ -141,16 +141,13 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     check_place(place)
     if options.go_on and (found := _find(place)):
         settings = _same(found, settings)
-    if found is not None and (options.go_on or found.storage is not None) and _is_done(found, settings):
-        leave(found)
-        longer = f"{found.resume_command()} updates={2 * settings.updates}"
-        print(
-            f"{found.shown(found.path)} is done: it has all of its {settings.updates} updates. To lengthen it: {longer}"
-        )
-        return 0
-    if found is None and IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
+        if _is_done(found, settings):  # told without a look at its checkpoint, which may be large and far away
+            return _tell_done(found, settings)
+    if IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
         session.check_driver(settings)
     done = None if found is None else _reopen(found, settings, origin)
+    if found is not None and done is not None and done >= settings.updates:
+        return _tell_done(found, settings)
     run_directory = found or _create(place, settings, origin)
 
     from launch.training import train
@@ -245,8 +242,23 @@ def _changes(pairs: Sequence[str]) -> "dict[str, Value]":
     return changes
 
 
+def _tell_done(run_directory: "RunDirectory", settings: "Settings") -> int:
+    """Says that a run is done; of one in storage, which has all of it, nothing stays here."""
+    from launch.stored_run import leave
+
+    leave(run_directory)
+    print(
+        f"{run_directory.shown(run_directory.path)} is done: it has all of its {settings.updates} updates. To lengthen "
+        f"it: {run_directory.resume_command()} updates={2 * settings.updates}"
+    )
+    return 0
+
+
 def _reopen(run_directory: "RunDirectory", settings: "Settings", origin: str) -> int:
-    """Takes the folder of a run and sets it back to its latest checkpoint, of which it returns the update."""
+    """Takes the folder of a run and sets it back to its latest checkpoint, of which it returns the update.
+
+    One that is done stays as it is.
+    """
     from launch.recovery import last_whole
 
     folder = run_directory.shown(run_directory.path)
@@ -256,10 +268,7 @@ def _reopen(run_directory: "RunDirectory", settings: "Settings", origin: str) ->
     if done is None:
         raise CommandError(f"{folder} has no checkpoint to go on from. Start a new run.")
     if done >= settings.updates:
-        raise CommandError(
-            f"{folder} has done {done} updates, all that it was to do. To lengthen it: "
-            f"{run_directory.resume_command()} updates={2 * done}"
-        )
+        return done
     run_directory.cut_after(done)
     if settings != run_directory.settings():
         run_directory.write_settings(settings, origin)

@@ -134,8 +134,11 @@ class _Run:
             ending.enter_context(session.ray_session(processes(self.settings), self.debug, patience))
             self.interrupts.install()  # Ray took SIGTERM
             self.terminal.stage("Loading the models")
-            algo = self._build(done)
+            algo = self._build()
             ending.push(partial(_stop_failed, algo))
+            latest = self.run.checkpoints.latest()
+            if done is not None and latest is not None:
+                algo.restore_from_path(str(latest[1].resolve()))
             self.trackers = ending.enter_context(open_trackers(self.run.path, self.settings, after=done))
             if done is None:
                 self._start(algo)
@@ -143,14 +146,10 @@ class _Run:
             algo.stop()
             return algo.updates
 
-    def _build(self, done: int | None) -> "Cory":
+    def _build(self) -> "Cory":
         from policies.cory import CoryConfig
 
-        algo = cast("Cory", CoryConfig().cory(**self.settings.model_dump()).build_algo())
-        latest = self.run.checkpoints.latest()
-        if done is not None and latest is not None:
-            algo.restore_from_path(str(latest[1].resolve()))
-        return algo
+        return CoryConfig().cory(**self.settings.model_dump()).build_algo()
 
     def _start(self, algo: "Cory") -> None:
         """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""

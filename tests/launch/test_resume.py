@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from launch.command import CommandError
+from launch.configuration import as_yaml
 from launch.manifest import FormatError
 from launch.run_directory import RunDirectory
-from launch.train import _find, _is_done, _reopen, _resumed, _same
+from launch.train import _find, _is_done, _reopen, _resumed, _same, main
 from policies.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.test_checkpoints import write
@@ -60,6 +61,27 @@ def test_a_run_that_is_still_running_is_refused_with_its_process(run: RunDirecto
     run.lock()
     with pytest.raises(CommandError, match=r"in use by another run \(process \d+\)"):
         _reopen(RunDirectory.open(run.path), SETTINGS, "cory train")
+
+
+def test_a_run_whose_last_checkpoint_is_damaged_is_not_done(run: RunDirectory) -> None:
+    done = SETTINGS.model_copy(update={"updates": 6})
+    assert _reopen(run, done, "cory train") == 6
+    (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
+    assert _reopen(run, done, "cory train") == 3
+
+
+@pytest.mark.parametrize("command", ["--resume", "--continue"])
+def test_devices_that_a_run_cannot_have_are_refused_when_it_goes_on_too(
+    run: RunDirectory, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus = ["gpus_per_runner=1", "gpus_per_learner=1"]
+    same = tmp_path / "same.yaml"
+    same.write_text(as_yaml(SETTINGS))
+    words = ["--resume", str(run.path)] if command == "--resume" else ["-c", str(same), "--out", str(run.path), command]
+    before = run.updates()
+    assert main([*words, *gpus]) == 2
+    assert "the driver learns on the first GPU, which Ray gives to runners too" in capsys.readouterr().err
+    assert run.updates() == before and run.settings() == SETTINGS
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

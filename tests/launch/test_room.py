@@ -79,6 +79,13 @@ def is_room(processes: Sequence[Process], nodes: Sequence[Node]) -> bool:
     return False
 
 
+def test_uneven_parts_of_gpus_find_the_room_that_there_is() -> None:
+    kinds = [Process("runner", 4, 1, 0.3, {}), Process("learner", 2, 0, 0.4, {})]
+    filled, lacking = place(kinds, [some("a", gpus=1), some("b", gpus=1)])
+    assert not lacking
+    assert [sorted(node.holds) for node in filled] == [["1 learner", "2 runners"]] * 2
+
+
 def test_no_room_that_there_is_is_missed() -> None:
     draw = random.Random(0)
     found = []

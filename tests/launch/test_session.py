@@ -108,6 +108,7 @@ def test_a_local_ray_listens_to_this_machine_alone() -> None:
         ({"RAY_ADDRESS": "10.0.0.1:6379"}, "token"),
         ({"RAY_ADDRESS": "10.0.0.1:6379", "RAY_AUTH_MODE": "disabled"}, "disabled"),
         ({"RAY_ADDRESS": "auto"}, None),  # Ray knows
+        ({"RAY_ADDRESS": "[::1:6379"}, None),  # none at all, as `join` says
         ({"RAY_ADDRESS": "10.0.0.1:6379", IN_JOB: "{}"}, None),  # its node does
     ],
 )

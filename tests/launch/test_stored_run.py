@@ -232,7 +232,7 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     )
 
 
-def test_a_run_that_is_done_in_storage_is_told_so_without_its_checkpoint_and_leaves_nothing_here(
+def test_a_run_that_is_done_in_storage_is_told_so_and_leaves_nothing_here(
     home: Path, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored_run(tmp_path / "storage" / "run")
@@ -248,7 +248,9 @@ def test_a_run_that_is_done_in_storage_is_told_so_without_its_checkpoint_and_lea
     monkeypatch.setattr(Storage, "_get", noted)
     assert train.main(command) == 0
     assert "is done: it has all of its 6 updates. To lengthen it: " in capsys.readouterr().out
-    assert sorted(copied) == ["config.yaml", "metrics.jsonl"]
+    own = [name for name in copied if not name.startswith("checkpoints/")]
+    assert sorted(own) == ["config.yaml", "metrics.jsonl"]
+    assert (copied == own) == (command[0] != "--resume")  # which looks whether it is whole
     assert not list((home / "cory-rllib" / "runs").iterdir())
 
 

@@ -259,7 +259,8 @@ def test_uris_and_options_without_a_secret_are_sent() -> None:
     for value in ("DATABASE_URL=postgresql://me@host:5432/runs", "MLFLOW_TRACKING_URI=http://host:5000"):
         name, _, uri = value.partition("=")
         assert _environment(options("--env", value))[name] == uri
-    words = ["evaluate", "abfs://runs@account.dfs.core.windows.net/one", "reward=m:f?scale=2", "Which key? my token"]
+    words = ["evaluate", "abfs://runs@account.dfs.core.windows.net/one", "reward=m:f?scale=2"]
+    words += ["prompt=What is {query}? key=A", "prompt=Is it so? Reply with token=yes or token=no"]
     assert _command(options(), words)[0] == words
 
 
