@@ -102,8 +102,8 @@ def _command(options: argparse.Namespace) -> int:
             found = job.found()
             if found == kept or options.dry_run or (claim := job.claim()) is None:
                 continue
-            with claim:
-                if (found := job.found()) is not None:  # the study says other things of its arm
+            with claim:  # the study says other things of its arm today
+                if (found := job.found()) is not None:
                     write(job.result, found)
     able = [arm for arm in arms if arm.missing is None]
     asked = jobs(study, options.out, able, options.seeds)

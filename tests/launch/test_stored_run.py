@@ -12,6 +12,7 @@ from launch.command import CommandError
 from launch.configuration import as_yaml
 from launch.evaluate import _run_in
 from launch.journal import Journal
+from launch.records import Update
 from launch.run_directory import RunDirectory
 from launch.storage import Storage, StorageError
 from launch.stored_run import create_run, hand_over, is_begun, open_run, read_run
@@ -339,13 +340,18 @@ def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.Capt
     assert capsys.readouterr().err.startswith("Error: ftp://host/run is no place for a run")
 
 
+def begun_in_storage(folder: Path) -> tuple[RunDirectory, list[Update], Storage]:
+    """A run of 12 updates of which storage has 3, with all the lines of its metrics."""
+    run = record(folder / "run", SETTINGS, updates=range(4))
+    storage = Storage(uri_of(folder / "bucket" / "run"))
+    storage.push(run.path, keep=2, best=None)
+    return run, record(folder / "later", SETTINGS).updates(), storage
+
+
 def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_machine_trains_it(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = record(tmp_path / "run", SETTINGS, updates=range(4))
-    later = record(tmp_path / "later", SETTINGS).updates()
-    storage = Storage(uri_of(tmp_path / "bucket" / "run"))
-    storage.push(run.path, keep=2, best=None)
+    run, later, storage = begun_in_storage(tmp_path)
 
     def train(seconds: float) -> None:
         """What happens between two looks."""
@@ -366,10 +372,7 @@ def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_m
 def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = record(tmp_path / "run", SETTINGS, updates=range(4))
-    later = record(tmp_path / "later", SETTINGS).updates()
-    storage = Storage(uri_of(tmp_path / "bucket" / "run"))
-    storage.push(run.path, keep=2, best=None)
+    run, later, storage = begun_in_storage(tmp_path)
     refresh = Storage.refresh
     looks: list[Path] = []
 
