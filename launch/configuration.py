@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,6 +18,38 @@ BASE = "base"
 """The key by which a preset names the preset that it builds on."""
 
 _FOLDER = files("launch") / "presets"
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping with a key twice, of which YAML would keep the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Checks the keys, then does as usual."""
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        known: set[tuple[str, str]] = set()
+        for key in keys:
+            if (key.tag, key.value) in known:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key `{key.value}` stands twice", problem_mark=key.start_mark
+                )
+            known.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """Reads what a person wrote in YAML.
+
+    Args:
+        text: the YAML.
+        where: it stands, for messages.
+
+    Raises:
+        CommandError: it is no YAML, or says something twice.
+    """
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506, a safe loader
+    except yaml.YAMLError as error:
+        raise CommandError(f"{where} is not valid YAML: {' '.join(str(error).split())}.") from error
 
 
 def presets() -> dict[str, str]:
@@ -113,10 +146,7 @@ def as_yaml(settings: Settings) -> str:
 
 
 def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]:
-    try:
-        loaded = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise CommandError(f"{where} is not valid YAML: {' '.join(str(error).split())}.") from error
+    loaded = read_yaml(text, where) or {}
     if not isinstance(loaded, Mapping):
         raise CommandError(f"{where} must hold `key: value` lines, but holds a {type(loaded).__name__}.")
     for key in loaded:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from launch.command import CommandError
-from launch.configuration import Value, read_preset, read_words, scalar
+from launch.configuration import Value, read_preset, read_words, read_yaml, scalar
 from policies.settings import Settings, SettingsError, make_settings
 
 _FOLDER = files("launch") / "studies"
@@ -111,11 +111,7 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
         CommandError: there is no such study, or it is not as the module's docstring says.
     """
     name, text = _read(where)
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise CommandError(f"{where} is not valid YAML: {' '.join(str(error).split())}.") from error
-    entries = _mapping(found, where)
+    entries = _mapping(read_yaml(text, where), where)
     _check_keys(entries, _KEYS, where)
     if not entries.get("arms"):
         raise CommandError(f"{where} has no arms.")
@@ -203,6 +199,10 @@ def _read(where: str) -> tuple[str, str]:
         close = difflib.get_close_matches(where, studies(), n=1, cutoff=0.4)
         hint = f" Did you mean `{close[0]}`?" if close else ""
         raise CommandError(f"There is no study `{where}`.{hint} There are: {', '.join(studies())}. Or name a .yaml.")
+    if path.stem in studies():
+        raise CommandError(
+            f"{where} has the name of the shipped study {path.stem}, whose results it would be taken for. Rename it."
+        )
     try:
         return path.stem, path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -226,10 +226,10 @@ def _arm(name: str, entries: dict[str, Any], seeds: object, before: Mapping[str,
     against = entries.get("against", first)
     if first is None and (changes or against):
         raise CommandError(f"{where} is the first, which all others are held against: it changes nothing.")
-    if against is not None and against not in before:
+    if against is not None and not _among(against, before):
         raise CommandError(f"{where} is held against {against}, which is no arm before it: {', '.join(before)}.")
     also = entries.get("also", [])
-    if not isinstance(also, list) or not set(also) <= before.keys() - {against}:
+    if not isinstance(also, list) or not all(_among(name, before) and name != against for name in also):
         raise CommandError(f"{where}: also is a list of arms before it, other than {against}, not {also!r}.")
     of_tier = seeds.get(tier) if isinstance(seeds, Mapping) else seeds
     return Arm(
@@ -243,6 +243,10 @@ def _arm(name: str, entries: dict[str, Any], seeds: object, before: Mapping[str,
         seeds=read_seeds(entries.get("seeds", of_tier), where),
         needs={str(path): str(command) for path, command in _mapping(entries.get("needs") or {}, where).items()},
     )
+
+
+def _among(name: object, arms: Mapping[str, Arm]) -> bool:
+    return isinstance(name, str) and name in arms
 
 
 def _resolve(base: str, values: Mapping[str, Value]) -> Settings:

@@ -2,7 +2,8 @@
 
 A claim is decided by the 95 % interval of our figure over seeds (Student's t): *reproduced* where all of it lies where
 the claim says, *not reproduced* where all of it lies elsewhere, else *inconclusive*, as always below `FEWEST` runs of
-an arm. "Similar", "almost" and "far" are given numbers here, which are ours: `SIMILAR` and `FAR`.
+an arm. Claims about runs that collapse are decided by their number. "Similar", "almost" and "far" are given numbers
+here, which are ours: `SIMILAR` and `FAR`.
 
 A figure's text says of how many runs it is where some lack it, such as those that diverged.
 """
@@ -30,7 +31,7 @@ from launch.study_measures import (
     whole,
 )
 from launch.study_results import StudyRun
-from launch.study_sweeps import hypervolumes, matched
+from launch.study_sweeps import hypervolumes, larger, matched
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
 Arms = Mapping[str, Sequence[StudyRun]]
@@ -45,6 +46,8 @@ FAR = 1.5
 """Ratio from which one KL is far above another, or much higher."""
 LATE = 5
 """Last updates that a figure of training is the mean of."""
+MUCH_MORE = 10
+"""Times as often as before training, that a policy repeats itself much more often."""
 SOON = 0.1
 """Share of the updates after which a run that converges early has reached `NEARLY` of its gain."""
 NEARLY = 0.9
@@ -188,7 +191,7 @@ def observer_below_pioneer(arms: Arms) -> Finding | None:
 def pareto(arms: Arms) -> Finding | None:
     """Claims that over the sweep of `kl_coef` CORY's hypervolume is larger than PPO's."""
     ppo, cory = hypervolumes(arms)
-    found = differences({seed: cory[seed] - ppo[seed] for seed in sorted(ppo.keys() & cory.keys())})
+    found = larger(cory, ppo)
     if found is None:
         return None
     return Finding(
@@ -202,36 +205,63 @@ def pareto(arms: Arms) -> Finding | None:
 def learning_rates(arms: Arms) -> Finding | None:
     """Claims that at one learning rate every PPO run collapses and no CORY run.
 
-    Not reproduced where at no rate that happens, but at one all runs of both collapse.
+    Not reproduced where at one PPO's runs mostly collapse, and at none they do so more often than CORY's. (Not: at one
+    all of both do, as a single run at a limit would decide that.)
     """
     pairs = matched(arms, "lr")
     if len(pairs) < 2:
         return None
     counts = {rate: (collapses(ppo), len(ppo), collapses(cory), len(cory)) for rate, (ppo, cory) in pairs.items()}
     text = "; ".join(f"{rate:g}: PPO {a} of {n}, CORY {b} of {m}" for rate, (a, n, b, m) in sorted(counts.items()))
-    decided = [(a == n, b / m) for a, n, b, m in counts.values() if n >= FEWEST and m >= FEWEST]
-    if (True, 0.0) in decided:
+    decided = [(a / n, b / m) for a, n, b, m in counts.values() if n >= FEWEST and m >= FEWEST]
+    if (1.0, 0.0) in decided:
         return Finding(text, "reproduced")
     # Where PPO never collapses, the rates were too low to tell.
-    return Finding(text, "not reproduced" if (True, 1.0) in decided else "inconclusive")
+    mostly, more = any(ppo > 0.5 for ppo, _ in decided), any(ppo > cory for ppo, cory in decided)
+    return Finding(text, "not reproduced" if mostly and not more else "inconclusive")
 
 
-def collapse_shows(arms: Arms, signature: str) -> Finding | None:
-    """Claims that most of PPO's runs that collapse show one of health's signs, such as `repetition`."""
-    ppo = [run for runs in arms.values() for run in runs if run.settings.num_agents == 1 and run.settings.critic]
-    signs = [{sign.signature for sign in found} for run in ppo if (found := collapse(run))]
-    if not ppo:
+def collapse_is_endless(arms: Arms) -> Finding | None:
+    """Claims that most of PPO's runs that collapse hardly end their responses any more."""
+    runs = _collapsed(arms)
+    if runs is None:
         return None
-    count = sum(signature in each for each in signs)
-    text = f"{count} of the {len(signs)} runs of PPO that collapsed"
-    if len(signs) < FEWEST:
-        return Finding(text, "inconclusive")
-    return Finding(text, "reproduced" if 2 * count > len(signs) else "not reproduced")
+    endless = sum("eos" in _signatures(run) for run in runs)
+    text = f"{endless} of the {len(runs)} runs of PPO that collapsed"
+    return Finding(text, _most(endless, runs, "not reproduced"))
 
 
-def beyond_reach(arms: Arms) -> Finding | None:
-    """Stands for a claim that no shipped study answers; its rule says why."""
-    return None
+def collapse_repeats(arms: Arms) -> Finding | None:
+    """Claims that most of PPO's runs that collapse repeat themselves, beyond health's limit.
+
+    Not reproduced where most do not even repeat themselves `MUCH_MORE` times as often as before training.
+    """
+    runs = _collapsed(arms)
+    if runs is None:
+        return None
+    measure, start = final("repetition"), before("repetition")
+    beyond = sum("repetition" in _signatures(run) for run in runs)
+    more = sum((measure(run) or 0.0) > MUCH_MORE * (start(run) or 0.0) for run in runs)
+    text = (
+        f"{beyond} of the {len(runs)} runs of PPO that collapsed; {more} more than {MUCH_MORE} times as often as before"
+    )
+    return Finding(text, _most(beyond, runs, "inconclusive" if 2 * more > len(runs) else "not reproduced"))
+
+
+def _collapsed(arms: Arms) -> list[StudyRun] | None:
+    """Returns PPO's runs, in all arms, that collapsed; None where it was not run."""
+    ppo = [run for runs in arms.values() for run in runs if run.settings.num_agents == 1 and run.settings.critic]
+    return [run for run in ppo if collapse(run)] if ppo else None
+
+
+def _signatures(run: StudyRun) -> set[str]:
+    return {sign.signature for sign in collapse(run)}
+
+
+def _most(count: int, runs: Sequence[StudyRun], otherwise: Verdict) -> Verdict:
+    if len(runs) < FEWEST:
+        return "inconclusive"
+    return "reproduced" if 2 * count > len(runs) else otherwise
 
 
 def declines(arms: Arms, arm: str) -> Finding | None:

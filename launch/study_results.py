@@ -4,6 +4,7 @@ Everything that tables and plots need of a run is in its file, so a study may go
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, cast
@@ -31,6 +32,7 @@ _POLICY = (
     *("entropy", "clip_fraction", "grad_norm", "value_loss"),
 )
 """What is kept of a policy's training, where there is such a figure; the combined reward follows."""
+_OWN = re.compile(r"seed_\d+\.json")
 _LINE = ("update", "roles", "exchanged", "tokens", "evaluation", "health")
 
 
@@ -135,7 +137,8 @@ def kept_results(folder: Path) -> list[StudyRun]:
     Raises:
         CommandError: one cannot be read.
     """
-    return [read_one(file) for file in (folder / "results").glob("*/seed_*.json")]
+    files = sorted((folder / "results").glob("*/seed_*.json"))
+    return [read_one(file) for file in files if _OWN.fullmatch(file.name)]
 
 
 def read_one(file: Path) -> StudyRun:
@@ -144,13 +147,36 @@ def read_one(file: Path) -> StudyRun:
     What the file leaves out because it follows is filled in: combined rewards of training, and the figures of roles.
 
     Raises:
-        CommandError: it is damaged, or another version wrote it.
+        CommandError: it is damaged, another version wrote it, or it is of another run than its name says.
     """
+    again = "Remove it, and `cory study` does that run again."
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         run = StudyRun(**{**found, "settings": make_settings(found["settings"])})
-    except (OSError, ValueError, KeyError, TypeError, SettingsError) as error:
-        raise CommandError(f"{file} cannot be read as a study's result: {error}") from error
+        _check(run)
+        _fill_in(run)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SettingsError) as error:
+        reason = f"{type(error).__name__} {error}" if isinstance(error, LookupError) else error
+        raise CommandError(f"{file} cannot be read as a study's result: {reason}. {again}") from error
+    if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
+        raise CommandError(f"{file} holds the result of arm {run.arm}, seed {run.seed}. {again}")
+    return run
+
+
+def _check(run: StudyRun) -> None:
+    """Refuses what tables and plots would fail over."""
+    holders = [("cost", run.cost, Cost), ("hardware", run.hardware, Hardware), ("final", run.final, FinalFigures)]
+    for name, found, kind in holders:
+        if name == "final" and found is None:
+            continue
+        if lacking := kind.__required_keys__ - dict(found or {}).keys():
+            raise ValueError(f"{name} lacks {', '.join(sorted(lacking))}")
+    for name in ("metrics", "samples"):
+        if not all(type(line["update"]) is int for line in getattr(run, name)):
+            raise ValueError(f"a line of {name} is not of an update")
+
+
+def _fill_in(run: StudyRun) -> None:
     for line in run.metrics:
         if "policy" in line:
             for figures in line["policy"].values():
@@ -159,7 +185,6 @@ def read_one(file: Path) -> StudyRun:
                     None if reward is None or kl is None else reward - run.settings.report_kl_coef * kl
                 )
             line["role"] = {role: line["policy"][module] for role, module in line["roles"].items()}
-    return run
 
 
 def write(file: Path, run: StudyRun) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from launch.configuration import Value
-from launch.study_measures import Point, hypervolume, point, reference
+from launch.study_measures import Difference, Point, differences, hypervolume, point, reference
 from launch.study_results import StudyRun
 
 FEWEST = 3
@@ -52,6 +52,11 @@ def hypervolumes(arms: Mapping[str, Sequence[StudyRun]]) -> tuple[dict[int, floa
     return _hypervolumes([ppo for ppo, _ in pairs.values()], worst), _hypervolumes(
         [cory for _, cory in pairs.values()], worst
     )
+
+
+def larger(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
+    """Returns by how much one hypervolume is larger than another, seed by seed."""
+    return differences({seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())})
 
 
 def _hypervolumes(columns: Sequence[Sequence[StudyRun]], worst: Mapping[int, Point]) -> dict[int, float]:

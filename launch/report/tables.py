@@ -18,7 +18,6 @@ from launch.study_measures import (
     collapses,
     cpu_seconds,
     critic_loss,
-    differences,
     paired,
     seconds,
     variance,
@@ -122,13 +121,12 @@ def hypervolume_rows(arms: Sequence[Arm]) -> list[dict[str, Cell]]:
     for study, by_arm in studies.items():
         ppo, cory = study_sweeps.hypervolumes(by_arm)
         if ppo and cory:
-            more = differences({seed: cory[seed] - ppo[seed] for seed in sorted(ppo.keys() & cory.keys())})
             rows.append(
                 {
                     "Study": Cell(study),
                     "PPO": cell(list(ppo.values()), "{:.1f}"),
                     "CORY": cell(list(cory.values()), "{:.1f}"),
-                    "CORY less PPO": _difference(more),
+                    "CORY less PPO": _difference(study_sweeps.larger(cory, ppo)),
                 }
             )
     return rows
@@ -139,7 +137,7 @@ def claim_rows(arms: Sequence[Arm]) -> list[study_claims.Row]:
     results = [result for arm in arms for result in arm.results]
     if {result.study for result in results}.isdisjoint(claim.study for claim in study_claims.CLAIMS):
         return []
-    return sorted(study_claims.table(results), key=lambda row: row.verdict == "not run")
+    return sorted(study_claims.table(results), key=lambda row: row.found.verdict == "not run")
 
 
 def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from tests.launch.results_of_studies import figures, study_run
 
 
 def verdicts(runs: list[StudyRun]) -> dict[str, str]:
-    return {row.claim: row.verdict for row in table(runs)}
+    return {row.claim.text: row.found.verdict for row in table(runs)}
 
 
 def arm(name: str, reward: float, kl: float, agents: int = 2, seeds: int = 5, **differs: Any) -> list[StudyRun]:
@@ -55,7 +55,7 @@ def test_other_kinds_of_claims() -> None:
 def test_runs_that_lack_a_figure_are_counted_where_the_others_are() -> None:
     runs = arm("cory", 2.0, 3.0) + arm("ppo", 2.0, 9.0, agents=1)
     runs[-1] = runs[-1]._replace(status="diverged", final=None)
-    ours = {row.claim: row.ours for row in table(runs)}
+    ours = {row.claim.text: row.found.text for row in table(runs)}
     assert ours["PPO's final KL is more than twice CORY's"].endswith("n = 4 of 5")
     assert " of the gain [" in ours["The two CORY agents end almost equal"]
     assert ours["The two CORY agents end almost equal"].endswith("], n = 5")
@@ -79,8 +79,8 @@ def test_without_exchange_both_roles_count_as_neither_policy_trains_on_both_prom
 def test_a_run_that_did_not_do_all_updates_has_no_vote_on_what_training_changes() -> None:
     whole = arm("ppo", 2.0, 9.0, agents=1, seeds=3)
     short = [run._replace(seed=3, metrics=run.metrics[:-1], status="diverged", final=None) for run in whole[:1]]
-    row = next(row for row in table(whole + short) if row.claim == "PPO's combined reward falls in training")
-    assert row.ours.endswith("n = 3 of 4")
+    row = next(row.found for row in table(whole + short) if row.claim.text == "PPO's combined reward falls in training")
+    assert row.text.endswith("n = 3 of 4")
 
 
 def test_where_ppo_collapses_it_is_said_how() -> None:
@@ -88,6 +88,10 @@ def test_where_ppo_collapses_it_is_said_how() -> None:
     repeating = [study_run("ppo-lr", seed, end) for seed, end in enumerate(ends)]
     found = verdicts(arm("ppo", 2.0, 9.0, agents=1) + repeating)
     assert found["Where PPO collapses, it repeats itself"] == "reproduced"
+    below_the_limit = [study_run("ppo-lr", seed, figures(2.0, 60.0, repetition=0.1)) for seed in range(3)]
+    assert verdicts(below_the_limit)["Where PPO collapses, it repeats itself"] == "inconclusive"
+    other = [study_run("ppo-lr", seed, figures(2.0, 60.0)) for seed in range(3)]
+    assert verdicts(other)["Where PPO collapses, it repeats itself"] == "not reproduced"
     few = verdicts(arm("ppo", 2.0, 9.0, agents=1) + repeating[:2])
     assert few["Where PPO collapses, it repeats itself"] == "inconclusive"
     assert found["CORY answers 18 % of GSM8K's test questions right at the first try"] == "not run"
@@ -96,8 +100,8 @@ def test_where_ppo_collapses_it_is_said_how() -> None:
 def test_early_gain_is_a_share_of_the_largest_gain_not_of_what_is_left_of_it() -> None:
     end, curve = figures(1.0, 3.0), (0.0, 1.0, 2.0, 1.0)
     runs = [study_run("cory", seed, end, end, curve=curve, study="arithmetic") for seed in range(3)]
-    row = next(row for row in table(runs) if row.claim == "CORY converges early")
-    assert row.ours.startswith("+50% of the gain") and row.verdict == "not reproduced"
+    row = next(row.found for row in table(runs) if row.claim.text == "CORY converges early")
+    assert row.text.startswith("+50% of the gain") and row.verdict == "not reproduced"
 
 
 def test_what_the_paper_reports_is_found_where_results_are_so() -> None:
@@ -129,6 +133,9 @@ def test_a_collapse_at_one_learning_rate_decides_the_claim_of_robustness() -> No
     wild = arm("cory-lr", 2.0, 60.0, seeds=3, lr=1e-3)
     assert verdicts(base + wild + collapsed)[claim] == "not reproduced"
     assert verdicts(base + wild[:1] + collapsed[:1])[claim] == "inconclusive"
+    at_the_limit = [*collapsed[:2], mild[2]]  # one run less says the same
+    assert verdicts(base + wild + at_the_limit)[claim] == "not reproduced"
+    assert verdicts(base + wild[:1] + sound[1:] + at_the_limit)[claim] == "inconclusive"
 
 
 def test_frontiers_are_compared_by_hypervolume_seed_by_seed() -> None:
@@ -158,15 +165,15 @@ def test_the_quoted_reduction_of_collapses_is_over_settings() -> None:
             differs: dict[str, Any] = {} if lr == 2e-4 else {"lr": lr}
             runs += arm(f"cory-{lr}", 2.0, cory, seeds=seeds, **differs)
             runs += arm(f"ppo-{lr}", 2.0, ppo, agents=1, seeds=seeds, **differs)
-        return next(row for row in table(runs) if row.claim == "-67 % collapse")
+        return next(row.found for row in table(runs) if row.claim.text == "-67 % collapse")
 
     # Many runs of one setting are one witness.
     one = judged({2e-4: (3.0, 3.0), 1e-3: (60.0, 3.0)}, seeds=20)
-    assert one.ours == "-100%, n = 1 (PPO 20 of 40, CORY 0 of 40, in 1 of 2 settings)"
+    assert one.text == "-100%, n = 1 (PPO 20 of 40, CORY 0 of 40, in 1 of 2 settings)"
     assert one.verdict == "inconclusive"
     # -1, -1, -1 and 0 of each setting: mean -0.75, deviation 0.5; t of 3 degrees of freedom is 3.182.
     some = judged({2e-4: (60.0, 3.0), 5e-4: (60.0, 3.0), 1e-3: (60.0, 3.0), 3e-3: (60.0, 60.0)})
-    assert some.ours.startswith("-75% [-155%, +5%], n = 4 (PPO 12 of 12, CORY 3 of 12")
+    assert some.text.startswith("-75% [-155%, +5%], n = 4 (PPO 12 of 12, CORY 3 of 12")
     assert some.verdict == "inconclusive"
     more = {lr: (60.0, 60.0 if lr > 5e-3 else 3.0) for lr in (2e-4, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3, 7e-3)}
     assert judged(more).verdict == "reproduced"
@@ -182,8 +189,8 @@ def test_without_exchange_the_roles_kl_in_the_last_updates_is_compared() -> None
         )
         lines = [{"update": 5, "role": early}, *({"update": 6 + number, "role": late} for number in range(5))]
         runs.append(run._replace(metrics=cast(list[Update], lines)))
-    row = next(row for row in table(runs) if "far below the pioneer's" in row.claim)
-    assert row.verdict == "reproduced" and row.ours.startswith("KL × 3.9")  # of 3, 3.5, 4, 4.5, 5 the geometric mean
+    row = next(row.found for row in table(runs) if "far below the pioneer's" in row.claim.text)
+    assert row.verdict == "reproduced" and row.text.startswith("KL × 3.9")  # of 3, 3.5, 4, 4.5, 5 the geometric mean
 
 
 def test_less_variance_comes_with_its_interval() -> None:
@@ -192,6 +199,6 @@ def test_less_variance_comes_with_its_interval() -> None:
         study_run("cory", seed, *[figures(2.0 + sign * 0.1 * seed, 3.0) for sign in (1, -1)]) for seed in range(5)
     ]
     wide = [study_run("ppo", seed, figures(2.0 + 0.2 * seed, 3.0)) for seed in range(5)]
-    found = {row.claim: row for row in table(spread + wide)}["-41 % variance"]
+    found = {row.claim.text: row.found for row in table(spread + wide)}["-41 % variance"]
     # a quarter of the variance; F of (4, 4) has 97.5 % below 9.605
-    assert found.ours.startswith("-75% [-97%, +140%]") and found.verdict == "inconclusive"
+    assert found.text.startswith("-75% [-97%, +140%]") and found.verdict == "inconclusive"

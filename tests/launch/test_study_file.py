@@ -66,6 +66,10 @@ def write(folder: Path, arms: str, head: str = "base: imdb-tiny\nsettings: {dtyp
         ("  two: {num_agents: 1, against: three}\n", "held against three, which is no arm before it"),
         ("  two: {num_agents: 1, tier: one}\n", "tier is 1, 2"),
         ("  two: {num_agents: 1, also: [one]}\n", "also is a list of arms before it, other than one"),
+        ("  two: {num_agents: 1, also: [[one]]}\n", "also is a list of arms before it"),
+        ("  two: {num_agents: 1, against: [one]}\n", "which is no arm before it"),
+        ("  two: {num_agents: 1}\n  two: {num_agents: 3}\n", "the key `two` stands twice"),
+        ("  two: {lr: 1.0e-3, lr: 2.0e-3}\n", "the key `lr` stands twice"),
         ("  two: {num_agents: 1, seeds: 0}\n", "seeds are a count"),
         ("  Two/2: {num_agents: 1}\n", "name folders"),
         ("  two: {num_agents: 1, label: one}\n", "several arms with the label 'one'"),
@@ -91,6 +95,13 @@ def test_the_first_arm_is_the_base_itself(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("base: imdb-tiny\nsettings: {dtype: fp32}\narms:\n  one: {lr: 1.0e-5}\n")
     with pytest.raises(CommandError, match="it changes nothing"):
+        load(str(file))
+
+
+def test_a_study_cannot_be_taken_for_a_shipped_one(tmp_path: Path) -> None:
+    file = tmp_path / "imdb.yaml"
+    Path(write(tmp_path, "  two: {num_agents: 1}\n")).rename(file)
+    with pytest.raises(CommandError, match="the name of the shipped study imdb"):
         load(str(file))
 
 

@@ -13,12 +13,13 @@ from launch.final import FIGURES, Final
 from launch.run_directory import RunDirectory, lock_folder
 from launch.study_file import load
 from launch.study_measures import critic_loss
-from launch.study_results import read, rounded, write
+from launch.study_results import read, result_file, rounded, write
 from launch.study_runs import Ended, Job, Performer, collect, keep_policies
 from launch.train import main as train
 from launch.trained import POLICIES, STATE
 from policies.settings import Settings
 from tests.launch.conftest import record
+from tests.launch.results_of_studies import figures, study_run
 
 UPDATES = 15
 RESPONSE = "a wonderful film. It has great performances. It features all"
@@ -172,8 +173,42 @@ def test_a_folder_without_results_and_a_damaged_result_are_refused(tmp_path: Pat
     file = tmp_path / "results" / "cory" / "seed_0.json"
     file.parent.mkdir(parents=True)
     file.write_text("{")
-    with pytest.raises(CommandError, match=r"seed_0\.json cannot be read as a study's result"):
+    with pytest.raises(CommandError, match=r"seed_0\.json cannot be read as a study's result.*Remove it"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("metrics", None, "not iterable"),
+        ("metrics", [{"policy": {}}], "KeyError 'update'"),
+        ("metrics", [{"update": 1, "policy": {"llm_1": {}}}], "KeyError 'task_reward'"),
+        ("cost", {}, "cost lacks cpu_seconds"),
+        ("cost", None, "cost lacks cpu_seconds"),
+        ("hardware", {}, "hardware lacks bf16"),
+        ("samples", None, "not iterable"),
+        ("final", {"policy": {}}, "final lacks mean"),
+        ("final", "x", "dictionary"),
+        ("settings", [], "mapping"),
+        ("arm", "ppo", "holds the result of arm ppo, seed 0"),
+    ],
+)
+def test_a_result_of_which_a_part_is_damaged_is_refused(
+    tmp_path: Path, key: str, value: object, complaint: str
+) -> None:
+    file = result_file(tmp_path, "cory", 0)
+    write(file, study_run("cory", 0, figures(1.0, 1.0), figures(1.0, 1.0)))
+    read(tmp_path)
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(CommandError, match=complaint):
+        read(tmp_path)
+
+
+def test_a_copy_of_a_result_is_no_result(tmp_path: Path) -> None:
+    file = result_file(tmp_path, "cory", 0)
+    write(file, study_run("cory", 0, figures(1.0, 1.0), figures(1.0, 1.0)))
+    (file.parent / "seed_0 (1).json").write_bytes(file.read_bytes())
+    assert len(read(tmp_path)) == 1
 
 
 def test_figures_are_rounded_to_significant_digits_and_what_is_not_finite_is_none() -> None:
