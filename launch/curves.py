@@ -65,13 +65,13 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value  # matplotlib leaves a gap at NaN
 
 
-def curve(panel: Axes, x: Sequence[int], y: Sequence[float], colour: str, faintly: bool = True) -> None:
+def curve(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str, faintly: bool = True) -> None:
     """Draws figures of training, of which there is one per update, behind those of evaluations if there are any."""
     strength: dict[str, Any] = {"linewidth": 1.1, "alpha": FAINTLY} if faintly else {"linewidth": 1.6}
     panel.plot(x, y, color=colour, marker="." if len(x) < 3 else None, **strength)
 
 
-def points(panel: Axes, x: Sequence[int], y: Sequence[float], colour: str) -> None:
+def points(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
     """Draws figures of held-out evaluations."""
     panel.plot(x, y, color=colour, linewidth=1.8, **POINT, zorder=3)
 

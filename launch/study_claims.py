@@ -122,8 +122,8 @@ CLAIMS = (
         "imdb",
         PAPER,
         "Where PPO collapses, it repeats itself",
-        f"of its collapsed runs, in all arms, most repeat token pairs beyond max_repetition; not reproduced where most do "
-        f"not even {MUCH_MORE} times as often as before training",
+        "of its collapsed runs, in all arms, most repeat token pairs beyond max_repetition; not reproduced where most "
+        f"do not even {MUCH_MORE} times as often as before training",
         find.collapse_repeats,
     ),
     Claim(

@@ -25,6 +25,8 @@ EXACT = 14
 DRAWN = 20_000
 """Signs that are drawn for more pairs."""
 
+SHOWS_COLLAPSE = {"repetition", "eos_rate", "kl", "response_length"}
+"""The figures of a policy in which collapse shows."""
 Measure = Callable[[StudyRun], float | None]
 """A figure of a run; None where the run has none."""
 
@@ -294,7 +296,7 @@ def collapse(run: StudyRun) -> list[Sign]:
             last |= run.final["policy"]
         for module in run.settings.modules:
             figures = {name: value for name, value in last[module].items() if value is not None}
-            if figures.keys() >= {"repetition", "eos_rate", "kl", "response_length"}:  # runs of before had fewer
+            if figures.keys() >= SHOWS_COLLAPSE:  # runs of before had fewer
                 signs += signs_of_collapse(run.settings, module, figures, first[module].get("eos_rate") or 0.0)
     if run.status == "diverged":
         signs.append(Sign("diverged", "the run", run.reason or ""))

@@ -165,11 +165,13 @@ def read_one(file: Path) -> StudyRun:
 
 def _check(run: StudyRun) -> None:
     """Refuses what tables and plots would fail over."""
-    holders = [("cost", run.cost, Cost), ("hardware", run.hardware, Hardware), ("final", run.final, FinalFigures)]
-    for name, found, kind in holders:
-        if name == "final" and found is None:
-            continue
-        if lacking := kind.__required_keys__ - dict(found or {}).keys():
+    parts = [
+        ("cost", run.cost, Cost.__required_keys__),
+        ("hardware", run.hardware, Hardware.__required_keys__),
+        ("final", run.final, FinalFigures.__required_keys__ if run.final is not None else set()),
+    ]
+    for name, found, keys in parts:
+        if lacking := keys - dict(found or {}).keys():
             raise ValueError(f"{name} lacks {', '.join(sorted(lacking))}")
     for name in ("metrics", "samples"):
         if not all(type(line["update"]) is int for line in getattr(run, name)):

@@ -29,7 +29,6 @@ KEYS: dict[str, dict[str, Any]] = {
     "held out": {"linewidth": 1.8, **POINT},
     "exchange": {"linewidth": 1.2, "linestyle": EXCHANGE},
     "series": {"linewidth": 2.2},
-    "seed": {"linewidth": 0, "marker": "o", "markersize": 4, "alpha": FAINTLY},
 }
 """How a legend shows what a plot holds."""
 _VARIABLES = {

@@ -13,7 +13,7 @@ from launch.report.drawing import Key, Panel, Plot
 from launch.report.marks import bars, dots, limit_to, place, widened
 from launch.report.plots import with_interval
 from launch.report.runs import NO_DIFFERENCE, Arm, method
-from launch.report.series import drawn_interval, estimate, final, held_out_mean, over_seeds
+from launch.report.series import drawn_interval, estimate, final, held_out_mean, over_runs
 from launch.search_space import show_value
 from launch.study_measures import Estimate, Point, pareto_front
 from launch.study_runs import NO_MATTER
@@ -21,28 +21,58 @@ from launch.study_runs import NO_MATTER
 SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "partner_reward": 3, "num_agents": 3}
 """Settings whose effect is drawn, and from how many values on."""
 TOLD_APART = 8
-"""Arms that have a colour of their own in the Pareto plane, at most; more share that of their number of agents."""
+"""Arms that have a colour of their own in the Pareto plane, at most; more share one."""
 HELD_OUT = "Held out, mean of the policies, at the end."
 
 
-def pareto(arms: Sequence[Arm]) -> Plot:
-    """Returns the Pareto plane: task reward against −KL, where each arm went and where it ended."""
-    names = [arm.label if len(arms) <= TOLD_APART else method(arm.settings) for arm in arms]
-    colours = dict(zip(dict.fromkeys(names), colours_of(len(set(names))), strict=True))
-    says = "; ".join(f"{arm.label}: {shown(final(arm, 'task_reward'))} at KL {shown(final(arm, 'kl'))}" for arm in arms)
+def pareto(arms: Sequence[Arm]) -> list[Plot]:
+    """Returns the Pareto plane: task reward against −KL, where each arm went and where it ended.
+
+    Where arms are too many to be told apart, of a study's first tier, and in a plane of its own the sweep of `kl_coef`;
+    without tiers, coloured by what their method is called.
+    """
+    families = _families(arms, "kl_coef", 2)
+    first = _first_tier(arms)
+    if len(arms) <= TOLD_APART or len(first) == len(arms):
+        named = [arm.label if len(arms) <= TOLD_APART else method(arm.settings) for arm in arms]
+        return [_plane("pareto", "Task reward against KL", list(zip(arms, named, strict=True)), families)]
+    named = [arm.label if len(first) <= TOLD_APART else method(arm.settings) for arm in first]
+    tier = f", tier {first[0].runs[0].result.tier}"
+    plots = [_plane("pareto", f"Task reward against KL{tier}", list(zip(first, named, strict=True)), [])]
+    if families:
+        of_family = dict(zip(_called(families, "kl_coef"), families, strict=True))
+        swept = [(arm, name) for name, family in of_family.items() for arm in family]
+        plots.append(_plane("pareto-kl_coef", "Task reward against KL over kl_coef", swept, families))
+    return plots
+
+
+def _plane(name: str, title: str, arms: Sequence[tuple[Arm, str]], families: Sequence[Sequence[Arm]]) -> Plot:
+    """Returns one Pareto plane.
+
+    Args:
+        name: of the plot.
+        title: of the plot.
+        arms: each with the name that has its colour.
+        families: of arms that differ in `kl_coef` alone, whose frontiers are drawn.
+    """
+    names = list(dict.fromkeys(each for _, each in arms))
+    colours = dict(zip(names, colours_of(len(names)), strict=True))
+    says = "; ".join(
+        f"{arm.label}: {shown(final(arm, 'task_reward'))} at KL {shown(final(arm, 'kl'))}" for arm, _ in arms
+    )
     note = f"{HELD_OUT} Up and to the right is better. Large dots: means over seeds."
-    fronts = [{id(arm) for arm in family} for family in _families(arms, "kl_coef", 2)]
-    if fronts:
+    if families:
         note += " Steps: the frontier over kl_coef of arms that differ in nothing else."
-    if len(arms) <= TOLD_APART:
+    if len(names) == len(arms):
         note += " Small dots: single runs; thin lines: the way there."
-    coefs = {arm.settings.report_kl_coef for arm in arms}
+    coefs = {arm.settings.report_kl_coef for arm, _ in arms}
     coef = coefs.pop() if len(coefs) == 1 else 0.0
     if coef > 0:
         note += f" Along a dotted line the combined reward, task reward − {coef:g} · KL, is the same."
-    panel = Panel(partial(_pareto, list(zip(arms, names, strict=True)), fronts, colours, coef), says, height=3.8)
+    fronts = [{id(arm) for arm in family} for family in families]
+    panel = Panel(partial(_pareto, arms, fronts, colours, coef), says, height=3.8)
     legend = [Key(label, colour) for label, colour in colours.items()]
-    return Plot("pareto", "Task reward against KL", with_interval(note, arms), [panel], legend)
+    return Plot(name, title, with_interval(note, [arm for arm, _ in arms], bars=True), [panel], legend)
 
 
 def _pareto(
@@ -58,7 +88,7 @@ def _pareto(
     ends = [(estimate([-x for x in final(arm, "kl")]), estimate(final(arm, "task_reward"))) for arm, _ in arms]
     points: dict[int, tuple[Point, str]] = {}
     for (arm, name), (x, y) in zip(arms, ends, strict=True):
-        if len(arms) <= TOLD_APART:
+        if len(colours) == len(arms):
             kl, task = held_out_mean(arm, "kl"), held_out_mean(arm, "task_reward")
             panel.plot([-value for value in kl.mean], task.mean, color=colours[name], linewidth=1.1, alpha=FAINTLY)
             if len(arm.counted) > 1:
@@ -92,16 +122,26 @@ def _equal(panel: Axes, coef: float, limits: tuple[tuple[float, float], tuple[fl
 def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
     """Returns the arms' final combined reward, a row each, on an axis of its own for each tier of a study.
 
-    Of later tiers without the arms of sweeps, which are drawn as such and may be far off.
+    Of later tiers without the arms of sweeps, which are drawn as such and may be far off, but with those of earlier
+    tiers that theirs are compared with.
     """
-    first = min(arm.runs[0].result.tier for arm in arms)
+    first = _first_tier(arms)
     swept = {id(arm) for key, least in SWEPT.items() for family in _families(arms, key, least) for arm in family}
     tiers: dict[int, list[Arm]] = {}
     for arm in arms:
-        tier = arm.runs[0].result.tier
-        if tier == first or id(arm) not in swept:
-            tiers.setdefault(tier, []).append(arm)
-    return [_side_by_side(of_tier, None if place == 0 else tier) for place, (tier, of_tier) in enumerate(tiers.items())]
+        if arm not in first and id(arm) not in swept:
+            tiers.setdefault(arm.runs[0].result.tier, []).append(arm)
+    plots = [_side_by_side(first, None)]
+    for tier, of_tier in tiers.items():
+        compared = {(arm.runs[0].result.study, arm.runs[0].result.against) for arm in of_tier}
+        baselines = [arm for arm in first if (arm.runs[0].result.study, arm.runs[0].result.arm) in compared]
+        plots.append(_side_by_side([*baselines, *of_tier], tier))
+    return plots
+
+
+def _first_tier(arms: Sequence[Arm]) -> list[Arm]:
+    first = min(arm.runs[0].result.tier for arm in arms)
+    return [arm for arm in arms if arm.runs[0].result.tier == first]
 
 
 def _side_by_side(arms: Sequence[Arm], tier: int | None) -> Plot:
@@ -110,7 +150,7 @@ def _side_by_side(arms: Sequence[Arm], tier: int | None) -> Plot:
         name, title = f"{name}-tier-{tier}", f"{title}, tier {tier}"
     values = [final(arm, "combined_reward") for arm in arms]
     says = "; ".join(f"{arm.label}: {shown(of_arm)}" for arm, of_arm in zip(arms, values, strict=True))
-    note = with_interval(f"{HELD_OUT} Small dots: single runs.", arms)
+    note = with_interval(f"{HELD_OUT} Small dots: single runs.", arms, bars=True)
     panel = Panel(partial(_rows, [arm.label for arm in arms], values), says, height=0.42 * len(arms) + 0.9, left=0.15)
     return Plot(name, title, note, [panel])
 
@@ -191,7 +231,7 @@ def _sweep(key: str, families: Mapping[str, Sequence[Arm]]) -> Plot:
         )
         draw = partial(_steps, heading, unit.format(arms[0].settings.report_kl_coef), key, ticks, colours, lines)
         panels.append(Panel(draw, f"{heading} over {key}. {says}"))
-    note = with_interval(f"{HELD_OUT} Small dots: single runs. Values stand evenly.", arms)
+    note = with_interval(f"{HELD_OUT} Small dots: single runs. Values stand evenly.", arms, bars=True)
     legend = [Key(label, colour) for label, colour in colours.items()]
     return Plot(f"sweep-{key}", f"Sensitivity to {key}", note, panels, legend)
 
@@ -211,8 +251,7 @@ def _steps(
     panel.set_xticks(range(len(ticks)), labels)
     drawn = {}
     for label, line in lines.items():
-        seeds = max(len(found) for _, found in line)
-        drawn[label] = over_seeds([{x: found[seed] for x, found in line if seed < len(found)} for seed in range(seeds)])
+        drawn[label] = over_runs(dict(line))
         for x, found in line:
             if len(found) > 1:
                 dots(panel, [x] * len(found), found, colours[label])

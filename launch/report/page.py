@@ -30,7 +30,7 @@ def page(runs: Sequence[Run]) -> Page:
     evaluated = [arm for arm in arms if any(run.held_out for run in arm.runs)]
     overview: list[Plot] = []
     if evaluated:
-        overview.append(ends.pareto(evaluated))
+        overview += ends.pareto(evaluated)
     if len(arms) > 1 and evaluated:
         overview += ends.side_by_side(arms)
     over_training = plots.comparisons(arms) if len(arms) > 1 else []
@@ -52,6 +52,7 @@ def page(runs: Sequence[Run]) -> Page:
         version=own_version(),
         caveats=_caveats(arms),
         rule=_rule(arms),
+        queries=_queries(arms),
         arms=tables.arm_rows(arms),
         differences=tables.difference_rows(arms),
         hypervolumes=tables.hypervolume_rows(arms),
@@ -89,6 +90,12 @@ def _subtitle(runs: Sequence[Run]) -> str:
     tasks = ", ".join(dict.fromkeys(run.settings.task for run in runs))
     models = ", ".join(dict.fromkeys(run.settings.model for run in runs))
     return f"Task {tasks} · model {models} · {len(runs)} run{'s' * (len(runs) > 1)}"
+
+
+def _queries(arms: Sequence[Arm]) -> str:
+    """Returns on how many queries the last evaluations are, if on as many in all runs."""
+    counts = {final["queries"] for arm in arms for run in arm.counted if (final := run.result.final) is not None}
+    return f" ({counts.pop()})" if len(counts) == 1 else ""
 
 
 def _rule(arms: Sequence[Arm]) -> str:
@@ -129,8 +136,6 @@ def _caveats(arms: Sequence[Arm]) -> list[str]:
         found.append(f"Trained for different numbers of updates, and compared all the same: {', '.join(names)}.")
     if names := [arm.label for arm in arms if len({run.settings.seed for run in arm.runs}) < len(arm.runs)]:
         found.append(f"Runs with the same seed count as one each, which they are not: {', '.join(names)}.")
-    if len({run.result.hardware["bf16"] for run in counted if run.result.study}) > 1:
-        found.append("Some machines computed in bf16 and others in fp32 (Environment): runs differ in that too.")
     if any(sum(value == value for value in final(arm, "combined_reward")) == 2 for arm in arms):
         found.append("Two seeds say little: the 95 % interval of their mean is 13 standard errors to either side.")
     return found

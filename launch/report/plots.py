@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 
@@ -12,6 +13,7 @@ from launch.report.marks import band, bars, label_ends, limit_to
 from launch.report.runs import Arm
 from launch.report.series import (
     FEWEST,
+    TOKEN_KL,
     Series,
     exchanged,
     held_out,
@@ -27,15 +29,19 @@ TOGETHER = 6
 """Arms in one plot of curves, at most."""
 BANDS = 4
 """Lines that may have a band, and a label at their end, each."""
+APART = 0.012
+"""Share of a panel's width between the points of two lines at the same update."""
 LONG = 12
 """Letters of such a label, at most."""
 HEALTH = (
     ("repetition", "Repetition", "share of token pairs"),
     ("eos_rate", "Ended by itself", "share of responses"),
+    (TOKEN_KL, "KL to the initial policy", "nats per token"),
     ("response_length", "Response length", "tokens"),
 )
-HELD_OUT = "Dots: each policy alone on held-out queries, mean over seeds."
-INTERVAL = "Bands and bars: 95 % interval of the mean over seeds (Student's t), from three seeds on."
+LIMITS = {"repetition": "max_repetition", TOKEN_KL: "max_token_kl"}
+"""The settings that say from where on a figure is a sign of collapse, whatever it was before training."""
+INTERVAL = "{}: 95 % interval of the mean over seeds (Student's t), from three seeds on. A panel's edge cuts wide ones."
 
 
 def curves_of(arm: Arm, name: str) -> list[Plot]:
@@ -45,7 +51,7 @@ def curves_of(arm: Arm, name: str) -> list[Plot]:
         _curves(
             f"{name}-policies",
             f"{arm.label}: by policy",
-            f"Lines: responses in training. {HELD_OUT}",
+            f"Lines: responses in training. Dots: each policy alone on {held_out_queries([arm])}, mean over seeds.",
             arm,
             {module: partial(_policy, arm, module) for module in modules},
             evaluated=True,
@@ -99,7 +105,7 @@ def _curves(
         legend += [Key("training", INK, "training"), Key("held out, bare query", INK, "held out")]
     if updates:
         legend.append(Key("role exchange", FAINT, "exchange"))
-    return Plot(name, title, with_interval(note, [arm]), panels, legend)
+    return Plot(name, title, with_interval(note, [arm], bands=len(members) <= BANDS, bars=evaluated), panels, legend)
 
 
 def _lines(
@@ -112,6 +118,7 @@ def _lines(
     limit: float | None = None,
 ) -> None:
     style(panel, title, unit)
+    lines = _apart(lines)
     if limit is not None:
         panel.axhline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
     for label, (trained, evaluated) in lines.items():
@@ -121,11 +128,11 @@ def _lines(
     drawn = [series for pair in lines.values() for series in pair if series is not None]
     limit_to(panel, drawn)
     exchanges(panel, exchanged_after)
-    if len(lines) <= BANDS:
-        for label, (trained, evaluated) in lines.items():
+    for label, (trained, evaluated) in lines.items():
+        if len(lines) <= BANDS:
             band(panel, trained, colours[label])
-            if evaluated is not None:
-                bars(panel, evaluated, colours[label])
+        if evaluated is not None:
+            bars(panel, evaluated, colours[label])
     if _beside(lines):
         label_ends(panel, {label: _foremost(pair) for label, pair in lines.items()}, colours)
 
@@ -134,9 +141,9 @@ def comparisons(arms: Sequence[Arm]) -> list[Plot]:
     """Returns the arms' curves in the same panels, some at a time: held out, or in training where none is evaluated."""
     evaluated = any(is_evaluated(arm) for arm in arms)
     arms = [arm for arm in arms if is_evaluated(arm) or not evaluated]
-    note = (
-        "Mean of the policies, each alone on held-out queries." if evaluated else "Mean of the policies, in training."
-    )
+    note = "Mean of the policies, in training."
+    if evaluated:
+        note = f"Mean of the policies, each alone on {held_out_queries(arms)}; points of one update stand side by side."
     plots = []
     for part, some in enumerate(_split(arms), start=1):
         colours = dict(zip([arm.label for arm in some], colours_of(len(some)), strict=True))
@@ -159,7 +166,8 @@ def comparisons(arms: Sequence[Arm]) -> list[Plot]:
             )
         legend = [Key(label, colour) for label, colour in colours.items()]
         suffix = f"-{part}" if len(arms) > TOGETHER else ""
-        plots.append(Plot(f"arms{suffix}", "Arms over training", with_interval(note, some), panels, legend))
+        shown = with_interval(note, some, bands=not evaluated and len(some) <= BANDS, bars=evaluated)
+        plots.append(Plot(f"arms{suffix}", "Arms over training", shown, panels, legend))
     return plots
 
 
@@ -171,7 +179,7 @@ def health(arms: Sequence[Arm]) -> list[Plot]:
         panels = []
         for key, heading, unit in HEALTH:
             lines: dict[str, Drawn] = {arm.label: (_trained(arm, key), None) for arm in some}
-            limit = max(arm.settings.max_repetition for arm in some) if key == "repetition" else None
+            limit = max(getattr(arm.settings, LIMITS[key]) for arm in some) if key in LIMITS else None
             panels.append(
                 Panel(
                     partial(_lines, heading, unit, (), colours, lines, limit=limit),
@@ -181,7 +189,8 @@ def health(arms: Sequence[Arm]) -> list[Plot]:
             )
         legend = [Key(label, colour) for label, colour in colours.items()]
         suffix = f"-{part}" if len(arms) > TOGETHER else ""
-        note = with_interval("Mean of the policies, in training. Dashed: the limit max_repetition.", some)
+        note = f"Mean of the policies, in training. Dashed: the limits {' and '.join(LIMITS.values())}."
+        note = with_interval(note, some, bands=len(some) <= BANDS)
         plots.append(Plot(f"health{suffix}", "Signs of collapse", note, panels, legend))
     return plots
 
@@ -204,13 +213,41 @@ def _beside(labels: Collection[str]) -> int:
 def _split(arms: Sequence[Arm]) -> list[Sequence[Arm]]:
     """Deals arms out to as few plots as can hold them, as many to each."""
     plots = math.ceil(len(arms) / TOGETHER)
-    size = math.ceil(len(arms) / plots)
-    return [arms[start : start + size] for start in range(0, len(arms), size)]
+    ends = [math.ceil(len(arms) * part / plots) for part in range(plots + 1)]
+    return [arms[start:end] for start, end in pairwise(ends)]
 
 
-def with_interval(note: str, arms: Sequence[Arm]) -> str:
-    """Returns a plot's note, with what its intervals are if it has any."""
-    return f"{note} {INTERVAL}" if any(len(arm.runs) >= FEWEST for arm in arms) else note
+def _apart(lines: Mapping[str, Drawn]) -> dict[str, Drawn]:
+    """Moves the points of several lines a little to the side, so that their bars do not hide one another."""
+    updates = [update for _, evaluated in lines.values() if evaluated is not None for update in evaluated.x]
+    step = APART * (max(updates) - min(updates)) if updates else 0.0
+    moved = {}
+    for place, (label, (trained, evaluated)) in enumerate(lines.items()):
+        if evaluated is not None:
+            aside = step * (place - (len(lines) - 1) / 2)
+            evaluated = evaluated._replace(x=[update + aside for update in evaluated.x])
+        moved[label] = trained, evaluated
+    return moved
+
+
+def with_interval(note: str, arms: Sequence[Arm], bands: bool = False, bars: bool = False) -> str:
+    """Returns a plot's note, with what its intervals are if it has any.
+
+    Args:
+        note: what else there is to say.
+        arms: in the plot.
+        bands: intervals are drawn as bands.
+        bars: they are drawn as bars.
+    """
+    drawn = " and ".join(name for name, are in (("bands", bands), ("bars", bars)) if are)
+    several = any(len(arm.runs) >= FEWEST for arm in arms)
+    return f"{note} {INTERVAL.format(drawn.capitalize())}" if drawn and several else note
+
+
+def held_out_queries(arms: Sequence[Arm]) -> str:
+    """Returns how many queries the evaluations during training are of, in words."""
+    counts = {arm.settings.eval_queries for arm in arms}
+    return f"{counts.pop()} held-out queries" if len(counts) == 1 else "held-out queries"
 
 
 def _ends(lines: Mapping[str, Drawn]) -> str:

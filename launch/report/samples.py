@@ -1,18 +1,18 @@
 """Sample texts for people: what each role answered over time, side by side, and where it had collapsed."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from launch.records import Response, SampleLine
 from launch.report.runs import Run
+from launch.report.series import held_out
 from launch.rows import show
-from launch.study_measures import collapse
+from launch.study_measures import SHOWS_COLLAPSE, collapse
 from launch.texts import visible
 from policies.health import signs_of_collapse
 from policies.settings import Settings
 
-NEEDED = {"repetition", "eos_rate", "kl", "response_length"}
-"""The figures in which collapse shows."""
 FIRST = 3
 """Responses of each policy alone that are shown in any case."""
 FAR = "of a policy whose KL is beyond max_token_kl"
@@ -118,14 +118,16 @@ def _signs(response: Response, of_policy: Collection[str], settings: Settings) -
 
 
 def _signs_of_policies(run: Run) -> Signs:
-    """Returns the signs of collapse that `policies.health` finds in each update's training."""
-    first: dict[str, float] = {}
+    """Returns the signs of collapse that `policies.health` finds in each update's training.
+
+    The end-of-sequence rate before training is that of the evaluation then, of more responses than the first update's.
+    """
+    first = {policy: held_out(run, policy, "eos_rate").get(0, math.nan) for policy in run.settings.modules}
     found = {}
     for line in run.updates:
         for policy, figures in line.get("policy", {}).items():
             known = {key: value for key, value in figures.items() if value is not None}
-            if known.keys() >= NEEDED:
-                rate = first.setdefault(policy, known["eos_rate"])
-                signs = signs_of_collapse(run.settings, policy, known, rate)
+            if known.keys() >= SHOWS_COLLAPSE:
+                signs = signs_of_collapse(run.settings, policy, known, first[policy])
                 found[line["update"], policy] = {sign.signature for sign in signs}
     return found

@@ -11,6 +11,8 @@ from launch.study_measures import Estimate, Measure
 
 FEWEST = 3
 """Seeds from which on an interval is drawn; with two, Student's t makes it 13 standard errors to either side."""
+TOKEN_KL = "token_kl"
+"""The key of a policy's KL per token, as health has it."""
 Curve = Mapping[int, float]
 """A figure by update."""
 
@@ -18,7 +20,7 @@ Curve = Mapping[int, float]
 class Series(NamedTuple):
     """A curve over seeds; an end of the interval is NaN where fewer than `FEWEST` seeds have a value."""
 
-    x: list[int]
+    x: Sequence[float]
     mean: list[float]
     low: list[float]
     high: list[float]
@@ -26,15 +28,20 @@ class Series(NamedTuple):
 
 def over_seeds(curves: Sequence[Curve]) -> Series:
     """Averages curves, at each update those that have a finite value there."""
-    series = Series([], [], [], [])
-    for update in sorted({update for curve in curves for update in curve}):
-        found = estimate([curve.get(update) for curve in curves])
-        series.x.append(update)
-        series.mean.append(math.nan if found is None else found.mean)
-        low, high = drawn_interval(found)
-        series.low.append(low)
-        series.high.append(high)
-    return series
+    updates = sorted({update for curve in curves for update in curve})
+    return over_runs({update: [curve.get(update) for curve in curves] for update in updates})
+
+
+def over_runs(by_x: Mapping[int, Sequence[float | None]]) -> Series:
+    """Averages, at each place, what the runs there have that is finite."""
+    found = [estimate(values) for values in by_x.values()]
+    ends = [drawn_interval(each) for each in found]
+    return Series(
+        list(by_x),
+        [math.nan if each is None else each.mean for each in found],
+        [low for low, _ in ends],
+        [high for _, high in ends],
+    )
 
 
 def drawn_interval(found: Estimate | None) -> tuple[float, float]:
@@ -88,6 +95,8 @@ def held_out(run: Run, policy: str, key: str) -> Curve:
 
 def number(figures: Figures, key: str) -> float:
     """Returns a figure, NaN where it is not known."""
+    if key == TOKEN_KL:
+        return number(figures, "kl") / max(number(figures, "response_length"), 1.0)
     value = figures.get(key)
     return math.nan if value is None else value
 

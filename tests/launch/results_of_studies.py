@@ -50,7 +50,7 @@ def study_run(
         {
             "update": 1 + number,
             "roles": dict(zip(settings.roles, modules, strict=True)),
-            "policy": {module: {"task_reward": value} for module in modules},
+            "policy": {module: {"task_reward": value, "kl": 0.0} for module in modules},
         }
         for number, value in enumerate(training)
     ]

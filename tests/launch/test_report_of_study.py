@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
 from launch.command import CommandError
 from launch.records import Update
 from launch.report import tables
 from launch.report.command import main, report
 from launch.report.ends import pareto, side_by_side, sweeps
-from launch.report.plots import comparisons
+from launch.report.plots import comparisons, health
 from launch.report.runs import arms_of, read
 from launch.report.samples import moments_of
 from launch.study_results import StudyRun, result_file, write
@@ -64,7 +66,7 @@ def test_figures_are_those_of_the_last_evaluation(study: Path) -> None:
 def test_what_the_critic_leaves_of_the_returns_is_shown_where_it_is_known(tmp_path: Path) -> None:
     run = study_run("ppo", 0, figures(1.0, 2.0), training=(0.0, 0.0))
     for line, loss in zip([line for line in run.metrics if "policy" in line], (0.1, 0.3), strict=True):
-        line["policy"]["llm_1"] |= {"kl": 0.0, "value_loss": loss}
+        line["policy"]["llm_1"] |= {"value_loss": loss}
     keep(tmp_path, run, study_run("cory", 0, figures(1.0, 2.0), place=1))
     ppo, older = tables.arm_rows(arms_of(read([tmp_path])))
     assert (ppo["more"][3].text, older["more"][3].text) == ("0.20", "-")
@@ -136,11 +138,13 @@ def test_a_sweep_joins_the_arms_that_differ_in_its_setting_alone(study: Path) ->
 
 def test_a_frontier_joins_arms_that_differ_in_the_kl_coefficient_alone(study: Path, tmp_path: Path) -> None:
     steps = "Steps: the frontier over kl_coef"
-    assert steps in pareto(arms_of(read([study]))).note
+    (plot,) = pareto(arms_of(read([study])))
+    assert steps in plot.note
     ablations: list[dict[str, Any]] = [{}, {"partner_reward": 0.0}, {"exchange_period": None}]
     for place, changed in enumerate(ablations):
         keep(tmp_path, study_run(f"arm-{place}", 0, *[figures(place, place)] * 2, place=place, **changed))
-    assert steps not in pareto(arms_of(read([tmp_path]))).note
+    (plot,) = pareto(arms_of(read([tmp_path])))
+    assert steps not in plot.note
 
 
 def test_each_tier_has_an_axis_of_its_own_later_ones_without_sweeps(study: Path, tmp_path: Path) -> None:
@@ -150,13 +154,14 @@ def test_each_tier_has_an_axis_of_its_own_later_ones_without_sweeps(study: Path,
     arms: list[tuple[int, dict[str, Any]]] = [(1, {}), (2, {"lr": 1e-3}), (1, {"lr": 1e-4}), (2, {"epochs": 4})]
     for place, (tier, changed) in enumerate(arms):
         run = study_run(f"arm-{place}", 0, *[figures(place, 0.0)] * 2, place=place, **changed)
-        keep(tmp_path, run._replace(tier=tier, label=f"arm {place}"))
+        against = "arm-2" if tier == 2 else None
+        keep(tmp_path, run._replace(tier=tier, label=f"arm {place}", against=against))
     plots = side_by_side(arms_of(read([tmp_path])))
     assert [(plot.name, plot.title) for plot in plots] == [
         ("ablation", "Final combined reward"),
         ("ablation-tier-2", "Final combined reward, tier 2"),
     ]
-    assert [plot.panels[0].says for plot in plots] == ["arm 0: 0.00; arm 2: 2.00", "arm 3: 3.00"]
+    assert [plot.panels[0].says for plot in plots] == ["arm 0: 0.00; arm 2: 2.00", "arm 2: 2.00; arm 3: 3.00"]
 
 
 def test_hypervolumes_are_of_each_study_alone(tmp_path: Path) -> None:
@@ -177,7 +182,21 @@ def test_hypervolumes_are_of_each_study_alone(tmp_path: Path) -> None:
 def test_many_arms_share_the_colours_of_their_methods_in_the_pareto_plane(tmp_path: Path) -> None:
     for place in range(9):
         keep(tmp_path, study_run(f"arm-{place}", 0, *[figures(place, place)] * (1 + place % 2), place=place))
-    assert [key.label for key in pareto(arms_of(read([tmp_path]))).legend] == ["PPO", "CORY"]
+    (plot,) = pareto(arms_of(read([tmp_path])))
+    assert [key.label for key in plot.legend] == ["PPO", "CORY"]
+
+
+def test_of_many_arms_the_first_tier_and_the_sweep_of_eta_have_a_pareto_plane_each(tmp_path: Path) -> None:
+    for place in range(6):
+        changed: list[dict[str, Any]] = [{"kl_coef": 0.3, "eval_kl_coef": 0.1}, {"epochs": 9 + place}]
+        for tier, differs in ((1, {"gamma": 1 - place / 10} if place else {}), (2, changed[place > 0])):
+            run = study_run(f"arm-{tier}-{place}", 0, *[figures(place, tier)] * 2, place=place, **differs)
+            keep(tmp_path, run._replace(tier=tier))
+    first, swept = pareto(arms_of(read([tmp_path])))
+    assert [key.label for key in first.legend] == [f"arm-1-{place}" for place in range(6)]
+    assert first.title == "Task reward against KL, tier 1" and "thin lines" in first.note
+    assert [key.label for key in swept.legend] == ["CORY"] and "Steps: the frontier" in swept.note
+    assert swept.panels[0].says == "arm-1-0: 0.00 at KL 1.00; arm-2-0: 0.00 at KL 2.00"
 
 
 def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_left_out(tmp_path: Path) -> None:
@@ -190,6 +209,63 @@ def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_
         ["arm-5", "arm-6", "arm-7"],
     ]
     assert drawn[0].panels[0].says.startswith("Task reward of each arm. arm-1 ends at 1.00; arm-2")
+
+
+def test_every_arm_has_its_interval_in_the_curves_and_where_none_is_drawn_none_is_promised(tmp_path: Path) -> None:
+    for place in range(6):
+        for seed in range(3):
+            keep(tmp_path, study_run(f"arm-{place}", seed, figures(1.0, 1.0), place=place, training=(0.0, float(seed))))
+    arms = arms_of(read([tmp_path]))
+    (plot,) = comparisons(arms)
+    assert "128 held-out queries" in plot.note and "Bars: 95 % interval" in plot.note
+    panel = Figure().subplots()
+    plot.panels[0].draw(panel)
+    bars = [each for each in panel.collections if isinstance(each, LineCollection)]
+    assert len(bars) == 6 and len({bar.get_segments()[0][0][0] for bar in bars}) == 6  # none hides another
+    (signs,) = health(arms)
+    assert "interval" not in signs.note  # six bands would
+    (few,) = health(arms[:2])
+    assert "Bands: 95 % interval" in few.note
+
+
+def test_what_collapse_shows_in_is_drawn_with_its_limit(tmp_path: Path) -> None:
+    run = study_run("ppo", 0, figures(1.0, 1.0), training=(0.0,))
+    run.metrics[0]["policy"]["llm_1"] |= {"kl": 6.0, "response_length": 4.0}
+    keep(tmp_path, run)
+    (plot,) = health(arms_of(read([tmp_path])))
+    assert [panel.says.partition(". ")[2] for panel in plot.panels] == [
+        "ppo ends at nan",
+        "ppo ends at nan",
+        "ppo ends at 1.50",
+        "ppo ends at 4.00",
+    ]
+    panel = Figure().subplots()
+    plot.panels[2].draw(panel)
+    assert panel.lines[0].get_ydata() == [2.0, 2.0]  # max_token_kl
+
+
+def test_a_response_that_does_not_end_is_marked_by_the_rate_before_training(tmp_path: Path) -> None:
+    """Not by that of the first update, which is of fewer responses."""
+    responses: Any = [{"role": "pioneer", "policy": "llm_1", "text": "A", "task_reward": 0.0, "ended": False}]
+    sample: Any = {"update": 2, "held_out": False, "query": "Q", "responses": responses}
+    for place, before in enumerate((0.01, 0.4)):
+        run = study_run(f"arm-{place}", 0, figures(1.0, 2.0), training=(0.0, 0.0), place=place)
+        for line in run.metrics:
+            if "policy" in line:
+                line["policy"]["llm_1"] |= {"repetition": 0.0, "response_length": 9.0}
+                line["policy"]["llm_1"]["eos_rate"] = 0.3 if line["update"] == 1 else 0.02
+            elif line["update"] == 0:
+                line["evaluation"]["llm_1"] = {**line["evaluation"]["llm_1"], "eos_rate": before}
+        keep(tmp_path, run._replace(samples=[sample], final=None))
+    marked = [bool(moments_of(run)[0].collapsed) for run in read([tmp_path])]
+    assert marked == [False, True]
+
+
+def test_machines_that_could_compute_otherwise_but_did_not_are_no_caveat(study: Path, tmp_path: Path) -> None:
+    run = read([study])[0].result
+    keep(tmp_path, run, run._replace(seed=1, hardware={**run.hardware, "bf16": False}))
+    assert report([tmp_path], tmp_path / "study.html") == 0
+    assert "differ in that too" not in (tmp_path / "study.html").read_text(encoding="utf-8")
 
 
 def test_studies_and_runs_stand_side_by_side(study: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from launch.study_runs import Ended, Job, Performer, collect, keep_policies
 from launch.train import main as train
 from launch.trained import POLICIES, STATE
 from policies.settings import Settings
+from tests.launch import results_of_studies as made_up
 from tests.launch.conftest import record
-from tests.launch.results_of_studies import figures, study_run
 
 UPDATES = 15
 RESPONSE = "a wonderful film. It has great performances. It features all"
@@ -197,7 +197,7 @@ def test_a_result_of_which_a_part_is_damaged_is_refused(
     tmp_path: Path, key: str, value: object, complaint: str
 ) -> None:
     file = result_file(tmp_path, "cory", 0)
-    write(file, study_run("cory", 0, figures(1.0, 1.0), figures(1.0, 1.0)))
+    write(file, made_up.study_run("cory", 0, *[made_up.figures(1.0, 1.0)] * 2))
     read(tmp_path)
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(CommandError, match=complaint):
@@ -206,7 +206,7 @@ def test_a_result_of_which_a_part_is_damaged_is_refused(
 
 def test_a_copy_of_a_result_is_no_result(tmp_path: Path) -> None:
     file = result_file(tmp_path, "cory", 0)
-    write(file, study_run("cory", 0, figures(1.0, 1.0), figures(1.0, 1.0)))
+    write(file, made_up.study_run("cory", 0, *[made_up.figures(1.0, 1.0)] * 2))
     (file.parent / "seed_0 (1).json").write_bytes(file.read_bytes())
     assert len(read(tmp_path)) == 1
 
