@@ -125,11 +125,12 @@ def _lines(
         curve(panel, trained.x, trained.mean, colours[label], faintly=evaluated is not None)
         if evaluated is not None:
             points(panel, evaluated.x, evaluated.mean, colours[label])
-    drawn = [series for pair in lines.values() for series in pair if series is not None]
-    limit_to(panel, drawn)
+    banded = len(lines) <= BANDS
+    intervals = [pair if banded else pair[1:] for pair in lines.values()]
+    limit_to(panel, [series for pair in intervals for series in pair if series is not None])
     exchanges(panel, exchanged_after)
     for label, (trained, evaluated) in lines.items():
-        if len(lines) <= BANDS:
+        if banded:
             band(panel, trained, colours[label])
         if evaluated is not None:
             bars(panel, evaluated, colours[label])
