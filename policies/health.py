@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from policies.settings import Settings
 
 COLLAPSE = ("repetition", "eos", "kl")
-_CHANCE = 3.0  # standard errors by which the mean rewards of two roles may differ by chance
+CHANCE = 3.0
+"""Standard errors by which a figure may be off by chance."""
 LEAST_EOS = 0.05
 """A first end-of-sequence rate below this says nothing when it falls."""
 
@@ -88,7 +89,7 @@ class Health:
         (pioneer, leading), *later = roles.items()
         for role, figures in later:
             gap = effect_size(figures, leading)
-            if abs(gap) * math.sqrt(s.responses / 2) < _CHANCE:
+            if abs(gap) * math.sqrt(s.responses / 2) < CHANCE:
                 continue
             rewards = f"task reward {figures['task_reward']:.2f} against {leading['task_reward']:.2f}"
             if s.knowledge_transfer and gap < -s.max_observer_loss:
@@ -128,7 +129,9 @@ def signs_of_collapse(
             f"response (max_repetition is {settings.max_repetition:.0%}).",
         )
     now, share = figures["eos_rate"], settings.min_eos_share
-    if settings.min_response is None and first_eos_rate >= LEAST_EOS and now < share * first_eos_rate:
+    by_chance = CHANCE * math.sqrt(first_eos_rate * (1 - first_eos_rate) / settings.responses)
+    fallen = now < min(share * first_eos_rate, first_eos_rate - by_chance)
+    if settings.min_response is None and first_eos_rate >= LEAST_EOS and fallen:
         yield Sign(
             "eos",
             of,

@@ -13,7 +13,7 @@ from launch.report.drawing import Plot
 from launch.report.runs import Arm, Run, arms_of, method
 from launch.report.samples import moments_of
 from launch.report.series import final
-from policies.health import LEAST_EOS
+from policies.health import CHANCE, LEAST_EOS
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def _rule(arms: Sequence[Arm]) -> str:
         "A run has collapsed if its gradient was not finite, or any of its policies shows one of three signs then: "
         f"more than {limit('max_repetition', '{:.0%}')} of its token pairs stand earlier in the same response; its "
         f"end-of-sequence rate is less than {limit('min_eos_share', '{:.0%}')} of that before training, if that was "
-        f"{LEAST_EOS:.0%} or more; its KL is more than {limit('max_token_kl', '{:g}')} nats per token."
+        f"{LEAST_EOS:.0%} or more, and higher by {CHANCE:g} of its standard errors; its KL "
+        f"is more than {limit('max_token_kl', '{:g}')} nats per token."
     )
 
 

@@ -175,7 +175,7 @@ def test_responses_beyond_the_limits_of_health_are_marked(tmp_path: Path, html: 
     run = record(tmp_path / "run", Settings(updates=12, max_repetition=0.3))
     warning = {"signature": "eos", "of": "llm_1", "text": "llm_1 hardly ends its responses.", "updates": 3}
     last = run.updates()[-1]
-    last["policy"]["llm_1"]["eos_rate"] = 0.04  # it was 0.1 in the first update, of which half is the limit
+    last["policy"]["llm_1"]["eos_rate"] = 0.01  # it was 0.1 before, of which half is the limit
     run.metrics.append({**last, "update": 13, "health": [warning]})
     sampled(run, 5, "a a a", repetition=0.31, ended=False)
     sampled(run, 10, "a b a", repetition=0.3, ended=False)
