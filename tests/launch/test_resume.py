@@ -105,8 +105,9 @@ def test_a_run_from_before_checkpoints_were_sealed_is_refused_as_it_is(run: RunD
 def test_settings_that_another_version_wrote_are_refused_with_where_to_find_which(
     run: RunDirectory, line: str, what: str
 ) -> None:
-    with (run.path / "config.yaml").open("a") as file:
-        file.write(line + "\n")
+    config = run.path / "config.yaml"
+    others = [each for each in config.read_text().splitlines() if not each.startswith(line.partition(" ")[0])]
+    config.write_text("\n".join([*others, line]) + "\n")
     with pytest.raises(CommandError, match=rf"{what}.* \(its first lines say which\)"):
         _resumed(run, [])
 
