@@ -115,7 +115,8 @@ CLAIMS = (
         "imdb",
         PAPER,
         "At a high learning rate PPO collapses and CORY does not",
-        "at one of the learning rates that were tried all PPO runs collapse, at least three, and no CORY run",
+        "at one of the learning rates that were tried all PPO runs collapse, at least three, and no CORY run; not "
+        "reproduced where most do at one, and at none more of them than of CORY's",
         find.learning_rates,
     ),
     Claim(
@@ -123,7 +124,7 @@ CLAIMS = (
         PAPER,
         "Where PPO collapses, it repeats itself",
         "of its collapsed runs, in all arms, most repeat token pairs beyond max_repetition; not reproduced where most "
-        f"do not even {MUCH_MORE} times as often as before training",
+        f"do not even repeat {MUCH_MORE} times as much as before training",
         find.collapse_repeats,
     ),
     Claim(

@@ -242,9 +242,7 @@ def collapse_repeats(arms: Arms) -> Finding | None:
     measure, start = final("repetition"), before("repetition")
     beyond = sum("repetition" in _signatures(run) for run in runs)
     more = sum((measure(run) or 0.0) > MUCH_MORE * (start(run) or 0.0) for run in runs)
-    text = (
-        f"{beyond} of the {len(runs)} runs of PPO that collapsed; {more} more than {MUCH_MORE} times as often as before"
-    )
+    text = f"{beyond} of the {len(runs)} runs of PPO that collapsed; {more} repeat {MUCH_MORE} times as much as before"
     return Finding(text, _most(beyond, runs, "inconclusive" if 2 * more > len(runs) else "not reproduced"))
 
 
