@@ -122,8 +122,8 @@ def _equal(panel: Axes, coef: float, limits: tuple[tuple[float, float], tuple[fl
 def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
     """Returns the arms' final combined reward, a row each, on an axis of its own for each tier of a study.
 
-    Of later tiers without the arms of sweeps, which are drawn as such and may be far off, but with those of earlier
-    tiers that theirs are compared with.
+    Of later tiers without the arms of sweeps, which are drawn as such and may be far off, but with those of the
+    first tier that they are compared with.
     """
     first = _first_tier(arms)
     swept = {id(arm) for key, least in SWEPT.items() for family in _families(arms, key, least) for arm in family}
