@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+FINAL = "final.json"
 LOCK = ".lock"
 ORIGIN = "# cory "
 """How `config.yaml` begins."""
@@ -59,9 +61,9 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = Journal(path / METRICS)
-        self.samples = Journal(path / "samples.jsonl")
+        self.samples = Journal(path / SAMPLES)
         self.checkpoints = Checkpoints(path / "checkpoints")
-        self.final = path / "final.json"
+        self.final = path / FINAL
         self.log = path / "log.txt"
         self.curves = path / "curves.png"
         self.storage: Storage | None = None

@@ -9,7 +9,8 @@ import contextlib
 import io
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from launch import manifest
 from launch.checkpoints import BEST, name_of, update_of
 from launch.command import IN_JOB, CommandError
 from launch.interrupt import held
-from launch.run_directory import CONFIG, LOCK, METRICS, ORIGIN
+from launch.run_directory import CONFIG, FINAL, LOCK, METRICS, ORIGIN, SAMPLES
 from launch.secrets import secret_in
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoints"
 LOOKED_AT = (CONFIG, METRICS, f"{CHECKPOINTS}/{BEST}")
 """What is read of a run, beside a checkpoint."""
+REPORTED = (*LOOKED_AT, SAMPLES, FINAL, "evaluation/*/evaluation.json")
+"""What a report reads of a run."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems on which a file appears when it is whole, and which have no folders."""
 
@@ -184,22 +187,27 @@ class Storage:
                 return
             self._damaged.add(update)
 
-    def refresh(self, folder: Path) -> None:
-        """Makes a folder the copy of a run to look at: `LOOKED_AT`, and an empty folder for each new checkpoint.
+    def refresh(self, folder: Path, patterns: Sequence[str] = LOOKED_AT) -> None:
+        """Makes a folder the copy of a run to look at: some files, and an empty folder for each new checkpoint.
 
         Args:
             folder: local, for nothing else; only one process may do this at a time, others may read meanwhile.
+            patterns: of the files' names, in the order in which they are copied.
 
         Raises:
             StorageError: storage cannot be read.
         """
         there = self._entries()
-        for name in LOOKED_AT:
-            file = folder / name
-            if name not in there:
-                file.unlink(missing_ok=True)
-            elif not file.exists() or _state(file) != (there[name].size, there[name].mtime_ns):
-                self._get(name, file, there[name].mtime_ns)
+        for pattern in patterns:
+            for file in folder.glob(pattern):
+                if file.relative_to(folder).as_posix() not in there:
+                    file.unlink()
+            for name in there:
+                file = folder / name
+                if fnmatchcase(name, pattern) and not (
+                    file.exists() and _state(file) == (there[name].size, there[name].mtime_ns)
+                ):
+                    self._get(name, file, there[name].mtime_ns)
         checkpoints, saved = folder / CHECKPOINTS, set(map(name_of, self.updates(there)))
         checkpoints.mkdir(exist_ok=True)
         for entry in checkpoints.iterdir():

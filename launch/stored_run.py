@@ -10,7 +10,7 @@ from launch import manifest
 from launch.checkpoints import Checkpoints
 from launch.command import CommandError
 from launch.run_directory import CONFIG, LOCK, RunDirectory
-from launch.storage import Storage, StorageError, check_place, is_uri
+from launch.storage import LOOKED_AT, Storage, StorageError, check_place, is_uri
 from policies.cached_folder import locked, user_cache
 from policies.settings import Settings
 
@@ -75,13 +75,14 @@ def open_run(uri: str) -> RunDirectory:
     return run
 
 
-def read_run(place: str | Path) -> RunDirectory:
+def read_run(place: str | Path, files: Sequence[str] = LOOKED_AT) -> RunDirectory:
     """Returns a run to look at, not locked: its folder, or a copy in the user's cache of what storage has to see.
 
     Of the copy's checkpoints only those that are chosen (`Checkpoints.choose`) have files.
 
     Args:
         place: a folder or a URI. A URI's copy is brought up to date.
+        files: what such a copy has, as patterns (`launch.storage`).
 
     Raises:
         CommandError: there is no run, or the URI holds a password.
@@ -103,7 +104,7 @@ def read_run(place: str | Path) -> RunDirectory:
 
     run.checkpoints = Checkpoints(run.checkpoints.folder, run.shown, bring)
     with locked(run.path / LOCK):
-        storage.refresh(run.path)
+        storage.refresh(run.path, files)
     if not run.exists():
         raise _no_run(storage)
     return run

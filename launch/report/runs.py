@@ -14,7 +14,7 @@ from launch.records import Figures, SampleLine, Update
 from launch.results import Row
 from launch.run_directory import CONFIG, RunDirectory
 from launch.search_space import show_value
-from launch.storage import is_uri
+from launch.storage import REPORTED, is_uri
 from launch.study_results import Cost, FinalFigures, StudyRun, final_figures
 from launch.study_runs import NO_MATTER
 from launch.train import WRITTEN
@@ -129,7 +129,7 @@ def read_run(place: str | Path, name: str) -> Run:
         CommandError: there is no run, or a file of it is damaged.
         StorageError: storage cannot be read.
     """
-    run = stored_run.read_run(place)
+    run = stored_run.read_run(place, REPORTED)
     folder = run.path
     settings, updates = run.settings(), run.updates()
     done = updates[-1]["update"] if updates else 0

@@ -2,17 +2,19 @@
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from launch import export, generate, plot, train, watch
+from launch import export, final, generate, plot, train, watch
 from launch.command import CommandError
 from launch.configuration import as_yaml
 from launch.evaluate import _run_in
 from launch.journal import Journal
 from launch.records import Update
+from launch.report.runs import read_run as report_of
 from launch.run_directory import RunDirectory
 from launch.storage import Storage, StorageError
 from launch.stored_run import create_run, hand_over, is_begun, open_run, read_run
@@ -20,6 +22,8 @@ from launch.trained import POLICIES, STATE, open_trained
 from policies.settings import Settings
 from tests.launch.conftest import mount, record
 from tests.launch.test_checkpoints import write
+from tests.launch.test_report import evaluated, sampled
+from tests.launch.test_study_results import last_responses
 
 SETTINGS = Settings(updates=12, keep_checkpoints=2)
 
@@ -300,6 +304,28 @@ def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(
     assert read_run(f"file://{bucket}").path == bucket  # needs no copy
 
 
+def test_a_report_of_a_run_in_storage_has_its_samples_last_figures_and_evaluations(home: Path, tmp_path: Path) -> None:
+    settings = Settings(updates=6)
+    run = record(tmp_path / "run", settings, updates=range(7))
+    sampled(run, 5, "a wonderful film")
+    final.write(run.final, {**last_responses(settings, 4), "update": 6})
+    evaluated(run)
+    run.checkpoints.save(6, write)
+    run.unlock()
+    bucket, uri = tmp_path / "bucket" / "run", uri_of(tmp_path / "bucket" / "run")
+    Storage(uri).push(run.path, keep=1, best=None)
+    assert not read_run(uri).samples.read()  # whoever watches it needs none
+    own, stored = report_of(run.path, "run"), report_of(uri, "run")
+    assert stored == own and own.result.final and own.result.final["queries"] == 4
+    assert own.result.samples and [found.name for found in stored.evaluations] == ["best-1234"]
+
+    shutil.rmtree(bucket / "evaluation")
+    (bucket / "final.json").unlink()
+    stored = report_of(uri, "run")
+    assert stored.result.samples and not stored.evaluations
+    assert stored.result.final and stored.result.final["queries"] == settings.eval_queries
+
+
 def test_commands_take_the_uri_of_a_run(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,7 +402,7 @@ def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
     refresh = Storage.refresh
     looks: list[Path] = []
 
-    def shaky(self: Storage, folder: Path) -> None:
+    def shaky(self: Storage, folder: Path, patterns: Sequence[str]) -> None:
         looks.append(folder)
         if len(looks) in (2, 3):
             raise StorageError("The bucket cannot be read: no network.")
@@ -384,7 +410,7 @@ def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
             for line in later[4:]:
                 run.metrics.append(line)
             storage.push(run.path, keep=2, best=None)
-        refresh(self, folder)
+        refresh(self, folder, patterns)
 
     monkeypatch.setattr(Storage, "refresh", shaky)
     monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
