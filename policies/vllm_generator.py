@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +57,21 @@ def _in_shared_memory(weights: Weights) -> Iterator[str]:
         os.close(descriptor)
 
 
+def _wake(core: Any) -> None:
+    """Ends the waits on an engine that died, which vLLM leaves as they are: for responses, and for calls of it."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    core.outputs_queue.put_nowait(EngineDeadError())
+    for call in list(core.utility_results.values()):
+        with suppress(InvalidStateError):  # answered at the last moment
+            call.set_exception(EngineDeadError())
+
+
 class VLLMGenerator:
     """One vLLM engine per LLM; where the LLMs are adapters, one engine for them all.
 
     In-process engines start in seconds but switch torch's threads off in their process: no learner may live there. With
-    `in_process=False` every engine is a process of its own, watched: one that is killed would make `generate` wait for
+    `in_process=False` every engine is a process of its own, watched: one that is killed would make its caller wait for
     ever, so its death, or a wait beyond `timeout`, ends in a `GenerationError`, a new engine and the last weights.
     """
 
@@ -100,7 +111,8 @@ class VLLMGenerator:
             tensor_parallel: devices that each engine's model is split over, the first ones of this process. Their
                 workers are processes, so that such an engine is never in-process.
             in_process: run the engines in this process.
-            timeout: longest wait for one `generate`, in seconds (own processes only; in-process, the caller watches).
+            timeout: longest wait for one `generate` or `load`, in seconds (own processes only; in-process, the caller
+                watches).
         """
         self.stop_token_ids = list(stop_token_ids)
         self.in_process = in_process and tensor_parallel == 1
@@ -263,9 +275,7 @@ class VLLMGenerator:
                     core.resources.engine_manager.shutdown()
                     core.resources.engine_dead = True
                 if core.resources.engine_dead:
-                    from vllm.v1.engine.exceptions import EngineDeadError
-
-                    core.outputs_queue.put_nowait(EngineDeadError())
+                    _wake(core)
                     return
 
         watchdog = threading.Thread(target=watch, daemon=True)

@@ -269,36 +269,50 @@ def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
     assert float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max()) < 1e-4
 
 
-def kill_an_engine_and_generate_again() -> tuple[str, list[bool]]:
+def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
     """Runs in a process of its own: vLLM decides once per process where its engines run."""
     prompts = [[5, 6, 7], [8, 9]]
     generator = make_generator(["llm_1", "llm_2"], lora=Lora(4, 8.0), in_process=False)
+
+    def send(number: signal.Signals) -> None:
+        engines = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in "".join(p.cmdline())]
+        assert len(engines) == 1
+        os.kill(engines[0].pid, number)
+
+    def error_of(call: Callable[[], Any]) -> str:
+        try:
+            call()
+        except GenerationError as error:
+            return str(error)
+        return "no error"
+
+    def generate(module_id: str) -> list[list[int]]:
+        return [response.tokens for response in generator.generate(prompts, module_id, sampling(prompts))]
+
     try:
         for seed, module_id in enumerate(generator.modules):
             generator.load(module_id, adapter_weights(seed), 5)
-        expected = [generator.generate(prompts, module_id, sampling(prompts)) for module_id in generator.modules]
-        engines = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in "".join(p.cmdline())]
-        assert len(engines) == 1
-        os.kill(engines[0].pid, signal.SIGKILL)
-        try:
-            generator.generate(prompts, "llm_1", sampling(prompts))
-            message = "no error"
-        except GenerationError as error:
-            message = str(error)
-        again = [generator.generate(prompts, module_id, sampling(prompts)) for module_id in generator.modules]
-        return message, [
-            expected[0][0].tokens != expected[1][0].tokens,
-            *([r.tokens for r in one] == [r.tokens for r in two] for one, two in zip(again, expected, strict=True)),
-        ]
+        expected = [generate(module_id) for module_id in generator.modules]
+        send(signal.SIGKILL)
+        messages = [error_of(lambda: generate("llm_1"))]
+        again = [generate(module_id) for module_id in generator.modules]
+        send(signal.SIGSTOP)
+        generator.timeout = 10.0
+        messages.append(error_of(lambda: generator.load("llm_1", adapter_weights(9), 6)))
+        generator.timeout = 600.0
+        last = [generate(module_id) for module_id in generator.modules]
+        return messages, [expected[0] != expected[1], again == expected, last == expected]
     finally:
         generator.close()
 
 
 @pytest.mark.slow
-def test_an_engine_process_that_is_killed_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
+@pytest.mark.timeout(600)
+def test_an_engine_process_that_is_killed_or_hangs_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        message, as_wanted = pool.submit(kill_an_engine_and_generate_again).result(timeout=280)
-    assert "The vLLM engine of llm_1 died; it was started anew." in message
+        (killed, hanging), as_wanted = pool.submit(what_engines_that_fail_say).result(timeout=580)
+    assert "The vLLM engine of llm_1 died; it was started anew." in killed
+    assert "The vLLM engine of llm_1 gave no answer for 10 s; it was started anew." in hanging
     assert all(as_wanted)
 
 
