@@ -178,12 +178,15 @@ def check_lengths(chain: Chain, report: Report) -> None:
                 f"{len(empty)} of {len(queries)} queries of {split} make a prompt of no token, the first is query "
                 f"{empty[0]}. Correct or remove them."
             )
-        too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt]
+        too_long = [
+            (query, length) for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt
+        ]
         cut = sum(length + references > chain.max_prompt for length in whole) - len(too_long)
         if too_long:
+            first, length = too_long[0]
             report.problems.append(
                 f"{len(too_long)} of {len(queries)} queries of {split} do not fit max_prompt = {chain.max_prompt}, the "
-                f"first is query {too_long[0].id}, {too_long[0].text[:60]!r}, with {lengths[too_long[0].id]} tokens. "
+                f"first is query {first.id}, {first.text[:60]!r}, with {length} tokens. "
                 f"Raise max_prompt to {max(lengths)}, or remove them."
             )
         if cut:

@@ -14,6 +14,8 @@ from launch.command import CommandError
 from policies.whole_folder import UNFINISHED, sync, whole_folder
 
 BEST = "best"
+ONLY_POLICIES = "only_policies"
+"""The file that marks a checkpoint whose other parts were dropped on purpose."""
 _NAME = re.compile(r"update_(\d{6,})")
 _DAMAGED = "damaged_"
 
@@ -115,6 +117,7 @@ class Checkpoints:
             A sentence on each that was renamed.
 
         Raises:
+            CommandError: of the latest checkpoint only the policies were kept.
             FormatError: the latest checkpoint that is not damaged was written in another format, or all of them by a
                 version that did not seal them.
         """
@@ -123,6 +126,11 @@ class Checkpoints:
             raise manifest.FormatError(
                 f"{self.folder} was written by a version before checkpoints had a {manifest.NAME}. Go on with that "
                 "version, or start a new run."
+            )
+        if places and (places[-1] / ONLY_POLICIES).exists():
+            raise CommandError(
+                f"No training can go on from {places[-1]}: when its study had the result, only the policies were kept. "
+                "`cory evaluate`, `generate` and `export` work. For more updates, start a new run."
             )
         told = []
         while (latest := self.latest()) and (fault := manifest.fault(latest[1])):

@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -27,6 +28,17 @@ STORAGE = {
 
 class CommandError(Exception):
     """Something that the user can put right; the message says what, where, and how."""
+
+
+def local_path(place: str) -> Path:
+    """Returns the path that a word of a command is.
+
+    Raises:
+        ArgumentTypeError: it is a URI.
+    """
+    if "://" in place:
+        raise argparse.ArgumentTypeError(f"{place} is a URI, but a path is needed here")
+    return Path(place)
 
 
 class Parser(argparse.ArgumentParser):

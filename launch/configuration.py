@@ -48,7 +48,7 @@ def read_yaml(text: str, where: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date or a number, and is none
         raise CommandError(f"{where} is not valid YAML: {' '.join(str(error).split())}.") from error
 
 
@@ -128,7 +128,7 @@ def scalar(text: str) -> Value:
     """Returns the YAML scalar that `text` spells: a number, true, false, null, quoted text; or else `text` itself."""
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: what looks like a date or a number, and is none
         return text
     if isinstance(value, str):
         return value if text.lstrip().startswith(("'", '"')) else text

@@ -22,6 +22,8 @@ PANELS = (
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """Told apart by most colour-blind readers (Okabe and Ito)."""
 INK, FAINT, GRID = "#333333", "#b8b8b8", "#e6e6e6"
+FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
+"""Endings of the files that can be drawn."""
 FAINTLY = 0.45
 EXCHANGE: Any = (0, (2, 2))
 """The dashes of a role exchange."""
@@ -48,7 +50,9 @@ def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
             points(panel, *_held_out(updates, module, key), colour)
     figure.suptitle(_title(settings), fontsize=13, color=INK, x=0.006, ha="left", fontweight="bold")
     _legend(figure, settings, any(line.get("exchanged") for line in updates))
-    figure.savefig(file, facecolor="white")
+    beside = file.with_name(f".{file.stem}.new{file.suffix}")
+    figure.savefig(beside, facecolor="white")
+    beside.replace(file)
 
 
 def _training(updates: Sequence[Update], module: str, key: str) -> tuple[list[int], list[float]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.command import CommandError, Parser, run
+from launch.command import CommandError, Parser, local_path, run
 
 if TYPE_CHECKING:
     from launch.configuration import Value
@@ -96,7 +96,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=local_path,
         metavar="DIR",
         help="the evaluation's folder (default: in RUN/evaluation; of a run in storage, and of a model, "
         "in evaluations)",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.command import CommandError, Parser, run
+from launch.command import CommandError, Parser, local_path, run
 
 if TYPE_CHECKING:
     from launch.trained import Trained
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="the run's folder, or its URI")
     parser.add_argument("--policy", metavar="P", help="such as llm_1; may be left out where there is one only")
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="a folder that is new, or empty")
+    parser.add_argument("--out", type=local_path, metavar="DIR", required=True, help="a folder that is new, or empty")
     parser.add_argument(
         "--checkpoint", metavar="C", help="best, latest or an update's number (default: best, or else latest)"
     )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from launch.command import CommandError, Parser, run
+from launch.command import CommandError, Parser, local_path, run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=local_path,
         metavar="FILE",
         help="where to draw (default: curves.png in the run's folder; of a run in storage, NAME-curves.png here)",
     )
@@ -30,18 +30,24 @@ def plot(place: str | Path, out: Path | None = None) -> int:
     """Draws the curves and says where they are.
 
     Raises:
-        CommandError: there is no run, or one without metrics.
+        CommandError: there is no run, or one without metrics, or nothing can be drawn there.
         StorageError: storage cannot be read.
     """
-    from launch.curves import draw
+    from launch.curves import FORMATS, draw
     from launch.stored_run import read_run
 
+    if out is not None and (out.suffix.removeprefix(".").lower() not in FORMATS or out.is_dir()):
+        raise CommandError(f"{out} names no picture. End it in one of .{', .'.join(FORMATS)}.")
     run_directory = read_run(place)
     updates = run_directory.updates()
     if not updates:
         raise CommandError(f"{place} has no metrics yet: its first update is not finished. Try again in a while.")
     own = run_directory.curves if run_directory.storage is None else Path(f"{run_directory.path.name}-curves.png")
     file = out or own
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"The folder {file.parent} cannot be made: {error.strerror}.") from error
     draw(updates, run_directory.settings(), file)
     print(file)
     return 0

@@ -59,7 +59,8 @@ def load_secrets() -> None:
     """Adds the file's `NAME=VALUE` lines to the environment; what is set there already stays.
 
     Raises:
-        CommandError: the file that CORY_SECRETS names cannot be read, or a line of it is none of these.
+        CommandError: the file that CORY_SECRETS names cannot be read, the file is no text, or a line of it is none of
+            these.
     """
     named = os.environ.get(FILE)
     file = Path(named) if named else _DEFAULT.expanduser()
@@ -69,6 +70,8 @@ def load_secrets() -> None:
         if not named:
             return
         raise CommandError(f"{file}, the secrets that {FILE} names, cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{file} is not UTF-8 text. Write its lines as NAME=VALUE.") from error
     for number, line in enumerate(lines, start=1):
         name, equals, value = line.strip().removeprefix("export ").partition("=")
         if equals and name.isidentifier():

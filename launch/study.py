@@ -3,10 +3,9 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.command import CommandError, Parser, run
+from launch.command import CommandError, Parser, local_path, run
 
 if TYPE_CHECKING:
     from launch.study_file import Arm, Study
@@ -59,7 +58,7 @@ def _parser(help_wanted: bool) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", metavar="NAME|FILE, key=value", help="a study; settings of all its arms")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the study's folder")
+    parser.add_argument("--out", type=local_path, metavar="DIR", help="the study's folder")
     parser.add_argument("--only", nargs="+", metavar="ARM", help="these arms alone")
     parser.add_argument("--tier", type=int, metavar="N", help="the arms of one tier alone")
     parser.add_argument("--seeds", type=_seeds, metavar="N|N,N", help="of all arms: a count, or these (one: `3,`)")
@@ -96,6 +95,11 @@ def _command(options: argparse.Namespace) -> int:
     if options.out is None:
         raise CommandError("Name the study's folder with --out. Results of earlier runs in it are kept.")
     check_place(str(options.out), "study")
+    if not options.dry_run:
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"The study's folder {options.out} cannot be made: {error.strerror}.") from error
     for kept in kept_results(options.out):
         if kept.arm in study.arms:  # whatever is asked for now: results of other settings are no part of this study
             job = Job(study, study.arms[kept.arm], kept.seed, options.out)
@@ -195,7 +199,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
     numbers = text.removesuffix(",").split(",")
     found = [int(number) for number in numbers if number.isdecimal()]
-    if len(found) < len(numbers) or text == "0":
+    if len(found) < len(numbers) or ("," not in text and found == [0]):
         raise argparse.ArgumentTypeError(f"`{text}` is neither a count, such as 5, nor seeds, such as 0,1,2 or 3,")
     return read_seeds(found if "," in text else found[0], "--seeds")
 

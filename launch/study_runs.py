@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Self, cast
 
 from launch import final, manifest
+from launch.checkpoints import ONLY_POLICIES
 from launch.command import IN_JOB, CommandError
 from launch.environment import hardware, versions
 from launch.interrupt import Interrupts
@@ -96,8 +97,8 @@ class Job:
         other = set(differing(found.settings, self.study.settings(self.arm, self.seed))) - NO_MATTER
         if other:
             raise CommandError(
-                f"{self.result} was made with other settings: {', '.join(sorted(other))}. Remove it, or name another "
-                "folder with --out."
+                f"{self.result} was made with other settings: {', '.join(sorted(other))}. Remove it and {self.run}, or "
+                "name another folder with --out."
             )
         return found._replace(**self.described)
 
@@ -294,7 +295,8 @@ def _status(run: RunDirectory, ended: Ended) -> tuple[Status, str | None]:
 def keep_policies(run: RunDirectory) -> None:
     """Drops the checkpoints of a run that has ended, but for the policies of the latest one.
 
-    With these, `cory evaluate`, `generate` and `export` work. The optimizers' state, twice as large, goes.
+    With these, `cory evaluate`, `generate` and `export` work, but `--resume` does not. The optimizers' state, twice as
+    large, goes.
     """
     latest = run.checkpoints.latest()
     if latest is None:
@@ -304,7 +306,8 @@ def keep_policies(run: RunDirectory) -> None:
             entry.unlink()
         elif entry != latest[1]:
             shutil.rmtree(entry)
+    (latest[1] / ONLY_POLICIES).touch()
     for file in latest[1].rglob("*"):
         kept = file.relative_to(latest[1]).as_posix()
-        if file.is_file() and kept != manifest.NAME and not kept.startswith(POLICIES):
+        if file.is_file() and kept not in (manifest.NAME, ONLY_POLICIES) and not kept.startswith(POLICIES):
             file.unlink()

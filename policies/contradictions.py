@@ -62,6 +62,11 @@ def refuse_contradictions(settings: Settings) -> None:
             "backend=vllm with num_runners=0 would run the engine inside the learner's process, where it switches "
             "torch's threads off. Use num_runners=1, or backend=transformers."
         )
+    if settings.backend == "vllm" and settings.temperature < 0.01:
+        raise ValueError(
+            f"temperature={settings.temperature:g}: vLLM samples at 0.01 or above, and training would be for another "
+            "one. Set temperature to 0.01 or more, or backend=transformers."
+        )
     if settings.tensor_parallel > 1:
         _refuse_split(settings)
     for of, count in (("runner", settings.num_runners), ("learner", settings.num_learners)):

@@ -131,7 +131,12 @@ class Runners:
             weights = {module_id: self.fetch(module_id)}
             self._sent[module_id] = checksum(weights[module_id])
             if local is not None:
-                self.check([local.load_weights(weights, self.version)])
+                try:
+                    loaded = local.load_weights(weights, self.version)
+                except GenerationError as error:  # its engine was started anew
+                    logger.warning("%s The weights are sent again.", error)
+                    loaded = local.load_weights(weights, self.version)
+                self.check([loaded])
             else:
                 call = {"weights": ray.put(weights), "version": self.version}
                 del weights

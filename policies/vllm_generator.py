@@ -259,6 +259,8 @@ class VLLMGenerator:
         `GenerationError`.
         """
         name = module_id if self.lora is None else _SHARED
+        if name not in self.engines:
+            self._replace(name, f"The vLLM engine of {module_id} is gone")
         engine = self.engines[name]
         if self.in_process:
             yield engine
@@ -289,17 +291,31 @@ class VLLMGenerator:
                     raise
                 time.sleep(_POLL_SECONDS)
             done.set()
-            self._replace(name)
-            what = f"gave no answer for {self.timeout:.0f} s" if overdue.is_set() else "died"
-            raise GenerationError(f"The vLLM engine of {module_id} {what}; it was started anew.") from error
+            failed = f"gave no answer for {self.timeout:.0f} s" if overdue.is_set() else "died"
+            what = f"The vLLM engine of {module_id} {failed}"
+            self._replace(name, what)
+            raise GenerationError(f"{what}; it was started anew.") from error
         finally:
             done.set()
             watchdog.join()
 
-    def _replace(self, name: str) -> None:
-        """Starts a new engine in the place of one that died, and gives it the weights that the dead one had."""
-        self.engines.pop(name).llm_engine.engine_core.shutdown()
-        self.engines[name] = self._start()
+    def _replace(self, name: str, what: str) -> None:
+        """Starts a new engine in the place of one that died, and gives it the weights that the dead one had.
+
+        Args:
+            name: the engine's.
+            what: happened to it, to begin a sentence.
+
+        Raises:
+            GenerationError: none could be started, as while the dead one's memory is not free yet; the next use of
+                the engine tries again.
+        """
+        if (dead := self.engines.pop(name, None)) is not None:
+            dead.llm_engine.engine_core.shutdown()
+        try:
+            self.engines[name] = self._start()
+        except EngineStartError as error:
+            raise GenerationError(f"{what}, and no new one could be started. {error}") from error
         for module_id in self.modules if name == _SHARED else [name]:
             if module_id in self._weights:
                 weights, held = self._weights[module_id]

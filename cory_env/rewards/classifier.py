@@ -29,6 +29,11 @@ def load(model: str, device: str = "") -> tuple["PreTrainedTokenizerBase", "PreT
     classifier = AutoModelForSequenceClassification.from_pretrained(model).to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(model)
     positions = classifier.config.to_dict().get("max_position_embeddings", tokenizer.model_max_length)
+    for name, part in classifier.named_modules():
+        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
+            positions = min(
+                positions, part.num_embeddings - part.padding_idx - 1
+            )  # RoBERTa and its kin count from there
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)  # many tokenizers do not know their limit
     return tokenizer, classifier
 

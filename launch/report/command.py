@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.command import CommandError, Parser, run
+from launch.command import CommandError, Parser, local_path, run
 
 OUT = Path("report.html")
 
@@ -26,8 +26,8 @@ def main(argv: list[str] | None = None) -> int:
         metavar="RUN|STUDY",
         help="folders or URIs of runs, of which those that differ in the seed alone are one arm; folders of studies",
     )
-    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"where to (default: {OUT})")
-    parser.add_argument("--png", type=Path, metavar="DIR", help="also draw every plot into a PNG in this folder")
+    parser.add_argument("--out", type=local_path, default=OUT, metavar="FILE", help=f"where to (default: {OUT})")
+    parser.add_argument("--png", type=local_path, metavar="DIR", help="also draw every plot into a PNG in this folder")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(argv)
     return run(lambda: report(options.runs, options.out, options.png), debug=options.debug)

@@ -115,8 +115,9 @@ def hypervolume_rows(arms: Sequence[Arm]) -> list[dict[str, Cell]]:
     """Returns, of each study that has a sweep of η, the hypervolumes under the frontiers of PPO and CORY."""
     studies: dict[str, dict[str, list[StudyRun]]] = {}
     for arm in arms:
-        if study := arm.runs[0].result.study:
-            studies.setdefault(study, {})[arm.label] = arm.results
+        results = [run for run in arm.results if run.status != "failed"]
+        if results and (study := results[0].study):
+            studies.setdefault(study, {})[arm.label] = results
     rows = []
     for study, by_arm in studies.items():
         ppo, cory = study_sweeps.hypervolumes(by_arm)

@@ -9,6 +9,8 @@ from transformers import (
     AutoTokenizer,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 from cory_env.rewards import RewardWorker
@@ -39,6 +41,23 @@ def test_praise_scores_above_complaint() -> None:
 def test_a_text_longer_than_the_classifier_takes_is_cut() -> None:
     (value,) = positive_logit(["A wonderful film"], [" and great" * 2000])
     assert value > 0
+
+
+def test_where_positions_are_counted_from_the_padding_token_s_a_text_is_cut_shorter(tmp_path: Path) -> None:
+    config = RobertaConfig(
+        vocab_size=len(tokenizer()),
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=34,  # of which two are never a token's
+        pad_token_id=1,
+        id2label={0: "negative", 1: "positive"},
+    )
+    RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    (value,) = positive_logit(["A wonderful film"], [" and great" * 100], model=str(tmp_path))
+    assert abs(value) < 5
 
 
 def save_classifier(folder: Path, labels: dict[int, str]) -> str:

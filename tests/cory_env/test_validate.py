@@ -97,6 +97,13 @@ def test_queries_that_do_not_fit_are_counted_with_the_length_that_would_do() -> 
     assert validate(reviews(), tokenizer(), max_prompt=20, num_agents=1).ok
 
 
+def test_a_query_that_does_not_fit_is_named_also_where_the_numbering_is_wrong() -> None:
+    wrong = [Query(10, "word " * 300), Query(11, "2 + 2 =")]
+    report = validate(replace(sums(), train=wrong), tokenizer(), max_prompt=20)
+    assert any("The queries of train are not numbered" in problem for problem in report.problems)
+    assert any("the first is query 10, 'word word" in problem for problem in report.problems)
+
+
 def test_references_that_may_be_cut_are_a_warning() -> None:
     report = validate(reviews(), tokenizer(), max_prompt=30, max_response=15)
     assert report.ok and "3 queries of train leave too little room" in report.warnings[0]

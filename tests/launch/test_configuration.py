@@ -64,6 +64,8 @@ def test_imdb_paper_compat_changes_of_imdb_gpt2_what_the_released_code_does_othe
         ("{query}", "{query}"),
         ("[a", "[a"),
         ("2024-01-01", "2024-01-01"),
+        ("2024-13-45", "2024-13-45"),  # looks like a date to YAML
+        ("0x_", "0x_"),
     ],
 )
 def test_a_value_is_a_yaml_scalar_or_else_text(text: str, value: Value) -> None:

@@ -177,6 +177,10 @@ def test_hypervolumes_are_of_each_study_alone(tmp_path: Path) -> None:
     both = tables.hypervolume_rows(arms_of(read([tmp_path / "imdb", tmp_path / "sums"])))
     (alone,) = tables.hypervolume_rows(arms_of(read([tmp_path / "imdb"])))
     assert [row["Study"].text for row in both] == ["imdb", "sums"] and both[0] == alone
+    for agents in (1, 2):  # an arm that has failed says nothing, nor then does its match
+        run = study_run(f"{agents}-3.0", 0, *[figures(9.0, 0.0)] * agents, place=3, study="imdb", kl_coef=3.0)
+        keep(tmp_path / "imdb", run if agents == 1 else run._replace(status="failed", reason="It broke.", final=None))
+    assert tables.hypervolume_rows(arms_of(read([tmp_path / "imdb"]))) == [alone]
 
 
 def test_many_arms_share_the_colours_of_their_methods_in_the_pareto_plane(tmp_path: Path) -> None:

@@ -85,6 +85,23 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_
     assert other.returncode == 2 and "was made with other settings: lr" in other.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "s3://bucket/study"], "s3://bucket/study is a URI, but a path is needed here"),
+        (["--out", "taken"], "The study's folder taken cannot be made: File exists."),
+        (["--out", "new", "--seeds", "00"], "`00` is neither a count, such as 5, nor seeds"),
+    ],
+)
+def test_a_study_s_words_that_cannot_be_are_refused_in_a_sentence(
+    cory: Cory, tmp_path: Path, words: list[str], message: str
+) -> None:
+    (tmp_path / "taken").touch()
+    refused = cory("study", "imdb", "--only", "cory", *words)
+    assert refused.returncode == 2 and message in refused.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
+
+
 def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_along(
     policies_run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

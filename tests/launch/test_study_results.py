@@ -232,6 +232,11 @@ def test_of_a_run_s_checkpoints_the_last_policies_are_kept(tmp_path: Path) -> No
     assert [entry.name for entry in run.checkpoints.folder.iterdir()] == ["update_000006"]
     assert run.checkpoints.choose(None, POLICIES) == (6, run.checkpoints.place(6))  # as `cory evaluate` does
     assert not list(run.path.rglob("optimizer.pkl")) and len(list(run.path.rglob(STATE))) == 1
+    with pytest.raises(
+        CommandError, match=r"No training can go on from .*update_000006: .* only the policies were kept"
+    ):
+        run.checkpoints.set_damaged_aside()  # as `--resume` does
+    assert run.checkpoints.choose(None, POLICIES) == (6, run.checkpoints.place(6))
 
 
 def test_a_result_s_command_gives_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

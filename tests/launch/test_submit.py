@@ -305,3 +305,6 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
     with pytest.raises(CommandError, match="line 1 is not NAME=VALUE") as raised:
         load_secrets()
     assert "hunter2" not in str(raised.value)
+    file.write_bytes(b"HF_TOKEN=\xff")
+    with pytest.raises(CommandError, match="is not UTF-8 text"):
+        load_secrets()

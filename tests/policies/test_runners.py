@@ -69,6 +69,26 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
         assert other["weight_version_lag"] == 0
 
 
+def test_an_engine_of_the_driver_that_dies_before_new_weights_reach_it_gets_them_all_the_same(
+    make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = make_cory(num_runners=0, queries=2, minibatch=2)
+    runner = algorithm.env_runner_group.local_env_runner
+    load = runner.load_weights
+    lost: list[Any] = []
+
+    def dies_once(*arguments: Any) -> Any:
+        if not lost:
+            lost.append(arguments)
+            raise GenerationError("The vLLM engine of llm_1 died; it was started anew.")
+        return load(*arguments)
+
+    monkeypatch.setattr(runner, "load_weights", dies_once)
+    algorithm.train()
+    assert lost and "The vLLM engine of llm_1 died; it was started anew. The weights are sent again." in caplog.messages
+    assert algorithm.train()["cory"]["weight_version_lag"] == 0
+
+
 def texts(report: dict[str, Any]) -> list[list[str]]:
     return [[response["text"] for response in sample["responses"]] for sample in report["samples"]]
 

@@ -297,9 +297,11 @@ def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
         messages = [error_of(lambda: generate("llm_1"))]
         again = [generate(module_id) for module_id in generator.modules]
         send(signal.SIGSTOP)
-        generator.timeout = 10.0
+        generator.timeout, enough = 10.0, generator._arguments["max_model_len"]
+        generator._arguments["max_model_len"] = 10**6  # as while the memory of the old one is not free: none can start
         messages.append(error_of(lambda: generator.load("llm_1", adapter_weights(9), 6)))
-        generator.timeout = 600.0
+        messages.append(error_of(lambda: generate("llm_2")))
+        generator.timeout, generator._arguments["max_model_len"] = 600.0, enough
         last = [generate(module_id) for module_id in generator.modules]
         return messages, [expected[0] != expected[1], again == expected, last == expected]
     finally:
@@ -310,9 +312,10 @@ def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
 @pytest.mark.timeout(600)
 def test_an_engine_process_that_is_killed_or_hangs_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        (killed, hanging), as_wanted = pool.submit(what_engines_that_fail_say).result(timeout=580)
+        (killed, hanging, gone), as_wanted = pool.submit(what_engines_that_fail_say).result(timeout=580)
     assert "The vLLM engine of llm_1 died; it was started anew." in killed
-    assert "The vLLM engine of llm_1 gave no answer for 10 s; it was started anew." in hanging
+    assert "The vLLM engine of llm_1 gave no answer for 10 s, and no new one could be started. vLLM could" in hanging
+    assert "The vLLM engine of llm_2 is gone, and no new one could be started. vLLM could" in gone
     assert all(as_wanted)
 
 
