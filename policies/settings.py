@@ -88,7 +88,7 @@ class Settings(BaseModel):
     """Updates between role exchanges (T_REx); null: never."""
     reset_on_exchange: bool = False
     """At each role exchange forget Adam's moments, the adaptive KL coefficient and the moments of score scaling, as the
-    paper's code does."""
+    paper's code does. One agent has no exchanges, so is never reset."""
     knowledge_transfer: bool = True
     """Later agents see the responses before them."""
     observed: Observed = "all"
@@ -115,7 +115,7 @@ class Settings(BaseModel):
     """What generates the responses."""
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
     """Compute type; trained weights stay fp32. `auto`: bf16 where the device multiplies it in hardware, else fp32."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**31)
     """Seed of everything that is drawn: query order, responses, mini-batches."""
     num_runners: int = Field(1, ge=0)
     """Rollout processes; 0 generates in the driver (`transformers` only)."""

@@ -35,6 +35,7 @@ def test_defaults_are_the_papers() -> None:
         ),
         ({"advantage": "dr_grpo", "num_generations": 2, "kl_estimator": "full"}, "kl_estimator=full is not computed."),
         ({"advantage": "rloo", "num_generations": 2, "gamma": 0.9}, "gamma=0.9 has no effect. Set gamma=1."),
+        ({"seed": 2**31}, "Setting `seed`=2147483648: Input should be less than 2147483648."),
         ({"temperature": 0.005}, "vLLM samples at 0.01 or above"),
         ({"num_runners": 0}, "Use num_runners=1, or backend=transformers."),
         ({"min_response": 9, "max_response": 8}, "min_response=9, but max_response=8. Set max_response to 9 or more."),
