@@ -2,8 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict
 
+from launch.command import CommandError
 from launch.journal import replace_text
 from launch.records import plain
 
@@ -64,5 +65,17 @@ def write(file: Path, final: Final) -> None:
 
 
 def read(file: Path) -> Final | None:
-    """Reads `final.json`, if there is one."""
-    return cast(Final, json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+    """Reads `final.json`, if there is one.
+
+    Raises:
+        CommandError: it is damaged.
+    """
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return Final(update=found["update"], policy=dict(found["policy"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandError(
+            f"{file} is damaged: {error}. Remove it: all but the last responses is elsewhere."
+        ) from error

@@ -131,17 +131,19 @@ def _lines(asking: bool) -> Iterator[str]:
 
 
 def _at_least_zero(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"it is {text}, but must be 0 or more")
+        raise argparse.ArgumentTypeError(f"it is {text}, but must be a number, 0 or more")
     return value
 
 
 def _whole(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"it is {text}, but must be 0 or more")
-    return value
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"it is {text}, but must be a whole number, 0 or more")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,9 @@ def rows_of(trials: "Sequence[Trial]", axes: Sequence[Axis], updates: int) -> li
         settings, last = trial.config["cory_settings"], trial.last_result or {}
         report = last.get("cory", {})
         mean = report.get("evaluation", {}).get("mean", {})
-        status, why = _status(trial, int(last.get("updates", 0)), bool(report.get("collapsed")), updates)
+        # A warning that stood when a scheduler stopped the trial is not why it ended.
+        collapsed = bool(report.get("collapsed")) and settings["stop_on_collapse"]
+        status, why = _status(trial, int(last.get("updates", 0)), collapsed, updates)
         rows.append(
             Row(
                 trial=str(trial),

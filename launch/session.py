@@ -176,7 +176,8 @@ def join(**options: Any) -> None:
         options: of `ray.init`.
 
     Raises:
-        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it.
+        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it; or Ray did not
+            start here in time.
     """
     import ray
     from ray.exceptions import AuthenticationError
@@ -199,6 +200,12 @@ def join(**options: Any) -> None:
         raise CommandError(
             f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {said}. Correct it, or unset it to "
             "use this machine."
+        ) from error
+    except Exception as error:  # Ray has no type of its own for it
+        if "timed out during startup" not in str(error):
+            raise
+        raise CommandError(
+            f"Ray did not start within {STARTED:.0f} s: this machine is too busy, or out of memory. Try again later."
         ) from error
 
 

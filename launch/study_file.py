@@ -2,7 +2,7 @@
 
 about: one sentence
 base: imdb-tiny                  # the preset that all arms build on
-settings: {dtype: fp32, final_queries: 500}   # of all arms; dtype is a must, as `auto` depends on the machine
+settings: {dtype: fp32, final_queries: 500}   # of all arms; these two are a must
 seeds: {1: 5, 2: 3}              # by tier: a count, or a list; or one of them for all tiers
 arms:
   cory: {label: CORY}            # the first arm is the base itself
@@ -124,6 +124,11 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
         raise CommandError(
             f"{where} leaves dtype open: `auto` is bf16 on one machine and fp32 on another, and runs of both "
             "kinds cannot be compared. Say dtype=fp32 or dtype=bf16, in its `settings` or on the command line."
+        )
+    if resolved.final_queries is None:
+        raise CommandError(
+            f"{where} does not say final_queries: on how many held-out queries, such as final_queries=500, each policy "
+            "is compared after training. Say it in its `settings` or on the command line."
         )
     shared["eval_kl_coef"] = resolved.report_kl_coef
     arms: dict[str, Arm] = {}

@@ -297,7 +297,8 @@ def collapse(run: StudyRun) -> list[Sign]:
         for module in run.settings.modules:
             figures = {name: value for name, value in last[module].items() if value is not None}
             if figures.keys() >= SHOWS_COLLAPSE:  # runs of before had fewer
-                signs += signs_of_collapse(run.settings, module, figures, first[module].get("eos_rate") or 0.0)
+                rate = first[module].get("eos_rate") or 0.0
+                signs += signs_of_collapse(run.settings, module, figures, rate, run.settings.eval_queries)
     if run.status == "diverged":
         signs.append(Sign("diverged", "the run", run.reason or ""))
     return signs

@@ -149,7 +149,7 @@ def read_one(file: Path) -> StudyRun:
     Raises:
         CommandError: it is damaged, another version wrote it, or it is of another run than its name says.
     """
-    again = "Remove it, and its folder under runs/ if that is there, and `cory study` does that run again."
+    again = "Remove it, and `cory study` does that run again."
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         run = StudyRun(**{**found, "settings": make_settings(found["settings"])})

@@ -2,6 +2,7 @@
 
 DIR/results/ARM/seed_N.json   what is kept of a run that ended (launch/study_results.py)
 DIR/runs/ARM/seed_N/          its folder; of its checkpoints the last one's policies stay
+DIR/runs/ARM/seed_N.old-1/    what lay there before, made with other settings
 DIR/runs/ARM/seed_N.txt       what it printed
 DIR/runs/ARM/seed_N.lock      who does it, so that several processes can share a study
 """
@@ -97,10 +98,29 @@ class Job:
         other = set(differing(found.settings, self.study.settings(self.arm, self.seed))) - NO_MATTER
         if other:
             raise CommandError(
-                f"{self.result} was made with other settings: {', '.join(sorted(other))}. Remove it and {self.run}, or "
-                "name another folder with --out."
+                f"{self.result} was made with other settings: {', '.join(sorted(other))}. Remove it, or name another "
+                "folder with --out."
             )
         return found._replace(**self.described)
+
+    def set_aside(self) -> Path | None:
+        """Renames its run's folder if training cannot go on with that: it has other settings, or policies alone.
+
+        Returns:
+            What it is called now; None where there was no need.
+        """
+        run = RunDirectory(self.run)
+        if not run.exists():
+            return None
+        asked = self.study.settings(self.arm, self.seed)
+        with suppress(CommandError):  # else its settings cannot be read
+            same = set(differing(run.settings(), asked)) <= {*NO_MATTER, "final_queries"}
+            if same and not any(run.checkpoints.folder.glob(f"*/{ONLY_POLICIES}")):
+                return None
+        number = 1
+        while (aside := self.run.with_suffix(f".old-{number}")).exists():
+            number += 1
+        return self.run.rename(aside)
 
     @property
     def described(self) -> dict[str, Any]:

@@ -141,13 +141,13 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     check_place(place)
     if options.go_on and (found := _find(place)):
         settings = _same(found, settings)
-        if _is_done(found, settings):  # told without a look at its checkpoint, which may be large and far away
-            return _tell_done(found, settings)
+        if (reached := found.reached()) >= settings.updates:  # without a look at its checkpoint: it may be far away
+            return _tell_done(found, reached)
     if IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
         session.check_driver(settings)
     done = None if found is None else _reopen(found, settings, origin)
     if found is not None and done is not None and done >= settings.updates:
-        return _tell_done(found, settings)
+        return _tell_done(found, done)
     run_directory = found or _create(place, settings, origin)
 
     from launch.training import train
@@ -218,10 +218,6 @@ def _same(run_directory: "RunDirectory", settings: "Settings") -> "Settings":
     return make_settings({**old, **{key: new[key] for key in RESUMABLE}})
 
 
-def _is_done(run_directory: "RunDirectory", settings: "Settings") -> bool:
-    return run_directory.reached() >= settings.updates
-
-
 def _resumed(run_directory: "RunDirectory", pairs: Sequence[str]) -> "Settings":
     """Returns the settings of a run, with the few that may change changed."""
     from policies.settings import make_settings
@@ -242,14 +238,14 @@ def _changes(pairs: Sequence[str]) -> "dict[str, Value]":
     return changes
 
 
-def _tell_done(run_directory: "RunDirectory", settings: "Settings") -> int:
+def _tell_done(run_directory: "RunDirectory", done: int) -> int:
     """Says that a run is done; of one in storage, which has all of it, nothing stays here."""
     from launch.stored_run import leave
 
     leave(run_directory)
     print(
-        f"{run_directory.shown(run_directory.path)} is done: it has all of its {settings.updates} updates. To lengthen "
-        f"it: {run_directory.resume_command()} updates={2 * settings.updates}"
+        f"{run_directory.shown(run_directory.path)} is done: it has all of its {done} updates. To lengthen it: "
+        f"{run_directory.resume_command()} updates={2 * done}"
     )
     return 0
 

@@ -75,7 +75,7 @@ class Health:
 
     def _signs_of_policy(self, of: str, figures: dict[str, float]) -> Iterator[Sign]:
         s = self.settings
-        yield from signs_of_collapse(s, of, figures, self.state["first_eos_rate"][of])
+        yield from signs_of_collapse(s, of, figures, self.state["first_eos_rate"][of], s.responses)
         if figures["sampler_gap_mean"] > s.max_sampler_gap:
             yield Sign(
                 "drift",
@@ -111,7 +111,7 @@ class Health:
 
 
 def signs_of_collapse(
-    settings: Settings, of: str, figures: Mapping[str, float], first_eos_rate: float
+    settings: Settings, of: str, figures: Mapping[str, float], first_eos_rate: float, responses: int
 ) -> Iterator[Sign]:
     """Yields the signs of collapse that a policy shows.
 
@@ -120,6 +120,7 @@ def signs_of_collapse(
         of: the policy.
         figures: means over its responses.
         first_eos_rate: its end-of-sequence rate at the start of training.
+        responses: of which rates are; of the fewest, where they are not all of as many.
     """
     if figures["repetition"] > settings.max_repetition:
         yield Sign(
@@ -129,14 +130,14 @@ def signs_of_collapse(
             f"response (max_repetition is {settings.max_repetition:.0%}).",
         )
     now, share = figures["eos_rate"], settings.min_eos_share
-    by_chance = CHANCE * math.sqrt(first_eos_rate * (1 - first_eos_rate) / settings.responses)
+    by_chance = CHANCE * math.sqrt(first_eos_rate * (1 - first_eos_rate) / responses)
     fallen = now < min(share * first_eos_rate, first_eos_rate - by_chance)
     if settings.min_response is None and first_eos_rate >= LEAST_EOS and fallen:
         yield Sign(
             "eos",
             of,
             f"{of} hardly ends its responses any more: {now:.0%} end with the end-of-sequence token, "
-            f"{first_eos_rate:.0%} did in the first update (min_eos_share is {share:.0%} of that).",
+            f"{first_eos_rate:.0%} did at first (min_eos_share is {share:.0%} of that).",
         )
     token_kl = figures["kl"] / max(figures["response_length"], 1.0)
     if token_kl > settings.max_token_kl:

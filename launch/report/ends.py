@@ -193,13 +193,14 @@ def sweeps(arms: Sequence[Arm]) -> list[Plot]:
 
 
 def _families(arms: Sequence[Arm], key: str, least: int) -> list[list[Arm]]:
-    """Returns groups of at least so many arms that differ in one setting alone."""
+    """Returns groups of arms, each of one study or of none, that differ in one setting alone and have enough values."""
     families: dict[str, list[Arm]] = {}
     for arm in arms:
         of_study = NO_MATTER if arm.runs[0].result.study else set()
         same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *NO_DIFFERENCE, *of_study})
-        families.setdefault(repr((arm.settings.report_kl_coef, same)), []).append(arm)
-    return [family for family in families.values() if len(family) >= least]
+        key_of = arm.runs[0].result.study, arm.settings.report_kl_coef, same
+        families.setdefault(repr(key_of), []).append(arm)
+    return [family for family in families.values() if len({getattr(arm.settings, key) for arm in family}) >= least]
 
 
 def _called(families: Sequence[Sequence[Arm]], key: str) -> list[str]:

@@ -95,7 +95,7 @@ def _subtitle(runs: Sequence[Run]) -> str:
 def _queries(arms: Sequence[Arm]) -> str:
     """Returns on how many queries the last evaluations are, if on as many in all runs."""
     counts = {final["queries"] for arm in arms for run in arm.counted if (final := run.result.final) is not None}
-    return f" ({counts.pop()})" if len(counts) == 1 else ""
+    return f" ({counts.pop()})" if len(counts) == 1 and 0 not in counts else ""
 
 
 def _rule(arms: Sequence[Arm]) -> str:

@@ -246,9 +246,9 @@ def with_interval(note: str, arms: Sequence[Arm], bands: bool = False, bars: boo
 
 
 def held_out_queries(arms: Sequence[Arm]) -> str:
-    """Returns how many queries the evaluations during training are of, in words."""
+    """Returns how many queries the evaluations during training are of, in words; all, if there are fewer."""
     counts = {arm.settings.eval_queries for arm in arms}
-    return f"{counts.pop()} held-out queries" if len(counts) == 1 else "held-out queries"
+    return f"up to {counts.pop()} held-out queries" if len(counts) == 1 else "held-out queries"
 
 
 def _ends(lines: Mapping[str, Drawn]) -> str:

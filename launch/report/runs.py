@@ -182,7 +182,7 @@ def _final(run: RunDirectory, updates: Sequence[Update]) -> FinalFigures | None:
     policy = {name: figures for name, figures in evaluated[-1]["evaluation"].items() if name != MEAN}
     return FinalFigures(
         update=evaluated[-1]["update"],
-        queries=run.settings().eval_queries,
+        queries=0,  # as many as `eval_queries`, or all if there are fewer: that is not written down
         policy=policy,
         mean=evaluated[-1]["evaluation"][MEAN],
         responses={},
@@ -236,7 +236,13 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
         Arm(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
         for (study, _), some in studies.items()
     ]
-    return arms + _arms_of_folders([run for run in runs if not run.result.study])
+    arms += _arms_of_folders([run for run in runs if not run.result.study])
+    labels: set[str] = set()
+    for place, arm in enumerate(arms):  # plots know arms by their labels
+        if arm.label in labels:
+            arms[place] = Arm(f"{arm.label} ({arm.runs[0].name})", arm.runs)
+        labels.add(arms[place].label)
+    return arms
 
 
 def _refuse_mixed(arm: Sequence[Run]) -> None:

@@ -128,6 +128,7 @@ def _signs_of_policies(run: Run) -> Signs:
         for policy, figures in line.get("policy", {}).items():
             known = {key: value for key, value in figures.items() if value is not None}
             if known.keys() >= SHOWS_COLLAPSE:
-                signs = signs_of_collapse(run.settings, policy, known, first[policy])
+                fewest = min(run.settings.eval_queries, run.settings.responses)
+                signs = signs_of_collapse(run.settings, policy, known, first[policy], fewest)
                 found[line["update"], policy] = {sign.signature for sign in signs}
     return found

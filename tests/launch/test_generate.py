@@ -117,11 +117,15 @@ def test_what_cannot_be_answered_is_one_sentence(
     assert output == "" and errors.splitlines()[-1].startswith("Error: ") and what in errors
 
 
-@pytest.mark.parametrize("words", [["--temperature", "-1"], ["--temperature", "nan"], ["--seed", "-1"]])
-def test_numbers_out_of_range_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("value", ["-1", "nan", "abc"])
+@pytest.mark.parametrize(("option", "needed"), [("--temperature", "a number"), ("--seed", "a whole number")])
+def test_numbers_out_of_range_are_refused(
+    option: str, needed: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["run", *words])
-    assert ended.value.code == 2 and "must be 0 or more" in capsys.readouterr().err
+        main(["run", option, value])
+    assert ended.value.code == 2
+    assert f"Argument {option}: it is {value}, but must be {needed}, 0 or more" in capsys.readouterr().err
 
 
 def test_prompts_that_hold_columns_of_the_data_cannot_be_filled_by_a_query_alone() -> None:

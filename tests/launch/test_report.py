@@ -281,6 +281,7 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
     record(tmp_path / "run", Settings(updates=12))
     record(tmp_path / "empty", Settings(), updates=[])
     (tmp_path / "report.html").write_text("an older one")
+    record(tmp_path / "cut", Settings(updates=12)).final.write_text('{"update": 12, "pol')
     for words, reason in {
         ("run", "made"): "made is not a run's folder: it does not exist",
         ("run", "report.html"): "report.html is not a run's folder: it is a file",
@@ -288,6 +289,7 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
         ("run", "run/../run"): "run/../run is named twice",
         ("run", "--out", "run/config.yaml/x.html"): "run/config.yaml cannot be made: File exists",
         ("run", "--out", "empty"): "empty is a folder",
+        ("cut",): "cut/final.json is damaged: ",
     }.items():
         assert main(list(words)) == 2
         assert reason in capsys.readouterr().err

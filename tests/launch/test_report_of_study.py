@@ -136,6 +136,19 @@ def test_a_sweep_joins_the_arms_that_differ_in_its_setting_alone(study: Path) ->
     assert drawn.panels[1].says == "KL to the initial policy over kl_coef. CORY: 0.1: 3.00, 0.3: 2.00"
 
 
+def test_a_sweep_needs_several_values_and_is_of_one_study(tmp_path: Path) -> None:
+    for study in ("imdb", "sums"):
+        keep(tmp_path / study, study_run("cory", 0, figures(1.0, 2.0), figures(1.0, 2.0), study=study))
+    places = [tmp_path / "imdb", tmp_path / "sums"]
+    assert sweeps(arms_of(read(places))) == []
+    keep(
+        tmp_path / "sums",
+        study_run("eta", 0, *[figures(2.0, 2.0)] * 2, place=1, study="sums", **{"kl_coef": 0.3, "eval_kl_coef": 0.1}),
+    )
+    (sweep,) = sweeps(arms_of(read(places)))
+    assert sweep.name == "sweep-kl_coef" and sweep.panels[0].says.endswith(" CORY: 0.1: 1.00, 0.3: 2.00")
+
+
 def test_a_frontier_joins_arms_that_differ_in_the_kl_coefficient_alone(study: Path, tmp_path: Path) -> None:
     steps = "Steps: the frontier over kl_coef"
     (plot,) = pareto(arms_of(read([study])))
@@ -275,7 +288,9 @@ def test_machines_that_could_compute_otherwise_but_did_not_are_no_caveat(study: 
 def test_studies_and_runs_stand_side_by_side(study: Path, tmp_path: Path) -> None:
     run = record(tmp_path / "own", study_run("", 0, figures(1.0, 2.0)).settings.model_copy(update={"lr": 1e-3}))
     arms = arms_of(read([study, run.path]))
-    assert [arm.label for arm in arms] == ["CORY <1>", "PPO", "CORY η", "PPO"]
+    assert [arm.label for arm in arms] == ["CORY <1>", "PPO", "CORY η", "PPO (own)"]
+    (plot,) = comparisons(arms)
+    assert [key.label for key in plot.legend] == [arm.label for arm in arms if arm.label != "PPO (own)"] + ["PPO (own)"]
 
 
 def test_a_damaged_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,11 @@ import csv
 from pathlib import Path
 
 import pytest
+from ray.tune.experiment import Trial
 from rich.console import Console
 
 from launch.search_plots import draw_objective, draw_parallel
-from launch.search_results import Row, points_of, table, write_csv
+from launch.search_results import Row, points_of, rows_of, table, write_csv
 from launch.search_space import read_axes
 
 AXES = read_axes(["exchange_period=1,5,null", "lr=log:1e-6:1e-4"])
@@ -57,6 +58,18 @@ def test_the_table_says_what_failed_and_what_was_stopped() -> None:
     first, *_, last = capture.get().splitlines()[2:]
     assert first.split()[:4] == ["5", "1e-05", "2", "+0.500"]
     assert "trial_00002 failed, trial_00005 stopped early at update 3, +0.900" in last
+
+
+@pytest.mark.parametrize(("stop_on_collapse", "status"), [(True, "collapsed"), (False, "stopped early")])
+def test_a_trial_that_a_scheduler_stopped_is_not_whole_because_a_warning_stood(
+    stop_on_collapse: bool, status: str
+) -> None:
+    settings = {"seed": 0, "exchange_period": 5, "lr": 1e-5, "stop_on_collapse": stop_on_collapse}
+    trial = Trial("cory", config={"cory_settings": settings}, stub=True)
+    trial.set_status(Trial.TERMINATED)
+    trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
+    (found,) = rows_of([trial], AXES, updates=9)
+    assert (found.status, found.updates) == (status, 3)
 
 
 def test_every_trial_is_in_the_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ray._private import services
 
 from launch import session
-from launch.command import IN_JOB
+from launch.command import IN_JOB, CommandError
 from tests.launch.conftest import ENVIRONMENT
 
 LATE = """
@@ -80,6 +80,17 @@ def test_a_node_that_has_not_registered_yet_is_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(session, "STARTED", 0.0)
     with session._slow_start(), pytest.raises(RuntimeError, match="not yet"):
         services.get_node("address", "node")
+
+
+def test_a_machine_on_which_ray_does_not_start_in_time_is_told_of_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(**options: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because ...")  # as Ray's node.py
+
+    monkeypatch.setattr("ray.init", late)
+    with pytest.raises(CommandError, match="Ray did not start within 120 s"):
+        session.join()
 
 
 @pytest.mark.slow

@@ -47,7 +47,9 @@ def test_tier_1_has_five_seeds_and_the_six_arms_that_are_asked_for() -> None:
     assert {arm.seeds for arm in study.arms.values() if arm.tier == 2} == {(0, 1, 2)}
 
 
-def write(folder: Path, arms: str, head: str = "base: imdb-tiny\nsettings: {dtype: fp32}\nseeds: 2\n") -> str:
+def write(
+    folder: Path, arms: str, head: str = "base: imdb-tiny\nsettings: {dtype: fp32, final_queries: 9}\nseeds: 2\n"
+) -> str:
     file = folder / "mine.yaml"
     file.write_text(f"{head}arms:\n  one: {{}}\n{arms}")
     return str(file)
@@ -93,7 +95,7 @@ def test_an_arm_that_differs_in_more_than_it_says_is_refused(tmp_path: Path) -> 
 
 def test_the_first_arm_is_the_base_itself(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("base: imdb-tiny\nsettings: {dtype: fp32}\narms:\n  one: {lr: 1.0e-5}\n")
+    file.write_text("base: imdb-tiny\nsettings: {dtype: fp32, final_queries: 9}\narms:\n  one: {lr: 1.0e-5}\n")
     with pytest.raises(CommandError, match="it changes nothing"):
         load(str(file))
 
@@ -109,8 +111,14 @@ def test_a_study_whose_dtype_would_depend_on_the_machine_is_refused(tmp_path: Pa
     file = write(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny\n")
     with pytest.raises(CommandError, match="leaves dtype open"):
         load(file)
-    study = load(file, ["dtype=bf16"])
+    study = load(file, ["dtype=bf16", "final_queries=9"])
     assert {study.settings(arm, 0).dtype for arm in study.arms.values()} == {"bf16"}
+
+
+def test_a_study_that_would_measure_nothing_after_training_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny\n")
+    with pytest.raises(CommandError, match="does not say final_queries"):
+        load(file, ["dtype=fp32"])
 
 
 def test_an_arm_has_the_changes_of_the_one_it_is_held_against_too(tmp_path: Path) -> None:

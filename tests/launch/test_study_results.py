@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from launch import final
+from launch.checkpoints import ONLY_POLICIES
 from launch.command import CommandError
 from launch.final import FIGURES, Final
 from launch.run_directory import RunDirectory, lock_folder
@@ -141,6 +143,23 @@ def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:
     study = load("imdb", ["lr=1e-5", "num_runners=2", "checkpoint_every=3"])
     with pytest.raises(CommandError, match="was made with other settings: lr"):
         Job(study, study.arms["cory"], 3, tmp_path).found()
+
+
+def test_a_folder_that_the_run_cannot_go_on_with_is_set_aside(tmp_path: Path) -> None:
+    assert Job(load("imdb"), load("imdb").arms["ppo"], 0, tmp_path).set_aside() is None  # there is none
+    one = job(tmp_path)
+    assert one.set_aside() is None and one.run.is_dir()
+    elsewhere = load("imdb", ["num_runners=2", "final_queries=9"])
+    assert dataclasses.replace(one, study=elsewhere).set_aside() is None
+    other = load("imdb", ["updates=20"])
+    assert dataclasses.replace(one, study=other).set_aside() == one.run.with_name("seed_3.old-1")
+    assert not one.run.exists() and RunDirectory(one.run.with_name("seed_3.old-1")).updates()
+    pruned = job(tmp_path)
+    RunDirectory(pruned.run).checkpoints.save(UPDATES, lambda path: (path / ONLY_POLICIES).touch())
+    assert pruned.set_aside() == one.run.with_name("seed_3.old-2")
+    damaged = job(tmp_path)
+    (damaged.run / "config.yaml").write_text((damaged.run / "config.yaml").read_text().replace("lr:", "rl:"))
+    assert damaged.set_aside() == one.run.with_name("seed_3.old-3")
 
 
 def test_a_run_that_another_process_still_trains_is_left_to_it(tmp_path: Path) -> None:

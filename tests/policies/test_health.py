@@ -134,9 +134,10 @@ def test_a_sampler_with_other_weights_than_the_learner_s_is_found_at_once(make_c
 @pytest.mark.parametrize(("first", "now", "warned"), [(0.06, 0.0, False), (0.2, 0.08, True), (0.04, 0.0, False)])
 def test_an_end_of_sequence_rate_that_was_high_by_chance_may_fall(first: float, now: float, warned: bool) -> None:
     """Of 128 responses 6 % end where 2 % do on average, once in a while: three standard errors are 0.063."""
-    settings = make_settings({"queries": 128, "minibatch": 64})
+    settings = make_settings({})
     figures = {"repetition": 0.0, "eos_rate": now, "kl": 0.0, "response_length": 12.0}
-    assert bool(list(signs_of_collapse(settings, "llm_1", figures, first))) == warned
+    assert bool(list(signs_of_collapse(settings, "llm_1", figures, first, responses=128))) == warned
+    assert not list(signs_of_collapse(settings, "llm_1", figures, first, responses=8))
 
 
 def test_nobody_is_dragged_down_by_what_it_does_not_see() -> None:
