@@ -134,11 +134,11 @@ def hypervolume_rows(arms: Sequence[Arm]) -> list[dict[str, Cell]]:
 
 
 def claim_rows(arms: Sequence[Arm]) -> list[study_claims.Row]:
-    """Returns every claim with our figure, those that were run first; none where no study asks for them."""
+    """Returns every claim that a study among the runs asks for, with our figure; those that were run first."""
     results = [result for arm in arms for result in arm.results]
-    if {result.study for result in results}.isdisjoint(claim.study for claim in study_claims.CLAIMS):
-        return []
-    return sorted(study_claims.table(results), key=lambda row: row.found.verdict == "not run")
+    studies = {result.study for result in results}
+    rows = [row for row in study_claims.table(results) if row.claim.study in studies]
+    return sorted(rows, key=lambda row: row.found.verdict == "not run")
 
 
 def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:

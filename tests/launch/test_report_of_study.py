@@ -290,7 +290,18 @@ def test_studies_and_runs_stand_side_by_side(study: Path, tmp_path: Path) -> Non
     arms = arms_of(read([study, run.path]))
     assert [arm.label for arm in arms] == ["CORY <1>", "PPO", "CORY η", "PPO (own)"]
     (plot,) = comparisons(arms)
-    assert [key.label for key in plot.legend] == [arm.label for arm in arms if arm.label != "PPO (own)"] + ["PPO (own)"]
+    assert [key.label for key in plot.legend] == [arm.label for arm in arms]
+
+
+def test_claims_are_those_that_are_asked_of_the_studies_in_the_report(tmp_path: Path) -> None:
+    for study in ("imdb", "arithmetic", "mine"):
+        keep(tmp_path / study, study_run("cory", 0, figures(1.0, 2.0), figures(1.0, 2.0), study=study))
+
+    def asked(*names: str) -> set[str]:
+        return {row.claim.study for row in tables.claim_rows(arms_of(read([tmp_path / name for name in names])))}
+
+    assert (asked("mine"), asked("arithmetic")) == (set(), {"arithmetic"})
+    assert asked("imdb", "arithmetic", "mine") == {"imdb", "arithmetic"}
 
 
 def test_a_damaged_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
