@@ -196,8 +196,8 @@ def _families(arms: Sequence[Arm], key: str, least: int) -> list[list[Arm]]:
     """Returns groups of arms, each of one study or of none, that differ in one setting alone and have enough values."""
     families: dict[str, list[Arm]] = {}
     for arm in arms:
-        of_study = NO_MATTER if arm.runs[0].result.study else set()
-        same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *NO_DIFFERENCE, *of_study})
+        no_difference = {"seed", *NO_MATTER} if arm.runs[0].result.study else NO_DIFFERENCE
+        same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *no_difference})
         key_of = arm.runs[0].result.study, arm.settings.report_kl_coef, same
         families.setdefault(repr(key_of), []).append(arm)
     return [family for family in families.values() if len({getattr(arm.settings, key) for arm in family}) >= least]

@@ -141,10 +141,10 @@ def test_a_sweep_needs_several_values_and_is_of_one_study(tmp_path: Path) -> Non
         keep(tmp_path / study, study_run("cory", 0, figures(1.0, 2.0), figures(1.0, 2.0), study=study))
     places = [tmp_path / "imdb", tmp_path / "sums"]
     assert sweeps(arms_of(read(places))) == []
-    keep(
-        tmp_path / "sums",
-        study_run("eta", 0, *[figures(2.0, 2.0)] * 2, place=1, study="sums", **{"kl_coef": 0.3, "eval_kl_coef": 0.1}),
-    )
+    arms: dict[str, dict[str, Any]] = {"eta": {"kl_coef": 0.3, "eval_kl_coef": 0.1}, "longer": {"updates": 90}}
+    for place, (name, differs) in enumerate(arms.items(), start=1):
+        found = study_run(name, 0, *[figures(2.0, 2.0)] * 2, place=place, study="sums", **differs)
+        keep(tmp_path / "sums", found)
     (sweep,) = sweeps(arms_of(read(places)))
     assert sweep.name == "sweep-kl_coef" and sweep.panels[0].says.endswith(" CORY: 0.1: 1.00, 0.3: 2.00")
 
