@@ -68,6 +68,7 @@ class FinalFigures(TypedDict):
 
     update: int
     queries: int
+    """0 where it is not known."""
     policy: dict[str, Figures]
     """Means over the queries."""
     mean: Figures

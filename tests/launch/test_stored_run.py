@@ -323,7 +323,7 @@ def test_a_report_of_a_run_in_storage_has_its_samples_last_figures_and_evaluatio
     (bucket / "final.json").unlink()
     stored = report_of(uri, "run")
     assert stored.result.samples and not stored.evaluations
-    assert stored.result.final and stored.result.final["queries"] == settings.eval_queries
+    assert stored.result.final and stored.result.final["queries"] == 0  # not known
 
 
 def test_commands_take_the_uri_of_a_run(
