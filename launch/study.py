@@ -150,7 +150,7 @@ def _perform(todo: "Sequence[Job]", before: "Mapping[Job, StudyRun | None]", voi
                     continue
                 voice.stage(f"{job.arm.name}, seed {job.seed}")
                 if (aside := job.set_aside()) is not None:
-                    voice.say(f"{job.run} holds a run that this one cannot go on with. It is now {aside.name}.", True)
+                    voice.say(f"{job.run} held a run that this one cannot go on with. It is now {aside.name}.", True)
                 made = performer.perform(job)
             if made is not None:
                 voice.say(f"{result_line(made)}  {voice.advance()}")
