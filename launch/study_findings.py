@@ -353,8 +353,8 @@ def _shown(found: Estimate, runs: int, sign: str = "+") -> str:
 
 def _percent(found: Estimate, runs: int, of: str = "") -> str:
     mean, low, high, n = found
-    ends = "" if low is None or high is None else f" [{low:+.0%}, {high:+.0%}]"
-    return f"{mean:+.0%}{of}{ends}, {_count(n, runs)}"
+    ends = "" if low is None or high is None else f" [{low:+z.0%}, {high:+z.0%}]"
+    return f"{mean:+z.0%}{of}{ends}, {_count(n, runs)}"
 
 
 def _count(n: int, runs: int) -> str:

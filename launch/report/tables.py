@@ -107,7 +107,7 @@ def _difference(found: Difference | None) -> Cell:
         return Cell("-")
     small = [_interval(found.estimate.low, found.estimate.high, "{:+.2f}")]
     small += [f"p\u00a0{found.p:.2g}"] if found.p is not None else []
-    small += [f"g\u00a0{found.effect:+.1f}"] if found.effect is not None else []
+    small += [f"g\u00a0{found.effect:+z.1f}"] if found.effect is not None else []
     return Cell(f"{found.estimate.mean:+.2f}", ", ".join(part for part in small if part))
 
 

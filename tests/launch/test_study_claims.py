@@ -52,6 +52,11 @@ def test_other_kinds_of_claims() -> None:
     assert quoted(Estimate(0.0, 0.0, 0.0, 5), 0.123, 0.0) == "inconclusive"  # of no width: all runs, or none
 
 
+def test_a_share_that_rounds_to_nothing_has_no_minus() -> None:
+    ours = {row.claim.text: row.found.text for row in table(arm("cory", 1.9999, 3.0) + arm("ppo", 2.0, 9.0, agents=1))}
+    assert ours["PPO and CORY reach a similar task reward"] == "+0% of the gain [+0%, +0%], n = 5"
+
+
 def test_runs_that_lack_a_figure_are_counted_where_the_others_are() -> None:
     runs = arm("cory", 2.0, 3.0) + arm("ppo", 2.0, 9.0, agents=1)
     runs[-1] = runs[-1]._replace(status="diverged", final=None)
