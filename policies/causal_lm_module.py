@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -78,6 +78,16 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
             self.value_head = nn.Linear(hidden, 1)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches the mode, which in the LM only gradient checkpointing may see.
+
+        Some families compute otherwise in train mode, whatever their dropout (PhiMoE then draws its experts at random).
+        """
+        super().train(mode)
+        for module in self.lm.modules():
+            module.training = mode and getattr(module, "gradient_checkpointing", False)
+        return self
 
     @property
     def device(self) -> torch.device:

@@ -45,6 +45,11 @@ def refuse_contradictions(settings: Settings) -> None:
             f"minibatch={settings.minibatch} is not divisible by num_learners={learners}. The next one that would "
             f"work is {(settings.minibatch // learners + 1) * learners} (it must divide {batch} too)."
         )
+    if learners > 1 and 0 < settings.gpus_per_learner < 1:
+        raise ValueError(
+            f"gpus_per_learner={settings.gpus_per_learner:g} with num_learners={learners} puts several learners on one "
+            "GPU, which NCCL, by which they average gradients, refuses. Set gpus_per_learner=1, or num_learners=1."
+        )
     if settings.quantization != "none" and settings.weights != "lora":
         raise ValueError(
             f"quantization={settings.quantization} stores weights that cannot be trained. Set weights=lora, or "

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults
+
+FAREWELL = 10.0
+"""Seconds that the other learners have to answer, once one has failed: they may wait for it in an all-reduce."""
 
 
 class LearnerError(RuntimeError):
@@ -19,7 +24,7 @@ class Learners(FaultTolerantActorManager):
 
     RLlib's own leaves out learners that are gone. So it takes a checkpoint whose learner died, or found no room on the
     disk, for a whole one, and where one of several dies it may report what the others say of their lost connection. It
-    also waits for ever.
+    also waits for ever, and for all of them where one has failed.
     """
 
     timeout: float | None = None
@@ -46,6 +51,10 @@ class Learners(FaultTolerantActorManager):
         """
         limit = kwargs.pop("timeout_seconds", None) or self.timeout
         answers = super().foreach_actor(*args, **kwargs, timeout_seconds=limit)
+        asked = kwargs.get("remote_actor_ids") or self.actor_ids()
+        silent = set(asked) - {answer.actor_id for answer in answers}
+        for learner in silent:
+            ray.kill(self.actors()[learner])
         errors = [answer.get() for answer in answers if not answer.ok]
         causes = [error.cause if isinstance(error, RayTaskError) else error for error in errors]
         for cause in causes:
@@ -55,15 +64,40 @@ class Learners(FaultTolerantActorManager):
                 ) from cause
         for cause in causes:
             raise cause from None
-        asked = kwargs.get("remote_actor_ids") or self.actor_ids()
-        if silent := set(asked) - {answer.actor_id for answer in answers}:
-            for learner in silent:
-                ray.kill(self.actors()[learner])
+        if silent:
             raise LearnerError(
                 f"{len(silent)} of {len(asked)} learners gave no answer in {limit:.0f} s. If an update may take "
                 "so long, raise learner_timeout; otherwise look at their machines."
             )
         return answers
 
+    def _fetch_result(
+        self, *, remote_calls: list[ray.ObjectRef[Any]], timeout_seconds: float | None = None, **kwargs: Any
+    ) -> tuple[list[ray.ObjectRef[Any]], RemoteCallResults]:
+        """Collects answers until all are there or the time is over; once one has failed, the others have `FAREWELL`."""
+        until = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        waiting = list(remote_calls)
+        while len(waiting) > 1:
+            ready, waiting = ray.wait(waiting, timeout=_left(until))
+            if not ready:
+                break
+            if _failed(ready[0]):
+                until = min(until, time.monotonic() + FAREWELL)
+                break
+        return super()._fetch_result(remote_calls=remote_calls, timeout_seconds=_left(until), **kwargs)
+
     def set_actor_state(self, actor_id: int, healthy: bool) -> None:
         """Does nothing: a learner that failed is asked again, not left out."""
+
+
+def _left(until: float) -> float | None:
+    """Returns the seconds until then, as Ray takes them: None for ever."""
+    return None if until == math.inf else max(0.0, until - time.monotonic())
+
+
+def _failed(call: ray.ObjectRef[Any]) -> bool:
+    try:
+        ray.get(call)
+    except RayError:
+        return True
+    return False

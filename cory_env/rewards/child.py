@@ -27,6 +27,9 @@ from cory_env.rewards.spec import SpecError, load_function
 
 PARENT_CHECK = 1.0  # seconds between looks at whether the parent lives, where its pipe's end is held open by others
 
+EVENT_LOOP = asyncio.Runner()
+"""One for all calls, as in TRL: a semaphore or a client that a reward keeps belongs to the loop that it first met."""
+
 
 def call(function: Callable[..., object], batch: Batch) -> Reply:
     """Calls the function on a batch with the arguments that it accepts, and checks what it returns."""
@@ -44,7 +47,7 @@ def call(function: Callable[..., object], batch: Batch) -> Reply:
     try:
         result = function(**arguments)
         if inspect.isawaitable(result):
-            result = asyncio.run(_wait_for(result))
+            result = EVENT_LOOP.run(_wait_for(result))
         return check_values(result, len(batch))
     except BaseException as error:  # SystemExit too: a reward must not end its process without a word
         return Reply(error="raised " + _describe(error))

@@ -7,7 +7,6 @@ configuration to every runner and into every checkpoint:
 
 import importlib
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -54,11 +53,12 @@ def load_function(spec: str) -> Callable[..., object]:
         raise SpecError(
             f"Importing the module {module_name!r} of the reward {spec!r} failed:\n{traceback.format_exc()}"
         ) from error
+    file = getattr(found, "__file__", None) or "built in"
     for name in function_name.split("."):
         if name not in dir(found):
             raise SpecError(
-                f"The module {module_name!r} ({sys.modules[module_name].__file__}) has no function {function_name!r}. "
-                "Correct the reward's name, or the module that is found first."
+                f"The module {module_name!r} ({file}) has no function {function_name!r}. Correct the reward's name, or "
+                "the module that is found first."
             )
         found = getattr(found, name)
     if isinstance(found, type):

@@ -136,6 +136,18 @@ async def trl_gathers(completions: list[str], **kwargs: object) -> list[float]:
     return await asyncio.gather(*[judge(text) for text in completions])
 
 
+at_once = asyncio.Semaphore(1)
+
+
+async def trl_judges_one_at_a_time(completions: list[str], **kwargs: object) -> list[float]:
+    async def judge(text: str) -> float:
+        async with at_once:
+            await asyncio.sleep(0.01)
+            return float(len(text))
+
+    return await asyncio.gather(*[judge(text) for text in completions])
+
+
 class Brevity:
     """A reward with a state of its own."""
 

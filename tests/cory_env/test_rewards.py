@@ -51,6 +51,12 @@ def test_reward_functions_written_for_trl_run_as_they_are(function: str, expecte
     assert score(function, ["a", "bb"], **columns) == expected
 
 
+def test_what_an_async_function_keeps_between_calls_goes_on_to_work() -> None:
+    with RewardWorker("tests.cory_env.sample_rewards:trl_judges_one_at_a_time", timeout=20) as worker:
+        for texts in (GOOD, GOOD[:2], ["abcd"]):  # a semaphore takes the event loop of its first wait
+            assert worker.score(["query"] * len(texts), texts, {}) == [float(len(text)) for text in texts]
+
+
 def test_a_finished_episode_offers_the_tokens_of_its_responses() -> None:
     episode = chain(2).start(QUERIES[0])
     for text in (" good", " a very good film"):
@@ -91,6 +97,7 @@ def test_a_malformed_name_is_refused_before_anything_starts(name: str) -> None:
     [
         ("no_such_module:f", "module 'no_such_module'.* was not found.*PYTHONPATH"),
         ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
+        ("sys:no_such", r"The module 'sys' \(built in\) has no function 'no_such'"),
         ("tests.cory_env.sample_rewards:BAD", "names a str, not a function"),
         ("tests.cory_env.sample_rewards:Brevity", r"names a class.*reward = Brevity\(\)"),
     ],

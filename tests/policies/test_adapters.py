@@ -121,8 +121,11 @@ def test_gradient_checkpointing_changes_no_gradient(path: str) -> None:
     for checkpointing in (False, True):
         module = make_module(path, weights="lora", gradient_checkpointing=checkpointing)
         move(module.lm, seed=1)
+        layer = next(m for name, m in module.lm.named_modules() if name.endswith("mlp"))
+        passes: list[object] = []
+        layer.register_forward_pre_hook(lambda *_, passes=passes: passes.append(None))
         module.forward_train(rows)["action_logp"].sum().backward()
-        assert module.lm.is_gradient_checkpointing == checkpointing
+        assert len(passes) == 1 + checkpointing  # the second one in the backward pass
         grads.append({name: p.grad for name, p in module.trainable() if p.grad is not None})
     assert grads[0].keys() == grads[1].keys()
     for name, grad in grads[0].items():

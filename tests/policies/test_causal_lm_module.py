@@ -15,6 +15,7 @@ from transformers import (
     GPT2Config,
     GraniteConfig,
     LlamaConfig,
+    PhimoeConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -55,6 +56,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**SIZES, **DROPPING, tie_word_embeddings=False),
     "qwen3": Qwen3Config(**SIZES, **DROPPING, head_dim=8, tie_word_embeddings=True),
     "granite": GraniteConfig(**SIZES, **DROPPING, logits_scaling=4.0),  # divides its logits
+    # In train mode it draws its experts at random, of those that are close.
+    "phimoe": PhimoeConfig(**SIZES, **DROPPING, num_local_experts=4, router_jitter_noise=0.5),
 }
 FAMILIES = ["bundled", *CONFIGS]
 TIED = {"bundled": True, "gpt2": True, "llama, tied": True, "qwen3": True, "llama, untied": False, "qwen2": False}
@@ -189,12 +192,16 @@ def test_the_kl_is_zero_until_the_weights_move(path: str) -> None:
     assert torch.equal(after["reference_logprobs"], before["reference_logprobs"])
 
 
-def test_two_forward_passes_in_train_mode_agree_because_dropout_is_off(path: str) -> None:
-    module, rows = build(path).train(), ragged()
-    assert module.lm.training
+def test_forward_passes_of_training_agree_with_each_other_and_with_scoring(path: str) -> None:
+    module, rows = build(path), ragged()
+    mask = rows["mask"].bool()
+    scored = module.score(rows)
     first, second = module.forward_train(rows), module.forward_train(rows)
+    assert module.training
     for name in (Columns.ACTION_LOGP, Columns.VF_PREDS):
         assert torch.equal(first[name], second[name])
+    for after in (scored, module.score(rows)):  # before and after the module was first in train mode
+        torch.testing.assert_close(first[Columns.ACTION_LOGP][mask], after["logprobs"][mask], rtol=0, atol=1e-5)
 
 
 def test_the_reference_is_one_frozen_object_that_no_module_owns(path: str) -> None:

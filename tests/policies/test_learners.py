@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from policies.learners import LearnerError
 from tests.policies.conftest import MakeCory
@@ -28,3 +29,17 @@ def test_what_a_learner_could_not_write_or_send_is_never_taken_for_whole(make_co
         with pytest.raises(LearnerError, match="A learner's process died"):
             ask()
     assert algorithm.updates == 0
+
+
+def test_what_one_learner_raises_is_heard_although_the_others_wait_for_it(make_cory: MakeCory) -> None:
+    group = make_cory(num_learners=2, learner_timeout=60).learner_group
+
+    def fails_alone(learner: object) -> None:
+        if torch.distributed.get_rank() == 0:
+            raise MemoryError("one learner's batch was too large")
+        torch.distributed.all_reduce(torch.zeros(1))
+
+    with pytest.raises(MemoryError, match="too large"):
+        group.foreach_learner(fails_alone)
+    with pytest.raises(LearnerError, match="A learner's process died"):  # it was not left in its all-reduce
+        group.foreach_learner(lambda learner: None)

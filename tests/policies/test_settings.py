@@ -51,6 +51,7 @@ def test_defaults_are_the_papers() -> None:
             "needs a CUDA GPU for learners and runners. Set gpus_per_learner",
         ),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
+        ({"num_learners": 2, "gpus_per_learner": 0.5}, "which NCCL, by which they average gradients, refuses"),
         ({"runner_resources": "sampling"}, "`sampling` is not a custom resource and how much of it"),
         ({"runner_resources": "GPU=1"}, "have settings of their own"),
         ({"learner_resources": "big=1"}, "places processes that num_learners=0 does not start"),
