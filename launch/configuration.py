@@ -1,6 +1,7 @@
 """Turns a preset, files and `key=value` words into settings: defaults < preset < files in order < words."""
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -49,7 +50,8 @@ def read_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date or a number, and is none
-        raise CommandError(f"{where} is not valid YAML: {' '.join(str(error).split())}.") from error
+        reason = str(error).replace('"<unicode string>", ', "")
+        raise CommandError(f"{where} is not valid YAML: {' '.join(reason.split())}.") from error
 
 
 def presets() -> dict[str, str]:
@@ -71,6 +73,11 @@ def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
     if len(presets) > 1:
         raise CommandError(f"One preset at a time: {' and '.join(presets)} cannot be combined. Settings are key=value.")
     return presets[0] if presets else None, [word for word in words if "=" in word]
+
+
+def run_name(preset: str | None, paths: Sequence[Path]) -> str:
+    """Returns what a new run is named after: its preset, or else its last settings file, or else the default preset."""
+    return preset or (re.sub(r"[^\w.-]+", "-", paths[-1].stem) if paths else DEFAULT_PRESET)
 
 
 def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Settings:
@@ -117,7 +124,7 @@ def read_words(words: Sequence[str]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        if not equals:
+        if not key or not equals:
             raise CommandError(f"`{word}` is not a setting; write key=value, such as lr=1e-5.")
         _check_key(key, "on the command line")
         values[key] = scalar(text)

@@ -120,7 +120,12 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     checkpoint = run_directory.checkpoints.choose(options.checkpoint, POLICIES) if run_directory else None
     settings = _settings(options, run_directory)
     session.quiet_libraries(options.debug)
-    asked = task.check(settings)
+    try:
+        asked = task.check(settings)
+    except CommandError as error:
+        if run_directory is None and not Path(options.target).exists() and repr(options.target) in str(error):
+            error.add_note(f"There is no folder {options.target} here, so it was taken for a model on the hub.")
+        raise
     available = len(asked.queries(options.split))
     if not available:
         raise CommandError(f"The {options.split} split of task {asked.name} has no queries. Set eval_data or --split.")

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=_whole, metavar="N", help="of sampling (default: the run's)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per query")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     return run(lambda: generate(options), debug=options.debug)
 
 

@@ -302,9 +302,9 @@ def lock_holder(path: Path) -> str | None:
     return None
 
 
-def new_path(preset: str) -> Path:
-    """Returns a fresh path under `runs/` for a run of `preset`."""
-    base = Path("runs") / f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+def new_path(name: str) -> Path:
+    """Returns a fresh path under `runs/`, after a name."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 2
     while path.exists():
         path, number = base.with_name(f"{base.name}-{number}"), number + 1

@@ -57,7 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     cut = words.index("--") if "--" in words else len(words)
-    options = _parser().parse_args(words[:cut])
+    parser = _parser()
+    options, unknown = parser.parse_known_args(words[:cut])
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}. What the job runs stands after `--`")
     return run(lambda: _submit(options, words[cut + 1 :]), debug=options.debug)
 
 
@@ -72,7 +75,7 @@ def _parser() -> Parser:
     add_address(parser)
     where = "where `train` keeps its run, or `tune` (DIR only) its search: all nodes must reach it"
     parser.add_argument("--storage", metavar="DIR|URI", help=where)
-    parser.add_argument("--name", help="the run's or search's (default: PRESET-TIME)")
+    parser.add_argument("--name", help="the run's or search's (default: NAME-TIME)")
     parser.add_argument("--working-dir", type=Path, default=Path(), metavar="DIR", help="what is uploaded (default: .)")
     parser.add_argument("--num-cpus", type=float, default=0, help="CPUs that the driver takes (default: 0)")
     parser.add_argument("--num-gpus", type=float, default=0, help="GPUs that the driver takes (default: 0)")
@@ -134,7 +137,7 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
     now = time.strftime("%Y%m%d-%H%M%S")
     if words[0] not in KEPT:
         return words, options.name or f"{words[0]}-{now}", None
-    from launch.configuration import DEFAULT_PRESET, split
+    from launch.configuration import run_name, split
     from launch.storage import check_place, child, is_uri
 
     what, parse = KEPT[words[0]], importlib.import_module(f"launch.{words[0]}").parse
@@ -142,8 +145,8 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
     own = str(asked.out or asked.resume or "")
     if bool(own) == bool(options.storage):
         raise CommandError(f"Say once where the {what} is kept: --storage, or --out or --resume after `--`.")
-    preset = split(asked.words)[0] or DEFAULT_PRESET
-    name = options.name or (Path(own).name if own else f"{'' if what == 'run' else 'tune-'}{preset}-{now}")
+    stem = run_name(split(asked.words)[0], asked.config)
+    name = options.name or (Path(own).name if own else f"{'' if what == 'run' else 'tune-'}{stem}-{now}")
     place = own or child(options.storage, name)
     check_place(place, what)
     if is_uri(place) and words[0] == "tune":

@@ -84,7 +84,7 @@ def _parser(help_wanted: bool) -> Parser:
         "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
     )
     parser.add_argument(
-        "--out", metavar="DIR|URI", help="the run's folder, or s3://, gs://, file:// (default: runs/PRESET-TIME)"
+        "--out", metavar="DIR|URI", help="the run's folder, or s3://, gs://, file:// (default: runs/NAME-TIME)"
     )
     parser.add_argument(
         "--continue", action="store_true", dest="go_on", help="if --out holds this run already, go on with it"
@@ -111,18 +111,17 @@ def _parser(help_wanted: bool) -> Parser:
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch import environment, session, task, tracking
-    from launch.configuration import DEFAULT_PRESET, as_yaml, resolve, split
+    from launch.configuration import DEFAULT_PRESET, as_yaml, resolve, run_name, split
     from launch.run_directory import new_path
     from launch.storage import check_place
 
     named, pairs = split(options.words)
-    preset = named or DEFAULT_PRESET
     if options.resume and (named or options.config or options.out):
         raise CommandError("--resume takes its settings from the run: leave out the preset, -c and --out.")
     if options.go_on and not options.out:
         raise CommandError("--continue needs the run's folder: name it with --out.")
 
-    place = options.resume or options.out or str(new_path(preset))
+    place = options.resume or options.out or str(new_path(run_name(named, options.config)))
     found: RunDirectory | None = None
     if options.resume:
         _changes(pairs)  # before anything is fetched
@@ -130,7 +129,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         found = _open(place)
         settings = _resumed(found, pairs)
     else:
-        settings = resolve(preset, options.config, pairs)
+        settings = resolve(named or DEFAULT_PRESET, options.config, pairs)
     if options.print_config:
         print(as_yaml(settings), end="")
         return 0
@@ -213,7 +212,7 @@ def _same(run_directory: "RunDirectory", settings: "Settings") -> "Settings":
         place = run_directory.shown(run_directory.path)
         raise CommandError(
             f"{place} holds a run with {', '.join(other)}, and that cannot change in a run that goes on. Ask for just "
-            "that, or name another folder with --out."
+            f"that, go on with it by `{run_directory.resume_command()}`, or name another folder with --out."
         )
     return make_settings({**old, **{key: new[key] for key in RESUMABLE}})
 

@@ -11,6 +11,7 @@ from launch import final, session
 from launch.interrupt import Interrupts
 from launch.records import Sample, Update, plain
 from launch.recovery import last_whole, may_pass
+from launch.room import counted
 from launch.run_directory import RunDirectory
 from launch.storage import StorageError
 from launch.stored_run import hand_over, stranded
@@ -229,10 +230,11 @@ def _what(settings: Settings, arrow: str) -> str:
         who = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(roles)}) learn"
         period = settings.exchange_period
         exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
+    updates = counted(settings.updates, "update")
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
     return (
         f"{who} task {settings.task}, starting from {settings.model}.\n"
-        f"{settings.updates} updates of {settings.queries} queries{times}{exchange}. Generation: {settings.backend}."
+        f"{updates} of {settings.queries} queries{times}{exchange}. Generation: {settings.backend}."
     )
 
 

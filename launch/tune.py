@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.command import CommandError, Parser, run
+from launch.room import counted
 
 if TYPE_CHECKING:
     from launch.search import Search
@@ -78,7 +79,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="run every point with so many seeds, for intervals")
     parser.add_argument("--concurrent", type=int, metavar="N", help="trials at a time (default: as many as fit)")
-    parser.add_argument("--out", type=_folder, metavar="DIR", help="the search's (default: runs/tune-PRESET-TIME)")
+    parser.add_argument("--out", type=_folder, metavar="DIR", help="the search's (default: runs/tune-NAME-TIME)")
     parser.add_argument(
         "--continue", action="store_true", dest="go_on", help="if --out holds this search already, go on with it"
     )
@@ -123,8 +124,8 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     else:
         if options.go_on and not options.out:
             raise CommandError("--continue needs the search's folder: name it with --out.")
-        search, preset = read_search(options)
-        folder = options.out or new_path(f"tune-{preset}")
+        search, name = read_search(options)
+        folder = options.out or new_path(f"tune-{name}")
         check_place(str(folder), "search")
         resume = options.go_on and begun(folder)
         if resume:
@@ -164,18 +165,17 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def read_search(options: argparse.Namespace) -> "tuple[Search, str]":
-    """Returns the search that the options describe, and the preset's name.
+    """Returns the search that the options describe, and what it is named after.
 
     Raises:
         CommandError: they describe none that could be run.
     """
-    from launch.configuration import DEFAULT_PRESET, resolve, split
+    from launch.configuration import DEFAULT_PRESET, resolve, run_name, split
     from launch.search import Search
     from launch.search_space import SEED, check_evaluations, pinned, read_axes
 
     named, pairs = split(options.words)
-    preset = named or DEFAULT_PRESET
-    settings = resolve(preset, options.config, pairs)
+    settings = resolve(named or DEFAULT_PRESET, options.config, pairs)
     axes = read_axes(options.over)
     if not axes:
         raise CommandError("Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.")
@@ -212,7 +212,7 @@ def read_search(options: argparse.Namespace) -> "tuple[Search, str]":
     if options.scheduler:
         check_evaluations(settings, options.scheduler)
     found = Search(pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent)
-    return found, preset
+    return found, run_name(named, options.config)
 
 
 FIXED = {
@@ -227,9 +227,10 @@ def _what(search: "Search") -> str:
     seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
     how = {None: "", "asha": " Bad ones are stopped early.", "pbt": " Bad ones continue as clones of good ones."}
     settings = search.settings
+    updates = counted(settings.updates, "update")
     return (
-        f"A search over {axes}: {search.trials} trials{seeds}, {settings.updates} updates of {settings.queries} "
-        f"queries each.{how[search.scheduler]}\n"
+        f"A search over {axes}: {search.trials} trials{seeds}, {updates} of {settings.queries} queries "
+        f"each.{how[search.scheduler]}\n"
         f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, mean of the policies."
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from cory_env.chain import Chain, Observed, role_names
 from cory_env.tasks import Operations, Task, make_task
@@ -382,6 +382,15 @@ class Settings(BaseModel):
             CacheError: `smollm2` is named for the first time, and the cache cannot be written.
         """
         return model_path(self.model)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses `lr=yes`, which YAML reads as true and pydantic as 1."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+            raise ValueError("should be a number, not true or false")
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -22,6 +22,8 @@ from policies.settings import Settings
 
 MEAN = "mean"
 """The key under which an evaluation holds the mean of its policies."""
+LABEL = 48
+"""Letters of an arm's name, about, for which plots have room."""
 NO_DIFFERENCE = {"seed", "updates", *WRITTEN} - {"final_queries"}
 """Settings in which the runs of one arm may differ."""
 
@@ -276,7 +278,7 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
             apart = {key: value for key, value in apart.items() if repr(value) != usual[key]}
         label = [method(settings)] if "num_agents" in keys or not apart else []
         label += [f"{key}={_shown(value)}" for key, value in apart.items()]
-        arms.append(Arm(", ".join(label), sorted(some, key=lambda run: run.settings.seed)))
+        arms.append(Arm(_joined(label), sorted(some, key=lambda run: run.settings.seed)))
     return arms
 
 
@@ -289,6 +291,12 @@ def method(settings: Settings) -> str:
     return f"CORY{agents}{learner}"
 
 
+def _joined(parts: Sequence[str]) -> str:
+    """Joins what sets an arm apart, as far as plots have room for it; the table of settings has all."""
+    kept = next((n for n in range(len(parts), 1, -1) if len(", ".join(parts[:n])) <= LABEL), 1)
+    return ", ".join([*parts[:kept], *([f"{len(parts) - kept} more"] if kept < len(parts) else [])])
+
+
 def _shown(value: Value) -> str:
     text = show_value(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return text if len(text) <= 30 else f"{text[:29]}…"

@@ -5,7 +5,7 @@ import pytest
 from cory_env.rewards.spec import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.command import CommandError
-from launch.configuration import Value, as_yaml, presets, read_file, read_preset, read_words, resolve, scalar
+from launch.configuration import Value, as_yaml, presets, read_file, read_preset, read_words, resolve, run_name, scalar
 from policies.settings import Settings
 
 
@@ -76,9 +76,23 @@ def test_numbers_may_be_written_as_python_writes_them() -> None:
     assert resolve("imdb-tiny", [], ["lr=1e-5"]).lr == 1e-5
 
 
-def test_a_word_without_an_equals_sign_is_refused() -> None:
-    with pytest.raises(CommandError, match="write key=value"):
-        read_words(["updates"])
+@pytest.mark.parametrize("word", ["updates", "=5"])
+def test_a_word_that_is_no_key_with_a_value_is_refused(word: str) -> None:
+    with pytest.raises(CommandError, match=f"`{word}` is not a setting; write key=value"):
+        read_words([word])
+
+
+def test_a_key_that_stands_twice_is_found_by_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "twice.yaml"
+    file.write_text("lr: 1.0e-5\nlr: 2.0e-5\n")
+    with pytest.raises(CommandError) as raised:
+        read_file(file)
+    assert str(raised.value).startswith(f"{file} is not valid YAML: the key `lr` stands twice in line 2, column 1")
+
+
+def test_a_run_is_named_after_its_preset_or_else_its_file() -> None:
+    files = [Path("base.yaml"), Path("configs/my task.yaml")]
+    assert [run_name("gsm8k", files), run_name(None, files), run_name(None, [])] == ["gsm8k", "my-task", "imdb-tiny"]
 
 
 def test_a_preset_builds_on_its_base() -> None:

@@ -116,6 +116,14 @@ def test_a_target_is_a_run_a_model_or_refused(run: RunDirectory, tmp_path: Path)
             _run_in(target)
 
 
+def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_both_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert main(["nosuch", "--quiet"]) == 2
+    assert capsys.readouterr().err.endswith("There is no folder nosuch here, so it was taken for a model on the hub.\n")
+
+
 def test_a_checkpoint_that_is_missing_or_damaged_is_refused(
     capsys: pytest.CaptureFixture[str], run: RunDirectory
 ) -> None:

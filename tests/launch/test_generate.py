@@ -94,8 +94,9 @@ def test_roles_checkpoint_and_seed_are_those_of_the_run_unless_others_are_named(
     assert answers == [own.answer(number, text) for number, text in enumerate(QUERIES[:2])]
     other = TrainedChain(trained, ["llm_1", "llm_1", "llm_2"], 0.5, 3).answer(0, QUERIES[0])
     named = ["--roles", "llm_1, llm_1,llm_2", "--temperature", "0.5", "--seed", "3", "--checkpoint", "5", "--json"]
-    assert main([str(policies_run.path), QUERIES[0], *named]) == 0
-    assert json.loads(capsys.readouterr().out) == other
+    for words in ([QUERIES[0], *named], [*named, QUERIES[0]]):
+        assert main([str(policies_run.path), *words]) == 0
+        assert json.loads(capsys.readouterr().out) == other
     assert [response["role"] for response in other["responses"]] == ["pioneer", "observer_1", "observer_2"]
 
 

@@ -89,6 +89,15 @@ def test_arms_that_differ_in_one_setting_are_called_by_it(tmp_path: Path) -> Non
     assert [arm.label for arm in arms_of(runs)] == [f"exchange_period={value}" for value in (1, 5, "null")]
 
 
+def test_an_arm_that_differs_in_much_has_a_name_that_fits_into_plots(tmp_path: Path) -> None:
+    much = Settings(task="custom", data="questions.csv", prompt="{query} " * 9, lr=1e-3, epochs=1, clip=0.1, gamma=0.9)
+    runs = []
+    for name, settings in (("usual", Settings()), ("own", much)):
+        record(tmp_path / name, settings, updates=range(2))
+        runs.append(read_run(tmp_path / name, name))
+    assert [arm.label for arm in arms_of(runs)] == ["CORY", "task=custom, data=questions.csv, 5 more"]
+
+
 def test_names_are_as_short_as_tells_folders_apart() -> None:
     assert names([Path("/x/a/run"), Path("/x/b/run")]) == ["a/run", "b/run"]
     assert names([Path("/x/a/run"), Path("/x/b/other")]) == ["run", "other"]

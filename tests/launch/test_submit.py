@@ -123,6 +123,15 @@ def test_resources_that_are_none_are_refused(asked: str, capsys: pytest.CaptureF
     assert f"Error: --resources={asked}: `{asked}` is not a custom resource" in capsys.readouterr().err
 
 
+def test_a_command_without_the_dashes_before_it_is_refused_with_where_they_belong(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--storage", "/shared", "train", "imdb-tiny"])
+    expected = "Unrecognized arguments: train imdb-tiny. What the job runs stands after `--`. See `cory submit --help`."
+    assert expected in capsys.readouterr().err
+
+
 SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
 
 

@@ -50,6 +50,8 @@ def test_defaults_are_the_papers() -> None:
             {"quantization": "nf4", "weights": "lora", "backend": "transformers"},
             "needs a CUDA GPU for learners and runners. Set gpus_per_learner",
         ),
+        ({"lr": True}, "Setting `lr`=True: should be a number, not true or false."),
+        ({"exchange_period": False}, "should be a number, not true or false"),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "which NCCL, by which they average gradients, refuses"),
         ({"runner_resources": "sampling"}, "`sampling` is not a custom resource and how much of it"),
