@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import select
 import signal
 import sys
 import traceback
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
+UNREAD = 128 + signal.SIGPIPE
 OWN_PACKAGES = ("cory_env", "policies", "launch")
 """Every exception class that these define carries a message for the user."""
 IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -57,17 +59,22 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         debug: let the traceback be seen.
 
     Returns:
-        The command's own exit code; 2 after a user's mistake; 130 after Ctrl-C. Other exceptions are defects and pass.
+        The command's own exit code; 2 after a user's mistake; 130 after Ctrl-C; 141 where nobody reads on, as in
+        `cory plan | head`. Other exceptions are defects and pass.
     """
     try:
         from launch.secrets import load_secrets
 
         load_secrets()
-        return command()
+        code = command()
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("Aborted.", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            return UNREAD
         sentence = _sentence(cause(error))
         if sentence is None:
             raise
@@ -75,6 +82,16 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
             traceback.print_exception(error)
         print("\n".join([f"Error: {sentence}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 2
+
+
+def _unread() -> bool:
+    """Tells whether the standard output's reader is gone; what is still to be written then goes nowhere."""
+    output, poll = sys.stdout.fileno(), select.poll()
+    poll.register(output, 0)
+    unread = any(event & select.POLLERR for _, event in poll.poll(0))
+    if unread:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return unread
 
 
 def reason(error: Exception) -> str:

@@ -38,6 +38,17 @@ def test_settings_are_read_without_a_heavy_library() -> None:
     subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
 
 
+@pytest.mark.parametrize("buffering", ["", "1"])
+def test_a_reader_that_takes_no_more_ends_a_command_without_a_word(buffering: str) -> None:
+    command = [sys.executable, "-m", "launch.main", "train", "--print-config"]
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": buffering}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.communicate()[1] == ""
+    assert process.returncode == 141
+
+
 def test_train_help_lists_the_presets(cory: Cory) -> None:
     text = cory("train", "--help").stdout
     assert all(f"  {name} " in text for name in presets())
