@@ -11,7 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults
 
-FAREWELL = 10.0
+GRACE = 10.0
 """Seconds that the other learners have to answer, once one has failed: they may wait for it in an all-reduce."""
 
 
@@ -74,7 +74,7 @@ class Learners(FaultTolerantActorManager):
     def _fetch_result(
         self, *, remote_calls: list[ray.ObjectRef[Any]], timeout_seconds: float | None = None, **kwargs: Any
     ) -> tuple[list[ray.ObjectRef[Any]], RemoteCallResults]:
-        """Collects answers until all are there or the time is over; once one has failed, the others have `FAREWELL`."""
+        """Collects answers until all are there or the time is over; once one has failed, the others have `GRACE`."""
         until = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         waiting = list(remote_calls)
         while len(waiting) > 1:
@@ -82,7 +82,7 @@ class Learners(FaultTolerantActorManager):
             if not ready:
                 break
             if _failed(ready[0]):
-                until = min(until, time.monotonic() + FAREWELL)
+                until = min(until, time.monotonic() + GRACE)
                 break
         return super()._fetch_result(remote_calls=remote_calls, timeout_seconds=_left(until), **kwargs)
 

@@ -22,7 +22,7 @@ from policies.settings import Settings
 
 MEAN = "mean"
 """The key under which an evaluation holds the mean of its policies."""
-LABEL = 48
+LABEL_LENGTH = 48
 """Letters of an arm's name, about, for which plots have room."""
 NO_DIFFERENCE = {"seed", "updates", *WRITTEN} - {"final_queries"}
 """Settings in which the runs of one arm may differ."""
@@ -293,7 +293,7 @@ def method(settings: Settings) -> str:
 
 def _joined(parts: Sequence[str]) -> str:
     """Joins what sets an arm apart, as far as plots have room for it; the table of settings has all."""
-    kept = next((n for n in range(len(parts), 1, -1) if len(", ".join(parts[:n])) <= LABEL), 1)
+    kept = next((n for n in range(len(parts), 1, -1) if len(", ".join(parts[:n])) <= LABEL_LENGTH), 1)
     return ", ".join([*parts[:kept], *([f"{len(parts) - kept} more"] if kept < len(parts) else [])])
 
 
