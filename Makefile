@@ -60,7 +60,7 @@ lock: $(READY) ## Resolve requirements/cpu.txt and gpu.txt anew
 		--python-platform x86_64-manylinux_2_28 -o requirements/gpu.txt
 
 assets: $(READY) ## Rebuild the bundled language model, classifier and queries (over an hour on 2 cores)
-	@$(BIN)/cory assets
+	@$(BIN)/python -m recipes
 
 # torch goes first and brings its own dependencies: on a CUDA index they are libraries that the CPU lock does not name.
 $(PACKAGES): requirements/$(LOCK).txt
@@ -79,6 +79,6 @@ $(PACKAGES): requirements/$(LOCK).txt
 $(READY): $(PACKAGES) pyproject.toml
 	@echo '3/3 this project'
 	@PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation -e .
-	@for modules in launch.training,policies.cory vllm.entrypoints.llm; do \
+	@for modules in launch.training.training,policies.cory vllm.entrypoints.llm; do \
 		$(BIN)/python -c "import $$modules" > /dev/null 2>&1 & done; wait
 	@touch $@

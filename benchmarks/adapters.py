@@ -19,13 +19,13 @@ from benchmarks.models import SHAPES, make_model
 from benchmarks.record import Figure, Record, median
 from benchmarks.side import run_side
 from cory_env.tasks import make_task
-from policies.adapters import adapted
 from policies.cory import CoryConfig
-from policies.generator import Generator, Sampling
-from policies.language_model import shared_base
-from policies.settings import Lora
-from policies.transformers_generator import TransformersGenerator
-from policies.vllm_generator import VLLMGenerator
+from policies.generation.generator import Generator, Sampling
+from policies.generation.transformers_generator import TransformersGenerator
+from policies.generation.vllm_generator import VLLMGenerator
+from policies.models.adapters import adapted
+from policies.models.language_model import shared_base
+from policies.models.lora import Lora
 
 CLAIM = "a second agent costs ≤ 15 % of memory, and its weights reach the engine in ≤ 0.2 s (135 M parameters, LoRA)"
 LORA = Lora(rank=8, alpha=16.0)

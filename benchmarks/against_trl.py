@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.models import make_model
 from benchmarks.record import BenchmarkError, Figure, Record, median
 from benchmarks.side import Took, run_side
-from launch.configuration import read_preset
+from launch.console.configuration import read_preset
 
 CLAIM = "one update against two PPOTrainers: ≥ 3 × faster in bf16, ≥ 1.5 × in fp32, peak memory ≤ 0.7 ×"
 TRL = Path(os.environ.get("CORY_BENCHMARK_TRL", Path(__file__).parent / ".trl"))

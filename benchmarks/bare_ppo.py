@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from policies.language_model import choose_attention, compute_dtype, load_language_model
-from policies.settings import Settings
+from policies.models.language_model import choose_attention, compute_dtype, load_language_model
+from policies.settings.settings import Settings
 
 
 class Sample(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.models import make_model
 from benchmarks.record import Record
 from benchmarks.scaling import measure
-from launch.configuration import read_preset
+from launch.console.configuration import read_preset
 
 CLAIM = "time and memory of an update as the chain grows, with weights=lora"
 UNCUT = 200

@@ -10,12 +10,13 @@ from vllm import SamplingParams, TokensPrompt
 from benchmarks.alternate import alternate
 from benchmarks.models import make_model
 from benchmarks.record import Figure, Record, median
-from launch.configuration import read_preset
-from policies.chain_runner import ChainRunner, Deal, Rollout
+from launch.console.configuration import read_preset
 from policies.cory_config import CoryConfig
-from policies.generator import sampling_seed
-from policies.role_exchange import RoleMapping
-from policies.vllm_generator import VLLMGenerator
+from policies.generation.generator import sampling_seed
+from policies.generation.vllm_generator import VLLMGenerator
+from policies.rollout.chain_runner import ChainRunner, Rollout
+from policies.rollout.dealing import Deal
+from policies.rollout.role_mapping import RoleMapping
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -16,14 +16,15 @@ from benchmarks.alternate import alternate
 from benchmarks.bare_ppo import BarePPO, Sample
 from benchmarks.models import make_model
 from benchmarks.record import Figure, Record, median
-from launch.configuration import read_preset
-from policies.chain_runner import as_rllib_episode
+from cory_env.episode import ChainEpisode
+from launch.console.configuration import read_preset
 from policies.cory_config import CoryConfig
-from policies.generator import Response
-from policies.language_model import compute_dtype
-from policies.role_exchange import RoleMapping
-from policies.settings import Settings
-from policies.token_ppo_learner import UPDATE, TokenPPOLearner
+from policies.generation.generator import Response
+from policies.models.language_model import compute_dtype
+from policies.rllib.token_ppo_learner import UPDATE, TokenPPOLearner
+from policies.rollout.chain_runner import as_rllib_episode
+from policies.rollout.role_mapping import RoleMapping
+from policies.settings.settings import Settings
 
 CLAIM = "learner tokens/s ≥ 0.9 of a bare PyTorch loop doing the same arithmetic (CPU time)"
 
@@ -122,7 +123,7 @@ def play(s: Settings) -> list[MultiAgentEpisode]:
     random = np.random.default_rng(0)
     episodes = []
     for query in range(s.queries):
-        episode, responses = chain.start(chain.task.train[query % len(chain.task.train)]), []
+        episode, responses = ChainEpisode(chain, chain.task.train[query % len(chain.task.train)]), []
         for _ in chain.roles:
             length = int(random.integers(1, s.max_response + 1)) if random.random() < 0.25 else s.max_response
             tokens = random.integers(1, chain.vocab_size, length).tolist()

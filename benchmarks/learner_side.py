@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchmarks.learner import build, play
 from benchmarks.processes import watched_memory
 from benchmarks.side import Took, asked
-from policies.settings import make_settings
-from policies.token_ppo_learner import UPDATE
+from policies.rllib.token_ppo_learner import UPDATE
+from policies.settings.settings import make_settings
 
 
 def main() -> None:

@@ -15,13 +15,13 @@ import torch
 from benchmarks.models import make_model
 from benchmarks.processes import DAEMONS, cpu_seconds
 from benchmarks.record import Figure, Record
-from launch.configuration import read_preset
-from policies.causal_lm_module import CausalLMModule
-from policies.chain_runner import ChainRunner
+from launch.console.configuration import read_preset
 from policies.cory import Cory, CoryConfig
-from policies.runners import Runners
-from policies.token_ppo_learner import TokenPPOLearner
-from policies.vllm_generator import VLLMGenerator
+from policies.generation.vllm_generator import VLLMGenerator
+from policies.rllib.causal_lm_module import CausalLMModule
+from policies.rllib.token_ppo_learner import TokenPPOLearner
+from policies.rollout.chain_runner import ChainRunner
+from policies.rollout.runners import Runners
 
 CLAIM = "CPU outside generation, forward, backward, optimizer, reward and sync ≤ 5 % of an update"
 WARM_UP = 2

@@ -10,7 +10,7 @@ from benchmarks.models import make_model
 from benchmarks.nodes import Nodes
 from benchmarks.record import Figure, Record, median
 from benchmarks.side import run_side
-from launch.configuration import read_preset
+from launch.console.configuration import read_preset
 
 CLAIM = "rollouts get faster with every runner on a node of its own, as far as the machine has cores for them"
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.models import make_model
 from benchmarks.record import Figure, Record
 from benchmarks.side import run_side
-from launch.configuration import read_preset
+from launch.console.configuration import read_preset
 
 CLAIM = "time and memory of an update as batch, length, vocabulary and runners grow"
 

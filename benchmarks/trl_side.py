@@ -14,7 +14,7 @@ from benchmarks.processes import watched_memory
 from benchmarks.side import Took, asked
 from cory_env.chain import Chain
 from cory_env.rewards.sentiment import positive_logit
-from policies.settings import Settings, make_settings
+from policies.settings.settings import Settings, make_settings
 
 
 class TwoTrainers:

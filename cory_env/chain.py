@@ -1,7 +1,7 @@
 """The chain: one query answered by several agents, one after another (paper §2).
 
     chain = Chain(task, tokenizer, num_agents=2)
-    episode = chain.start(task.train[0])
+    episode = ChainEpisode(chain, task.train[0])
     while episode.role is not None:                     # "pioneer", then "observer"
         tokens = generate(episode.prompt_ids())
         episode.respond({"tokens": tokens, "length": len(tokens)})
@@ -19,7 +19,6 @@ import numpy as np
 from gymnasium import spaces
 
 from cory_env.chat import ChatError, ChatFormat
-from cory_env.episode import ChainEpisode
 from cory_env.tasks.task import Message, Query, Task
 
 if TYPE_CHECKING:
@@ -136,10 +135,6 @@ class Chain:
         """Returns a new action space, the same for each role."""
         tokens = spaces.MultiDiscrete([self.vocab_size] * self.max_response)
         return spaces.Dict(tokens=tokens, length=spaces.Discrete(self.max_response, start=1))
-
-    def start(self, query: Query) -> "ChainEpisode":
-        """Returns a new episode on `query`, at the pioneer's turn."""
-        return ChainEpisode(self, query)
 
     def encode(self, prompts: Sequence[tuple[str, Sequence[Message] | None]]) -> list[list[int]]:
         """Tokenises prompts, each a filled template and, with `chat`, the messages before it.

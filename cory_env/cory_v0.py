@@ -175,7 +175,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         """
         if seed is not None:
             self._random = np.random.default_rng(seed)
-        self._episode = self.chain.start(self._choose(options or {}))
+        self._episode = ChainEpisode(self.chain, self._choose(options or {}))
         self._task_rewards = []
         self.agents = list(self.chain.roles)
         self.rewards = dict.fromkeys(self.agents, 0.0)

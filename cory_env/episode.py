@@ -3,15 +3,13 @@
 import math
 from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cory_env.chain import Chain
 from cory_env.tasks.task import Query
-
-if TYPE_CHECKING:
-    from cory_env.chain import Chain
 
 
 class Observation(TypedDict):
@@ -40,7 +38,7 @@ class ChainEpisode:
         truncated: Per prompt so far, whether its reference was cut.
     """
 
-    def __init__(self, chain: "Chain", query: Query) -> None:
+    def __init__(self, chain: Chain, query: Query) -> None:
         self.chain = chain
         self.query = query
         self.responses: list[list[int]] = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
+from cory_env.episode import ChainEpisode
 from cory_env.rewards import (
     RewardError,
     RewardWorker,
@@ -211,7 +212,7 @@ def show_prompts(chain: Chain, report: Report) -> None:
 
     Where the best of them is seen, all count as equally good.
     """
-    episode = chain.start(chain.task.train[0])
+    episode = ChainEpisode(chain, chain.task.train[0])
     while episode.role is not None:
         if episode.awaits_rewards:
             episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
@@ -228,7 +229,7 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
     responses = [chain.tokenizer(text, add_special_tokens=False)["input_ids"][: chain.max_response] for text in texts]
     episodes = []
     for query, response in [*zip(queries, responses, strict=True), (queries[0], [chain.stop_token_ids[0]])]:
-        episode = chain.start(query)
+        episode = ChainEpisode(chain, query)
         while episode.role is not None:
             score_observed(worker, [episode])
             episode.respond({"tokens": response, "length": len(response)})

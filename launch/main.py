@@ -1,4 +1,4 @@
-"""The `cory` command: `cory X ...` is `python -m launch.X ...`.
+"""The `cory` command: `cory X ...` is `python -m launch.main X ...`.
 
 A command's module is imported only when it is asked for, so that `cory --help` answers at once.
 """
@@ -22,7 +22,6 @@ COMMANDS = {
     "validate": "Check a task's data, prompts and reward, without a model.",
     "submit": "Send a command to a Ray cluster as a job.",
     "jobs": "List a Ray cluster's jobs, show their output, stop them.",
-    "assets": "Rebuild the bundled language model, classifier and queries.",
 }
 
 HELP = """Reinforcement fine-tuning of language models by several cooperating copies of the model.
@@ -66,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         hint = f" Did you mean `{close[0]}`?" if close else ""
         print(f"There is no command `{name}`.{hint} The commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    exit_code: int = importlib.import_module(f"launch.{name}").main(rest)
+    exit_code: int = importlib.import_module(f"launch.commands.{name}").main(rest)
     return exit_code
 
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, COMPONENT_RL_MODULE
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
@@ -29,21 +29,23 @@ from ray.rllib.utils.metrics import (
     LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
+from ray.tune.search.sample import Domain
 
 from cory_env.rewards import RewardError
 from cory_env.tasks import Split
-from policies.chain_runner import Deal, Rollout
-from policies.cory_config import CoryConfig
-from policies.dealing import deal
-from policies.generator import EVALUATION_STREAM, Response, Weights
+from policies.generation.generator import EVALUATION_STREAM, Response, Weights
 from policies.health import COLLAPSE, Health
-from policies.learners import LearnerError, Learners
-from policies.role_exchange import RoleMapping
-from policies.runners import Runners, WeightSyncError, end
+from policies.learning.rows import Rows
+from policies.rllib.learners import LearnerError, Learners
+from policies.rllib.token_batch import SharedEpisodes
+from policies.rllib.token_ppo_learner import UPDATE, TokenPPOLearner
+from policies.rllib_settings import derive
+from policies.rollout.chain_runner import Rollout
+from policies.rollout.dealing import Deal, deal
+from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.runners import Runners, WeightSyncError, end
 from policies.self_test import Probe, self_test
-from policies.settings import Settings
-from policies.token_batch import Rows, SharedEpisodes
-from policies.token_ppo_learner import UPDATE, TokenPPOLearner
+from policies.settings.settings import Settings, SettingsError, make_settings, nearest_key
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
@@ -63,6 +65,70 @@ _LEARNED = (
     "sampler_gap_max",
 )
 _OF_CRITIC = ("value_loss", "explained_variance")
+
+
+class CoryConfig(PPOConfig):
+    """Configures `Cory`. Everything is a flat setting; RLlib's own fields follow from them.
+
+        config = CoryConfig().cory(task="imdb", updates=60, exchange_period=5)
+        algorithm = config.build_algo()
+
+    A setting may be a Tune search space (docs/tune.md):
+
+        config = CoryConfig().cory(exchange_period=tune.grid_search([1, 5, None]))
+        tune.Tuner(Cory, param_space=config, tune_config=tune.TuneConfig(metric="combined_reward", mode="max")).fit()
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        """Starts from the paper's settings."""
+        super().__init__(algo_class=algo_class or Cory)
+        self.cory_settings: dict[str, Any] = {}
+
+    def cory(self, **settings: Any) -> Self:
+        """Sets any of `Settings`' keys; those not named keep their value.
+
+        A search over `kl_coef` leaves `eval_kl_coef`, unless that is set, at the `kl_coef` from before: else each
+        trial would be measured by another combined reward.
+
+        Raises:
+            SettingsError: a key is unknown; values are checked when the algorithm is built.
+        """
+        known = list(Settings.model_fields)
+        for key in settings:
+            if key not in known:
+                raise SettingsError(f"Unknown setting `{key}`.{nearest_key(key, known)}")
+        before = self.cory_settings
+        self.cory_settings = {**before, **settings}
+        if is_search_space(self.cory_settings.get("kl_coef")) and self.cory_settings.get("eval_kl_coef") is None:
+            self.cory_settings["eval_kl_coef"] = before.get("kl_coef", Settings.model_fields["kl_coef"].default)
+        return self
+
+    @property
+    def settings(self) -> Settings:
+        """The validated settings.
+
+        Raises:
+            SettingsError: a value is wrong, contradicts another, or is a search space.
+        """
+        for key, value in self.cory_settings.items():
+            if is_search_space(value):
+                raise SettingsError(f"`{key}` is a search space, so only tune.Tuner(Cory, param_space=...) can run it.")
+        return make_settings(self.cory_settings)
+
+    def validate(self) -> None:
+        """Checks the settings and derives RLlib's fields from them.
+
+        Raises:
+            SettingsError: a value is wrong or contradicts another.
+        """
+        if not self._is_frozen:
+            derive(self, self.settings)
+        super().validate()
+
+
+def is_search_space(value: Any) -> bool:
+    """Tells whether a setting is one of Tune's search spaces, which it gives a value in each trial."""
+    return isinstance(value, Domain) or (isinstance(value, dict) and "grid_search" in value)
 
 
 class Cory(PPO):

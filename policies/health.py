@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from policies.settings import Settings
+from policies.settings.settings import Settings
 
 COLLAPSE = ("repetition", "eos", "kl")
 CHANCE = 3.0

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
-if TYPE_CHECKING:
-    from policies.cory import Cory
+from policies.rollout.role_mapping import RoleMapping
+from policies.settings.settings import Settings
 
 
-@dataclass(frozen=True)
-class RoleMapping:
-    """RLlib's policy mapping function: role → LLM. Rotation r gives position p to LLM (p + r) mod n."""
+class Rotating(Protocol):
+    """What is rotated: an algorithm that knows who plays which role."""
 
-    roles: tuple[str, ...]
-    modules: tuple[str, ...]
-    rotation: int = 0
+    settings: Settings
+    updates_since_exchange: int
+    exchanges: int
 
-    def __call__(self, agent_id: str, episode: Any = None, **kwargs: Any) -> str:
-        """The LLM that plays `agent_id`."""
-        return self.modules[(self.roles.index(agent_id) + self.rotation) % len(self.modules)]
-
-    def rotated(self) -> RoleMapping:
-        """The mapping after one role exchange; n exchanges restore it."""
-        return replace(self, rotation=(self.rotation + 1) % len(self.modules))
-
-    def as_dict(self) -> dict[str, str]:
-        """`{role: LLM}` in the order of the chain."""
-        return {role: self(role) for role in self.roles}
+    def exchange_roles(self) -> None:
+        """Gives every LLM another role."""
+        ...
 
 
 class RoleExchange(RLlibCallback):
@@ -40,10 +30,13 @@ class RoleExchange(RLlibCallback):
     iterations do not count.
     """
 
-    def on_train_result(self, *, algorithm: Cory, result: dict[str, Any], **kwargs: Any) -> None:
+    def on_train_result(self, *, algorithm: Rotating, result: dict[str, Any], **kwargs: Any) -> None:
         """Exchanges roles when their time has come; one agent alone has nobody to exchange with."""
         period = algorithm.settings.exchange_period
         alone = algorithm.settings.num_agents == 1
         if period is not None and algorithm.updates_since_exchange >= period and not alone:
             algorithm.exchange_roles()
             result["cory"].update(exchanged=True, exchanges=algorithm.exchanges)
+
+
+__all__ = ["RoleExchange", "RoleMapping"]

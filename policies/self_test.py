@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from policies.generator import Response, Weights
-from policies.token_batch import Rows, make_rows
+from policies.generation.generator import Response, Weights
+from policies.learning.rows import Rows, make_rows
 
 _NOISE = 0.1  # of each parameter's root mean square; 0.3 takes 30 layers so far that bf16's rounding grows tenfold
 _ZERO = 0.15  # for an adapter's second half, which is all zeros at start; less drowns in bf16's rounding

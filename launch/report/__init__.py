@@ -1,5 +1,5 @@
 """`cory report`: one HTML file about any number of runs, or a study."""
 
-from launch.report.command import main
+from launch.commands.report import main
 
 __all__ = ["main"]

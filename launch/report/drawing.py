@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from launch.curves import COLOURS, EXCHANGE, FAINT, FAINTLY, GRID, INK, POINT
+from launch.display.curves import COLOURS, EXCHANGE, FAINT, FAINTLY, GRID, INK, POINT
 
 WIDTH, HEIGHT = 4.6, 3.1
 """Inches of a panel: at the width of a phone its letters are as large as the page's."""

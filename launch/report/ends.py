@@ -8,15 +8,15 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from launch.curves import COLOURS, FAINT, FAINTLY, GRID, INK, PANELS, POINT, colours_of, style
+from launch.display.curves import COLOURS, FAINT, FAINTLY, GRID, INK, PANELS, POINT, colours_of, style
 from launch.report.drawing import Key, Panel, Plot
 from launch.report.marks import bars, dots, limit_to, place, widened
 from launch.report.plots import with_interval
 from launch.report.runs import NO_DIFFERENCE, Arm, method
 from launch.report.series import drawn_interval, estimate, final, held_out_mean, over_runs
-from launch.search_space import show_value
-from launch.study_measures import Estimate, Point, pareto_front
-from launch.study_runs import NO_MATTER
+from launch.search.space import show_value
+from launch.study.measures import Estimate, Point, pareto_front
+from launch.study.runs import NO_MATTER
 
 SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "partner_reward": 3, "num_agents": 3}
 """Settings whose effect is drawn, and from how many values on."""

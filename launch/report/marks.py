@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from launch.curves import FAINTLY, POINT
+from launch.display.curves import FAINTLY, POINT
 from launch.report.series import Series, drawn_interval
-from launch.study_measures import Estimate
+from launch.study.measures import Estimate
 
 SPARE = 0.35
 """Share of a panel by which intervals may widen it to either side; those of few seeds could fill any."""

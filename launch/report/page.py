@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from launch.configuration import as_yaml
-from launch.manifest import own_version
+from launch.console.configuration import as_yaml
 from launch.report import ends, plots, tables
 from launch.report.drawing import Plot
 from launch.report.runs import Arm, Run, arms_of, method
 from launch.report.samples import moments_of
 from launch.report.series import final
+from launch.run_folder.manifest import own_version
 from policies.health import CHANCE, LEAST_EOS
 
 
@@ -24,8 +24,8 @@ class Page:
     plots: list[Plot]
 
 
-def page(runs: Sequence[Run]) -> Page:
-    """Makes the report of runs, at least one of which has metrics."""
+def page(runs: Sequence[Run], claims: Sequence[tables.Claim] = ()) -> Page:
+    """Makes the report of runs, at least one of which has metrics, and of claims that were judged by them."""
     arms = arms_of(runs)
     evaluated = [arm for arm in arms if any(run.held_out for run in arm.runs)]
     overview: list[Plot] = []
@@ -55,8 +55,7 @@ def page(runs: Sequence[Run]) -> Page:
         queries=_queries(arms),
         arms=tables.arm_rows(arms),
         differences=tables.difference_rows(arms),
-        hypervolumes=tables.hypervolume_rows(arms),
-        claims=tables.claim_rows(arms),
+        claims=claims,
         runs=tables.run_rows(arms),
         overview=overview,
         over_training=over_training,

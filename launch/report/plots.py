@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from matplotlib.axes import Axes
 
-from launch.curves import FAINT, INK, PANELS, colours_of, curve, exchanges, points, style
+from launch.display.curves import FAINT, INK, PANELS, colours_of, curve, exchanges, points, style
 from launch.report.drawing import Key, Panel, Plot
 from launch.report.marks import band, bars, label_ends, limit_to
 from launch.report.runs import Arm

@@ -7,24 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from launch import final, stored_run, study_results
-from launch.command import CommandError
-from launch.configuration import Value
-from launch.records import Figures, SampleLine, Update
-from launch.results import Row
-from launch.run_directory import CONFIG, RunDirectory
-from launch.search_space import show_value
-from launch.storage import REPORTED, is_uri
-from launch.study_results import Cost, FinalFigures, StudyRun, final_figures
-from launch.study_runs import NO_MATTER
-from launch.train import WRITTEN
-from policies.settings import Settings
+from launch.console.configuration import Value
+from launch.console.errors import CommandError
+from launch.evaluation.figures import Row
+from launch.run_folder import final, mirror
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.layout import CONFIG
+from launch.run_folder.records import Figures, SampleLine, Update
+from launch.run_folder.storage import REPORTED, is_uri
+from launch.search.space import show_value
+from launch.study import results
+from launch.study.results import Cost, FinalFigures, StudyRun, final_figures
+from launch.study.runs import NO_MATTER
+from policies.settings.settings import Settings, deciding
 
 MEAN = "mean"
 """The key under which an evaluation holds the mean of its policies."""
 LABEL_LENGTH = 48
 """Letters of an arm's name, about, for which plots have room."""
-NO_DIFFERENCE = {"seed", "updates", *WRITTEN} - {"final_queries"}
+NO_DIFFERENCE = {"seed", "updates", *deciding("writing")}
 """Settings in which the runs of one arm may differ."""
 
 
@@ -109,7 +110,7 @@ def read(places: Sequence[str | Path]) -> list[Run]:
         folder = Path(place)
         if not is_uri(str(place)) and (folder / "results").is_dir() and not RunDirectory(folder).exists():
             prefix = f"{name}/" if len(places) > 1 else ""
-            runs += [_of_study(result, prefix) for result in study_results.read(folder)]
+            runs += [_of_study(result, prefix) for result in results.read(folder)]
         else:
             runs.append(read_run(place, name))
     return runs
@@ -131,7 +132,7 @@ def read_run(place: str | Path, name: str) -> Run:
         CommandError: there is no run, or a file of it is damaged.
         StorageError: storage cannot be read.
     """
-    run = stored_run.read_run(place, REPORTED)
+    run = mirror.read_run(place, REPORTED)
     folder = run.path
     settings, updates = run.settings(), run.updates()
     done = updates[-1]["update"] if updates else 0

@@ -4,14 +4,14 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from launch.records import Response, SampleLine
+from launch.display.rows import show
+from launch.display.texts import visible
 from launch.report.runs import Run
 from launch.report.series import held_out
-from launch.rows import show
-from launch.study_measures import SHOWS_COLLAPSE, collapse
-from launch.texts import visible
+from launch.run_folder.records import Response, SampleLine
+from launch.study.measures import SHOWS_COLLAPSE, collapse
 from policies.health import signs_of_collapse
-from policies.settings import Settings
+from policies.settings.settings import Settings
 
 FIRST = 3
 """Responses of each policy alone that are shown in any case."""

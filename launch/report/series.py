@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launch import study_measures
-from launch.records import Figures
 from launch.report.runs import MEAN, Arm, Run
-from launch.study_measures import Estimate, Measure
+from launch.run_folder.records import Figures
+from launch.study import measures
+from launch.study.measures import Estimate, Measure
 
 FEWEST = 3
 """Seeds from which on an interval is drawn; with two, Student's t makes it 13 standard errors to either side."""
@@ -54,7 +54,7 @@ def drawn_interval(found: Estimate | None) -> tuple[float, float]:
 def estimate(values: Sequence[float | None]) -> Estimate | None:
     """Returns the mean of those that are known and finite, with its interval; None where none is."""
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return study_measures.estimate(known) if known else None
+    return measures.estimate(known) if known else None
 
 
 def of_arm(arm: Arm, measure: Measure) -> list[float]:
@@ -65,7 +65,7 @@ def of_arm(arm: Arm, measure: Measure) -> list[float]:
 
 def final(arm: Arm, key: str) -> list[float]:
     """Returns a figure at the end of each run that counts, the mean of its policies, NaN where there is none."""
-    return of_arm(arm, study_measures.final(key))
+    return of_arm(arm, measures.final(key))
 
 
 def training(run: Run, policy: str, key: str) -> Curve:

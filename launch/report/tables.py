@@ -1,16 +1,20 @@
 """The tables of a report: measures of each arm, differences between arms, claims, runs, evaluations and settings."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from launch import study_claims, study_sweeps
-from launch.records import Warning
+import pydantic
+from typing_extensions import TypedDict
+
+from launch.console.errors import CommandError
+from launch.display.rows import show
+from launch.evaluation.figures import FIGURES, Row
 from launch.report.runs import Arm, Run, differing
 from launch.report.series import estimate, final, of_arm
-from launch.results import FIGURES, Row
-from launch.rows import show
-from launch.search_space import show_value
-from launch.study_measures import (
+from launch.run_folder.records import Warning
+from launch.search.space import show_value
+from launch.study.measures import (
     Difference,
     area,
     best,
@@ -22,8 +26,7 @@ from launch.study_measures import (
     seconds,
     variance,
 )
-from launch.study_measures import final as final_measure
-from launch.study_results import StudyRun
+from launch.study.measures import final as final_measure
 
 FORMS = {key: form for key, (_, form) in FIGURES.items()}
 COMPARED = (("task_reward", "Task reward"), ("kl", "KL"), ("combined_reward", "Combined"))
@@ -111,34 +114,34 @@ def _difference(found: Difference | None) -> Cell:
     return Cell(f"{found.estimate.mean:+.2f}", ", ".join(part for part in small if part))
 
 
-def hypervolume_rows(arms: Sequence[Arm]) -> list[dict[str, Cell]]:
-    """Returns, of each study that has a sweep of η, the hypervolumes under the frontiers of PPO and CORY."""
-    studies: dict[str, dict[str, list[StudyRun]]] = {}
-    for arm in arms:
-        results = [run for run in arm.results if run.status != "failed"]
-        if results and (study := results[0].study):
-            studies.setdefault(study, {})[arm.label] = results
-    rows = []
-    for study, by_arm in studies.items():
-        ppo, cory = study_sweeps.hypervolumes(by_arm)
-        if ppo and cory:
-            rows.append(
-                {
-                    "Study": Cell(study),
-                    "PPO": cell(list(ppo.values()), "{:.1f}"),
-                    "CORY": cell(list(cory.values()), "{:.1f}"),
-                    "CORY less PPO": _difference(study_sweeps.larger(cory, ppo)),
-                }
-            )
-    return rows
+class Claim(TypedDict):
+    """What is claimed of a method, and what a study found."""
+
+    text: str
+    source: str
+    rule: str
+    """By which it is judged."""
+    found: str
+    """The figure, or nothing."""
+    small: str
+    """What belongs to it in small letters."""
+    verdict: str
 
 
-def claim_rows(arms: Sequence[Arm]) -> list[study_claims.Row]:
-    """Returns every claim that a study among the runs asks for, with our figure; those that were run first."""
-    results = [result for arm in arms for result in arm.results]
-    studies = {result.study for result in results}
-    rows = [row for row in study_claims.table(results) if row.claim.study in studies]
-    return sorted(rows, key=lambda row: row.found.verdict == "not run")
+def read_claims(file: Path) -> list[Claim]:
+    """Reads the claims that `benchmarks.reproduction` judged, or anyone else.
+
+    Raises:
+        CommandError: the file cannot be read, or is not a list of such claims.
+    """
+    try:
+        return pydantic.TypeAdapter(list[Claim]).validate_json(file.read_bytes())
+    except (OSError, pydantic.ValidationError) as error:
+        first = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else error.strerror
+        raise CommandError(
+            f"The claims in {file} cannot be read: {first}. `python -m benchmarks.reproduction STUDY --out {file}` "
+            "writes them."
+        ) from error
 
 
 def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.long_run import short_folder
 from benchmarks.models import make_model
 from benchmarks.nodes import wait_until
-from launch.run_directory import RunDirectory
+from launch.run_folder.directory import RunDirectory
 from policies.cory import CoryConfig
 from tests.cluster.head import head
 from tests.launch.conftest import ENVIRONMENT

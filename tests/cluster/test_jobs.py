@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.run_directory import RunDirectory
-from launch.search import recorded
+from launch.run_folder.directory import RunDirectory
+from launch.search.search import recorded
 from tests.cluster.head import SECRET, Head
 from tests.launch.conftest import CHECKOUT
 
@@ -55,7 +55,7 @@ def test_a_job_has_the_secret_of_its_node_and_the_job_list_has_not(head: Head, w
     assert job.returncode == 2, output + errors  # the driver's own, not Ray's 1
     assert "HF_TOKEN" in output
 
-    code = "from launch.cluster import connect; print([job.json() for job in connect(None).list_jobs()])"
+    code = "from launch.cluster.client import connect; print([job.json() for job in connect(None).list_jobs()])"
     listing = head.python("-c", code, cwd=work)
     told, errors = listing.communicate(timeout=120)
     assert "proof" in told and "CORY_SECRETS" in told, errors
@@ -68,7 +68,7 @@ def test_a_job_has_the_secret_of_its_node_and_the_job_list_has_not(head: Head, w
 PROBE = """
 import os, ray
 from launch import train
-from launch.secrets import on_workers
+from launch.console.credentials import on_workers
 
 ray.init(runtime_env=on_workers())
 told = ray.remote(lambda: os.environ["HF_TOKEN"][:3])
@@ -96,7 +96,7 @@ def test_rays_own_command_trains_in_an_uploaded_checkout(head: Head, work: Path,
     shutil.copy(work / "my_rewards.py", checkout)
     (checkout / "launch" / "mark.py").write_text("import launch.main\nprint('launch is in', launch.main.__file__)\n")
     out = tmp_path / "run"
-    shell = f"python -m launch.mark && python -m launch.train {' '.join(SMALL)} updates=1 --out {out}"
+    shell = f"python -m launch.mark && python -m launch.main train {' '.join(SMALL)} updates=1 --out {out}"
     submit = ("-m", "ray.scripts.scripts", "job", "submit", "--working-dir", str(checkout), "--")
     job = head.python(*submit, "env", "-u", "PYTHONPATH", "bash", "-c", shell, cwd=work)
     output, errors = job.communicate(timeout=240)

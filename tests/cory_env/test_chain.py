@@ -24,7 +24,7 @@ def test_roles_are_pioneer_then_observers_numbered_from_three_agents_on() -> Non
 
 
 def test_agents_answer_in_order_and_then_nobody_does() -> None:
-    episode = chain(3).start(QUERIES[0])
+    episode = ChainEpisode(chain(3), QUERIES[0])
     turns = []
     while episode.role is not None:
         turns.append(episode.role)
@@ -37,7 +37,7 @@ def test_agents_answer_in_order_and_then_nobody_does() -> None:
 
 
 def test_the_observer_sees_the_paper_s_prompt_with_the_pioneer_s_response() -> None:
-    episode = chain().start(QUERIES[0])
+    episode = ChainEpisode(chain(), QUERIES[0])
     assert episode.prompt_ids() == tokenizer()("This movie was")["input_ids"]
     episode.respond(response(" a great deal of fun."))
     text = 'I can make this sentence "This movie was a great deal of fun." more positive: This movie was'
@@ -45,7 +45,7 @@ def test_the_observer_sees_the_paper_s_prompt_with_the_pioneer_s_response() -> N
 
 
 def test_a_third_agent_sees_both_earlier_responses_in_order() -> None:
-    episode = chain(3).start(QUERIES[1])
+    episode = ChainEpisode(chain(3), QUERIES[1])
     episode.respond(response(" like it"))
     episode.respond(response(" hate it"))
     assert tokenizer().decode(episode.prompt_ids()) == (
@@ -60,7 +60,7 @@ def seen(episode: ChainEpisode) -> str:
 
 
 def test_the_last_response_alone_can_be_observed() -> None:
-    episode = chain(4, observed="last").start(QUERIES[0])
+    episode = ChainEpisode(chain(4, observed="last"), QUERIES[0])
     for before, text in ((None, " good"), (" good", " fine"), (" fine", " bad"), (" bad", " dull")):
         assert before is None or seen(episode) == before
         episode.respond(response(text))
@@ -77,7 +77,7 @@ def test_the_last_response_alone_can_be_observed() -> None:
     ],
 )
 def test_the_best_response_alone_can_be_observed(rewards: list[float | None], best: str) -> None:
-    episode = chain(4, observed="best").start(QUERIES[0])
+    episode = ChainEpisode(chain(4, observed="best"), QUERIES[0])
     episode.respond(response(" good"))
     assert not episode.awaits_rewards and seen(episode) == " good"
     episode.respond(response(" fine"))
@@ -96,10 +96,10 @@ def test_the_best_response_alone_can_be_observed(rewards: list[float | None], be
 
 @pytest.mark.parametrize("observed", ["all", "last", "best"])
 def test_two_agents_see_the_same_whichever_responses_are_observed(observed: Observed) -> None:
-    episode = chain(2, observed=observed).start(QUERIES[0])
+    episode = ChainEpisode(chain(2, observed=observed), QUERIES[0])
     episode.respond(response(" good"))
     assert seen(episode) == " good" and not episode.awaits_rewards
-    silent = chain(3, observed=observed, knowledge_transfer=False).start(QUERIES[0])
+    silent = ChainEpisode(chain(3, observed=observed, knowledge_transfer=False), QUERIES[0])
     for _ in range(3):
         assert not silent.awaits_rewards
         silent.respond(response(" good"))
@@ -109,7 +109,7 @@ def test_one_observed_response_leaves_room_where_all_would_be_cut() -> None:
     words = " one two three four five"
     cut = {}
     for observed in get_args(Observed):
-        episode = chain(8, observed=observed, max_prompt=48).start(QUERIES[0])
+        episode = ChainEpisode(chain(8, observed=observed, max_prompt=48), QUERIES[0])
         while episode.role is not None:
             if episode.awaits_rewards:
                 episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
@@ -120,7 +120,7 @@ def test_one_observed_response_leaves_room_where_all_would_be_cut() -> None:
 
 
 def test_without_knowledge_transfer_every_agent_sees_the_bare_query() -> None:
-    episode = chain(3, knowledge_transfer=False).start(QUERIES[0])
+    episode = ChainEpisode(chain(3, knowledge_transfer=False), QUERIES[0])
     for _ in range(3):
         assert episode.prompt_ids() == tokenizer()("This movie was")["input_ids"]
         episode.respond(response(" great"))
@@ -128,7 +128,7 @@ def test_without_knowledge_transfer_every_agent_sees_the_bare_query() -> None:
 
 def test_an_observation_is_the_padded_prompt_and_empty_before_an_agent_s_turn() -> None:
     described = chain(max_prompt=64)
-    episode = described.start(QUERIES[0])
+    episode = ChainEpisode(described, QUERIES[0])
     space = described.observation_space()
     assert episode.observation("observer")["length"] == 0
     first = episode.observation()
@@ -144,7 +144,7 @@ def test_an_observation_is_the_padded_prompt_and_empty_before_an_agent_s_turn() 
 
 
 def test_a_response_is_kept_up_to_its_length_and_its_first_eos() -> None:
-    episode = chain(3).start(QUERIES[0])
+    episode = ChainEpisode(chain(3), QUERIES[0])
     episode.respond({"tokens": [5, EOS, 6, EOS, 7], "length": 5})
     episode.respond({"tokens": np.array([5, 6, 7, EOS]), "length": np.int64(2)})
     episode.respond({"tokens": [5, 6, -100], "length": 2})
@@ -152,17 +152,17 @@ def test_a_response_is_kept_up_to_its_length_and_its_first_eos() -> None:
 
 
 def test_no_eos_is_invented_and_none_shows_in_the_text() -> None:
-    episode = chain(1, max_response=4).start(QUERIES[0])
+    episode = ChainEpisode(chain(1, max_response=4), QUERIES[0])
     tokens = tokens_of(" good good good good")[:4]
     episode.respond({"tokens": tokens, "length": 4})
     assert EOS not in episode.responses[0]
-    ended = chain(1).start(QUERIES[0])
+    ended = ChainEpisode(chain(1), QUERIES[0])
     ended.respond({"tokens": [*tokens_of(" good"), EOS], "length": len(tokens_of(" good")) + 1})
     assert ended.completions == [" good"]
 
 
 def test_a_response_of_nothing_but_eos_is_an_empty_completion() -> None:
-    episode = chain(1).start(QUERIES[0])
+    episode = ChainEpisode(chain(1), QUERIES[0])
     episode.respond({"tokens": [EOS], "length": 1})
     assert episode.responses == [[EOS]] and episode.completions == [""]
 
@@ -180,10 +180,10 @@ def test_completions_keep_their_leading_space_where_decoding_drops_it() -> None:
 
 def test_a_long_reference_is_cut_from_its_end_until_the_prompt_just_fits() -> None:
     words = " one two three four five six seven eight"
-    whole = chain().start(QUERIES[0])
+    whole = ChainEpisode(chain(), QUERIES[0])
     whole.respond(response(words))
     limit = len(whole.prompt_ids()) - 3
-    episode = chain(max_prompt=limit).start(QUERIES[0])
+    episode = ChainEpisode(chain(max_prompt=limit), QUERIES[0])
     episode.respond(response(words))
     prompt = tokenizer().decode(episode.prompt_ids())
     start, end = 'I can make this sentence "This movie was', '" more positive: This movie was'
@@ -197,10 +197,10 @@ def test_a_long_reference_is_cut_from_its_end_until_the_prompt_just_fits() -> No
 
 
 def test_the_last_of_several_references_is_cut_first() -> None:
-    whole = chain(3).start(QUERIES[0])
+    whole = ChainEpisode(chain(3), QUERIES[0])
     for text in (" good", " really good"):
         whole.respond(response(text))
-    episode = chain(3, max_prompt=len(whole.prompt_ids()) - 1).start(QUERIES[0])
+    episode = ChainEpisode(chain(3, max_prompt=len(whole.prompt_ids()) - 1), QUERIES[0])
     for text in (" good", " really good"):
         episode.respond(response(text))
     prompt = tokenizer().decode(episode.prompt_ids())
@@ -215,9 +215,9 @@ def test_a_response_that_lost_all_its_tokens_is_left_out() -> None:
 
 def test_a_query_that_cannot_fit_is_named_with_the_setting_that_helps() -> None:
     with pytest.raises(QueryTooLong, match=r"Query 0 of task reviews .* max_prompt is 2") as error:
-        chain(max_prompt=2).start(QUERIES[0]).prompt_ids()
+        ChainEpisode(chain(max_prompt=2), QUERIES[0]).prompt_ids()
     assert "Raise max_prompt to at least" in str(error.value)
-    episode = chain(max_prompt=8).start(QUERIES[0])
+    episode = ChainEpisode(chain(max_prompt=8), QUERIES[0])
     with pytest.raises(QueryTooLong, match="without any reference"):
         episode.respond(response(" great"))
         episode.prompt_ids()
@@ -227,15 +227,15 @@ def test_a_query_that_cannot_fit_is_named_with_the_setting_that_helps() -> None:
     ("alpha", "expected"), [(1.0, [7.0, 7.0, 7.0]), (0.0, [1.0, 2.0, 4.0]), (-1.0, [-5.0, -3.0, 1.0])]
 )
 def test_collective_rewards_mix_in_the_partners_by_alpha(alpha: float, expected: list[float]) -> None:
-    episode = chain(3, partner_reward=alpha).start(QUERIES[0])
+    episode = ChainEpisode(chain(3, partner_reward=alpha), QUERIES[0])
     assert list(episode.collective_rewards([1.0, 2.0, 4.0]).values()) == expected
 
 
 def test_with_alpha_one_all_agents_get_exactly_the_same_number() -> None:
-    rewards = chain(4).start(QUERIES[0]).collective_rewards([0.1, 1e16, -0.3, -1e16])
+    rewards = ChainEpisode(chain(4), QUERIES[0]).collective_rewards([0.1, 1e16, -0.3, -1e16])
     assert len(set(rewards.values())) == 1
     with pytest.raises(ValueError, match="Expected 4 task rewards"):
-        chain(4).start(QUERIES[0]).collective_rewards([1.0])
+        ChainEpisode(chain(4), QUERIES[0]).collective_rewards([1.0])
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_with_alpha_one_all_agents_get_exactly_the_same_number() -> None:
     ],
 )
 def test_an_action_that_is_no_response_names_the_agent_and_changes_nothing(action: object, message: str) -> None:
-    episode = chain().start(QUERIES[0])
+    episode = ChainEpisode(chain(), QUERIES[0])
     with pytest.raises(ValueError, match=f"pioneer: .*{message}"):
         episode.respond(action)  # type: ignore[arg-type]
     assert episode.role == "pioneer" and episode.responses == []
@@ -263,7 +263,7 @@ def test_an_action_that_is_no_response_names_the_agent_and_changes_nothing(actio
 
 def test_a_padded_vocabulary_widens_the_action_space() -> None:
     described = chain(1, vocab_size=5000)
-    episode = described.start(Query(0, "A film"))
+    episode = ChainEpisode(described, Query(0, "A film"))
     episode.respond({"tokens": [4999], "length": 1})
     assert episode.completions == [""]
     assert {"tokens": np.full(15, 4999), "length": 3} in described.action_space()

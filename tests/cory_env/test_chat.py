@@ -9,6 +9,7 @@ import pytest
 from cory_env import cory_v0
 from cory_env.chain import Chain
 from cory_env.chat import ChatError
+from cory_env.episode import ChainEpisode
 from cory_env.rewards import RewardWorker, score_episodes
 from cory_env.tasks import Message, Query, Task, make_task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
@@ -70,7 +71,7 @@ def test_gold_answers_to_conversations_are_messages_as_in_training(chatty: "PreT
 def test_each_role_s_prompt_is_a_user_s_message_and_special_tokens_stand_once(
     chatty: "PreTrainedTokenizerBase",
 ) -> None:
-    episode = Chain(reviews(), chatty, chat=True, system="Write a review.").start(QUERIES[0])
+    episode = ChainEpisode(Chain(reviews(), chatty, chat=True, system="Write a review."), QUERIES[0])
     system = "<s><|im_start|>system\nWrite a review.<|im_end|>\n<|im_start|>user\n"
     first = episode.prompt_ids()
     assert chatty.decode(first) == f"{system}This movie was<|im_end|>\n<|im_start|>assistant\n"
@@ -83,14 +84,14 @@ def test_each_role_s_prompt_is_a_user_s_message_and_special_tokens_stand_once(
 
 
 def test_without_chat_a_prompt_is_plain_text_even_where_there_is_a_template(chatty: "PreTrainedTokenizerBase") -> None:
-    assert chatty.decode(Chain(reviews(), chatty).start(QUERIES[0]).prompt_ids()) == "<s>This movie was"
+    assert chatty.decode(ChainEpisode(Chain(reviews(), chatty), QUERIES[0]).prompt_ids()) == "<s>This movie was"
 
 
 def test_a_reference_is_cut_inside_the_template_which_stays_whole(chatty: "PreTrainedTokenizerBase") -> None:
-    whole = Chain(reviews(), chatty, chat=True).start(QUERIES[0])
+    whole = ChainEpisode(Chain(reviews(), chatty, chat=True), QUERIES[0])
     words = response(" one two three four five six")
     whole.respond(words)
-    cut = Chain(reviews(), chatty, chat=True, max_prompt=len(whole.prompt_ids()) - 2).start(QUERIES[0])
+    cut = ChainEpisode(Chain(reviews(), chatty, chat=True, max_prompt=len(whole.prompt_ids()) - 2), QUERIES[0])
     cut.respond(words)
     text = chatty.decode(cut.prompt_ids())
     assert cut.truncated == [False, True] and "six" not in text
@@ -116,7 +117,7 @@ def conversations(reward: str = LENGTH) -> Task:
 
 
 def test_a_conversation_keeps_its_history_and_its_own_system_message(chatty: "PreTrainedTokenizerBase") -> None:
-    episode = Chain(conversations(), chatty, chat=True, system="Unused.").start(conversations().train[0])
+    episode = ChainEpisode(Chain(conversations(), chatty, chat=True, system="Unused."), conversations().train[0])
     text = "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
     text += "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\n"
     assert chatty.decode(episode.prompt_ids()) == f"{text}Name a fruit.<|im_end|>\n<|im_start|>assistant\n"
@@ -132,7 +133,7 @@ def test_a_conversation_without_chat_is_refused() -> None:
 def test_a_conversation_s_reward_gets_messages_as_trl_gives_them(chatty: "PreTrainedTokenizerBase") -> None:
     task = conversations("tests.cory_env.sample_rewards:conversational")
     chain = Chain(task, chatty, num_agents=1, chat=True)
-    episode = chain.start(task.train[0])
+    episode = ChainEpisode(chain, task.train[0])
     episode.respond(response("An apple"))
     with RewardWorker(task.reward, timeout=20) as worker:
         assert score_episodes(worker, [episode]) == [[len("An apple") + 100 * 4]]
@@ -150,7 +151,7 @@ def test_every_stop_token_ends_a_response_and_none_shows_in_the_text() -> None:
     chain = Chain(reviews(), tokenizer(), num_agents=1, stop_token_ids=[plain, tokenizer().eos_token_id])
     assert chain.stop_token_ids == (tokenizer().eos_token_id, plain)
     for stop in chain.stop_token_ids:
-        episode = chain.start(QUERIES[0])
+        episode = ChainEpisode(chain, QUERIES[0])
         words = response(" good")["tokens"]
         episode.respond({"tokens": [*words, stop, *words], "length": 2 * len(words) + 1})
         assert episode.responses == [[*words, stop]] and episode.completions == [" good"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cory_env.episode import ChainEpisode
 from cory_env.rewards import RewardError, RewardWorker, score_episodes
 from tests.cory_env.sample_rewards import BAD
 from tests.cory_env.sample_tasks import QUERIES, chain, response
@@ -58,7 +59,7 @@ def test_what_an_async_function_keeps_between_calls_goes_on_to_work() -> None:
 
 
 def test_a_finished_episode_offers_the_tokens_of_its_responses() -> None:
-    episode = chain(2).start(QUERIES[0])
+    episode = ChainEpisode(chain(2), QUERIES[0])
     for text in (" good", " a very good film"):
         episode.respond(response(text))
     with RewardWorker("tests.cory_env.sample_rewards:trl_token_lengths", timeout=20) as worker:
@@ -235,7 +236,7 @@ def test_lists_of_different_lengths_and_settings_out_of_range_are_refused() -> N
 def test_episodes_are_scored_in_one_call_with_their_roles() -> None:
     episodes = []
     for index, text in enumerate([" good", " good good", " good good good"]):
-        episode = chain().start(QUERIES[index])
+        episode = ChainEpisode(chain(), QUERIES[index])
         episode.respond(response(text))
         with pytest.raises(ValueError, match="observer has not answered"):
             score_episodes(RewardWorker("tests.cory_env.sample_rewards:length"), [episode])

@@ -3,7 +3,7 @@
 import json
 import re
 
-from launch.tracking import GROUPS, MEASURED, RUN_WIDE
+from launch.training.tracking import GROUPS, MEASURED, RUN_WIDE
 from tests.launch.conftest import CHECKOUT
 
 LABELS = {"cory_update": {"run"}, "cory_plays": {"run", "policy", "role"}}

@@ -13,9 +13,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from launch.configuration import resolve
-from launch.submit import STOP_SECONDS, STOP_WAIT
-from launch.train import parse
+from launch.cluster.client import STOP_WAIT
+from launch.commands.submit import STOP_SECONDS
+from launch.commands.train import parse
+from launch.console.configuration import resolve
 from tests.docker.conftest import manifests, pins
 
 Manifest = dict[str, Any]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.run_directory import RunDirectory
-from policies.settings import Settings
+from launch.run_folder.directory import RunDirectory
+from policies.settings.settings import Settings
 
 Cory = Callable[..., "subprocess.CompletedProcess[str]"]
 CHECKOUT = Path(__file__).parents[2]
@@ -21,10 +21,8 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"
 def cory(tmp_path: Path) -> Cory:
     """Runs `cory ...` in a process of its own, in an empty folder."""
 
-    def run(
-        *words: str, module: str = "launch.main", said: str = "", **environment: str
-    ) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", module, *words]
+    def run(*words: str, said: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "launch.main", *words]
         env = {**ENVIRONMENT, **environment}
         return subprocess.run(command, cwd=tmp_path, env=env, input=said, capture_output=True, text=True, timeout=240)
 

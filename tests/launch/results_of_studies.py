@@ -1,11 +1,12 @@
 """Results of studies with figures that a test chooses, for what is computed from them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from launch.configuration import read_preset
-from launch.study_results import Cost, FinalFigures, Status, StudyRun
-from policies.settings import make_settings
+from launch.console.configuration import read_preset
+from launch.study.results import Cost, FinalFigures, Status, StudyRun, result_file, write
+from policies.settings.settings import make_settings
 
 HARDWARE: Any = {"cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "bf16": True, "gpu": None}
 START = {"task_reward": 0.0, "kl": 0.0, "combined_reward": 0.0, "response_length": 12.0, "eos_rate": 0.2}
@@ -82,3 +83,8 @@ def study_run(
         samples=[],
         final=None if status in ("diverged", "failed") else final,
     )
+
+
+def keep(folder: Path, *runs: StudyRun) -> None:
+    for run in runs:
+        write(result_file(folder, run.arm, run.seed), run)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import ray
 
-from policies.causal_lm_module import CausalLMModule, module_config
 from policies.cory import Cory, CoryConfig
-from policies.settings import make_settings
+from policies.rllib.causal_lm_module import CausalLMModule, module_config
+from policies.settings.settings import make_settings
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

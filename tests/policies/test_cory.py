@@ -11,11 +11,10 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cory_env.tokenizer import load_tokenizer
-from policies.chain_runner import Deal
 from policies.cory import Cory, WeightSyncError
-from policies.dealing import deal
-from policies.generator import Loaded, checksum
-from policies.role_exchange import RoleMapping
+from policies.generation.generator import Loaded, checksum
+from policies.rollout.dealing import Deal, deal
+from policies.rollout.role_mapping import RoleMapping
 from policies.self_test import perturb
 from tests.policies.conftest import MakeCory
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.generator import checksum
-from policies.vllm_generator import vllm_installed
+from policies.generation.generator import checksum
+from policies.generation.vllm_generator import vllm_installed
 from tests.policies.conftest import MakeCory
 
 pytestmark = [

@@ -13,15 +13,16 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from torch import Tensor
 
-from policies import token_ppo
-from policies.chain_runner import as_rllib_episode
+from cory_env.episode import ChainEpisode
 from policies.cory import Cory
 from policies.cory_config import CoryConfig
-from policies.dealing import deal
-from policies.generator import Response
-from policies.role_exchange import RoleMapping
+from policies.generation.generator import Response
+from policies.learning import token_ppo
+from policies.rllib.token_ppo_learner import UPDATE, TokenPPOLearner
+from policies.rollout.chain_runner import as_rllib_episode
+from policies.rollout.dealing import deal
+from policies.rollout.role_mapping import RoleMapping
 from policies.self_test import perturb
-from policies.token_ppo_learner import UPDATE, TokenPPOLearner
 from tests.policies.conftest import TINY, MakeCory
 from tests.policies.test_cory import assert_same_learner, flat, learner_state
 
@@ -61,7 +62,7 @@ def play(learner: TokenPPOLearner, scores: list[float] | None = None) -> list[Mu
     mapping = RoleMapping(s.roles, s.modules)
     episodes = []
     for place, score in enumerate(SCORES if scores is None else scores):
-        episode, sampled = chain.start(chain.task.train[4 if place < 3 else 2]), []
+        episode, sampled = ChainEpisode(chain, chain.task.train[4 if place < 3 else 2]), []
         for position in range(2):
             tokens = [300 + 7 * place + position + step for step in range(LENGTHS[place])]
             episode.respond({"tokens": tokens, "length": len(tokens)})

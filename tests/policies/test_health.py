@@ -14,7 +14,7 @@ from transformers import PhiConfig, PhiForCausalLM
 from cory_env.tokenizer import load_tokenizer
 from policies.health import Health, effect_size, signs_of_collapse
 from policies.self_test import perturb
-from policies.settings import make_settings
+from policies.settings.settings import make_settings
 from tests.policies.conftest import MakeCory
 
 RECORDINGS = Path(__file__).parent / "recordings"

@@ -10,7 +10,7 @@ import pytest
 from ray import tune
 
 from policies.cory import Cory, CoryConfig
-from policies.settings import SettingsError
+from policies.settings.settings import SettingsError
 from tests.policies.conftest import TINY, MakeCory
 from tests.policies.test_cory import flat, learner_state
 

@@ -1,0 +1,1 @@
+"""What is claimed of CORY, judged by a study's results."""

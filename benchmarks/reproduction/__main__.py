@@ -1,0 +1,51 @@
+"""`python -m benchmarks.reproduction STUDY ... --out FILE`: judges what is claimed of CORY by studies' results.
+
+`cory report STUDY ... --claims FILE` shows the verdicts.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.reproduction.claims import Row, table
+from launch.report.tables import Claim
+from launch.run_folder.journal import replace_text
+from launch.study.results import StudyRun, read
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes the claims that these studies are asked about, those that were run first."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduction", description=__doc__)
+    parser.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="the folder of a study's results")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to")
+    options = parser.parse_args(argv)
+    judged = claims([run for study in options.studies for run in read(study)])
+    replace_text(options.out, json.dumps(judged, indent=1, ensure_ascii=False) + "\n")
+    print(options.out)
+
+
+def claims(runs: Sequence[StudyRun]) -> list[Claim]:
+    """Returns every claim that a study among the runs is asked about, with our figure; those that were run first."""
+    studies = {run.study for run in runs}
+    rows = [row for row in table(runs) if row.claim.study in studies]
+    return [_shown(row) for row in sorted(rows, key=lambda row: row.found.verdict == "not run")]
+
+
+def _shown(row: Row) -> Claim:
+    claim, found = row
+    here = f"here by study {claim.study}. Reproduced where " if claim.judge else ""
+    small = [f"p {found.p:.2g}"] if found.p is not None else []
+    small += [f"g {found.effect:+z.1f}"] if found.effect is not None else []
+    return Claim(
+        text=claim.text,
+        source=claim.source,
+        rule=f"{here}{claim.rule}.",
+        found=found.text,
+        small=" ".join(small),
+        verdict=found.verdict,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,361 @@
+"""Our figures for what is claimed of CORY, each with its verdict: small rules on a study's results.
+
+A claim is decided by the 95 % interval of our figure over seeds (Student's t): *reproduced* where all of it lies where
+the claim says, *not reproduced* where all of it lies elsewhere, else *inconclusive*, as always below `FEWEST` runs of
+an arm. Claims about runs that collapse are decided by their number. "Similar", "almost" and "far" are given numbers
+here, which are ours: `SIMILAR` and `FAR`.
+
+A figure's text says of how many runs it is where some lack it, such as those that diverged.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from benchmarks.reproduction.sweeps import hypervolumes, larger, matched
+from launch.study.measures import (
+    Difference,
+    Estimate,
+    Measure,
+    before,
+    collapse,
+    collapses,
+    curve,
+    differences,
+    estimate,
+    final,
+    gain,
+    of_policies,
+    paired,
+    values,
+    variance,
+    whole,
+)
+from launch.study.results import StudyRun
+
+Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
+Arms = Mapping[str, Sequence[StudyRun]]
+"""The runs of a study, by arm."""
+FINAL_REWARD, FIRST_REWARD, FINAL_KL = final("task_reward"), before("task_reward"), final("kl")
+
+FEWEST = 3
+"""Runs of an arm from which a claim is decided."""
+SIMILAR = 0.1
+"""Share of what training gained, within which two results are similar."""
+FAR = 1.5
+"""Ratio from which one KL is far above another, or much higher."""
+LATE = 5
+"""Last updates that a figure of training is the mean of."""
+MUCH_MORE = 10
+"""Times as often as before training, that a policy repeats itself much more often."""
+SOON = 0.1
+"""Share of the updates after which a run that converges early has reached `NEARLY` of its gain."""
+NEARLY = 0.9
+
+
+class Finding(NamedTuple):
+    """Our figure for a claim."""
+
+    text: str
+    """With its interval over seeds."""
+    verdict: Verdict
+    p: float | None = None
+    """Of the sign-flip test that there is no difference at all, where runs are compared in pairs."""
+    effect: float | None = None
+    """Hedges' g, likewise."""
+
+
+def above(found: Estimate, bound: float) -> Verdict:
+    """Judges the claim that a figure is larger than `bound`."""
+    return within(found, bound, math.inf)
+
+
+def below(found: Estimate, bound: float) -> Verdict:
+    """Judges the claim that a figure is smaller than `bound`."""
+    return within(found, -math.inf, bound)
+
+
+def within(found: Estimate, least: float, most: float) -> Verdict:
+    """Judges the claim that a figure lies between two bounds."""
+    if found.low is None or found.high is None or found.n < FEWEST:
+        return "inconclusive"
+    if least < found.low and found.high < most:
+        return "reproduced"
+    return "not reproduced" if found.high < least or found.low > most else "inconclusive"
+
+
+def quoted(found: Estimate, figure: float, nothing: float) -> Verdict:
+    """Judges a number that is quoted: the interval holds it, and does not hold that there is no difference."""
+    if found.low is None or found.high is None or found.n < FEWEST or found.low == found.high:
+        return "inconclusive"
+    if not found.low <= figure <= found.high:
+        return "not reproduced"
+    return "inconclusive" if found.low <= nothing <= found.high else "reproduced"
+
+
+# Figures over seeds.
+
+
+def difference(arms: Arms, one: str, other: str, measure: Measure, what: str, bound: float = 0.0) -> Finding | None:
+    """Claims that an arm's figure is larger than another's, by more than `bound`."""
+    found = paired(arms.get(one, ()), arms.get(other, ()), measure)
+    if found is None:
+        return None
+    text = f"{what}: {_shown(found.estimate, _pairs(arms, one, other))}"
+    return Finding(text, above(found.estimate, bound), found.p, found.effect)
+
+
+def ratio(arms: Arms, one: str, other: str, bound: float, kl: Measure = FINAL_KL) -> Finding | None:
+    """Claims that an arm's KL is more than `bound` times another's."""
+    found = paired(arms.get(one, ()), arms.get(other, ()), lambda run: _log(kl(run)))
+    return None if found is None else _times(found, bound, _pairs(arms, one, other))
+
+
+def _times(logarithms: Difference, bound: float, runs: int) -> Finding:
+    mean, low, high, n = logarithms.estimate
+    found = Estimate(
+        math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high), n
+    )
+    text = f"KL × {_shown(found, runs, sign='')}"
+    return Finding(text, above(found, bound), logarithms.p, logarithms.effect)
+
+
+def _pairs(arms: Arms, one: str, other: str) -> int:
+    """Returns the number of seeds with which both arms were run."""
+    return len({run.seed for run in arms.get(one, ())} & {run.seed for run in arms.get(other, ())})
+
+
+def _share_of_gain(
+    arms: Arms, one: str, other: str, reward: Measure = FINAL_REWARD, start_of: Measure = FIRST_REWARD
+) -> Difference | None:
+    """Returns the difference of two arms' task rewards, as a share of what training gained the second."""
+    ours, theirs = (values(arms.get(name, ()), reward) for name in (one, other))
+    start = values(arms.get(other, ()), start_of)
+    seeds = [seed for seed in sorted(ours.keys() & theirs.keys() & start.keys()) if theirs[seed] > start[seed]]
+    return differences({seed: (ours[seed] - theirs[seed]) / (theirs[seed] - start[seed]) for seed in seeds})
+
+
+def similar_reward(
+    arms: Arms,
+    one: str,
+    other: str,
+    most: float,
+    reward: Measure = FINAL_REWARD,
+    start_of: Measure = FIRST_REWARD,
+) -> Finding | None:
+    """Claims that an arm's task reward is like another's, and at most `most` of that one's gain above it."""
+    found = _share_of_gain(arms, one, other, reward, start_of)
+    if found is None:
+        return None
+    text = _percent(found.estimate, _pairs(arms, one, other), " of the gain")
+    return Finding(text, within(found.estimate, -SIMILAR, most), found.p, found.effect)
+
+
+def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
+    """Claims that the held-out combined reward `rises` in training, or else that it falls."""
+    found = list(values(arms.get(arm, ()), gain("combined_reward")).values())
+    if not found:
+        return None
+    mean = estimate(found)
+    text = f"combined reward {_shown(mean, len(arms[arm]))}"
+    return Finding(text, above(mean, 0.0) if rises else below(mean, 0.0))
+
+
+def equal_agents(arms: Arms) -> Finding | None:
+    """Claims that CORY's policies end with almost the same combined reward."""
+    shares = []
+    for run in arms.get("cory", ()):
+        combined, reward = of_policies(run, "combined_reward").values(), gain("task_reward")(run)
+        if len(combined) > 1 and reward is not None and reward > 0:
+            shares.append((max(combined) - min(combined)) / reward)
+    if not shares:
+        return None
+    mean = estimate(shares)
+    text = f"combined rewards differ by {_percent(mean, len(arms['cory']), ' of the gain')}"
+    return Finding(text, below(mean, SIMILAR))
+
+
+def observer_below_pioneer(arms: Arms) -> Finding | None:
+    """Claims that, without role exchange, the pioneer's KL ends far above the observer's."""
+    logarithms = {}
+    for run in arms.get("no-exchange", ()):
+        late = [line["role"] for line in run.metrics if "role" in line][-LATE:] if whole(run) else []
+        kl = {name: sum(role[name]["kl"] or 0.0 for role in late) for name in ("pioneer", "observer")}
+        pioneer, observer = (_log(total) for total in kl.values())
+        if pioneer is not None and observer is not None:
+            logarithms[run.seed] = pioneer - observer
+    found = differences(logarithms)
+    return None if found is None else _times(found, FAR, len(arms["no-exchange"]))
+
+
+def pareto(arms: Arms) -> Finding | None:
+    """Claims that over the sweep of `kl_coef` CORY's hypervolume is larger than PPO's."""
+    ppo, cory = hypervolumes(arms)
+    found = larger(cory, ppo)
+    if found is None:
+        return None
+    return Finding(
+        f"hypervolume {_shown(found.estimate, found.estimate.n)} (PPO {sum(ppo.values()) / len(ppo):.3g})",
+        above(found.estimate, 0.0),
+        found.p,
+        found.effect,
+    )
+
+
+def learning_rates(arms: Arms) -> Finding | None:
+    """Claims that at one learning rate every PPO run collapses and no CORY run.
+
+    Not reproduced where at one PPO's runs mostly collapse, and at none they do so more often than CORY's. (Not: at one
+    all of both do, as a single run at a limit would decide that.)
+    """
+    pairs = matched(arms, "lr")
+    if len(pairs) < 2:
+        return None
+    counts = {rate: (collapses(ppo), len(ppo), collapses(cory), len(cory)) for rate, (ppo, cory) in pairs.items()}
+    text = "; ".join(f"{rate:g}: PPO {a} of {n}, CORY {b} of {m}" for rate, (a, n, b, m) in sorted(counts.items()))
+    decided = [(a / n, b / m) for a, n, b, m in counts.values() if n >= FEWEST and m >= FEWEST]
+    if (1.0, 0.0) in decided:
+        return Finding(text, "reproduced")
+    # Where PPO never collapses, the rates were too low to tell.
+    mostly, more = any(ppo > 0.5 for ppo, _ in decided), any(ppo > cory for ppo, cory in decided)
+    return Finding(text, "not reproduced" if mostly and not more else "inconclusive")
+
+
+def collapse_is_endless(arms: Arms) -> Finding | None:
+    """Claims that most of PPO's runs that collapse hardly end their responses any more."""
+    runs = _collapsed(arms)
+    if runs is None:
+        return None
+    endless = sum("eos" in _signatures(run) for run in runs)
+    text = f"{endless} of the {len(runs)} runs of PPO that collapsed"
+    return Finding(text, _most(endless, runs, "not reproduced"))
+
+
+def collapse_repeats(arms: Arms) -> Finding | None:
+    """Claims that most of PPO's runs that collapse repeat themselves, beyond health's limit.
+
+    Not reproduced where most do not even repeat themselves `MUCH_MORE` times as often as before training.
+    """
+    runs = _collapsed(arms)
+    if runs is None:
+        return None
+    measure, start = final("repetition"), before("repetition")
+    beyond = sum("repetition" in _signatures(run) for run in runs)
+    more = sum((measure(run) or 0.0) > MUCH_MORE * (start(run) or 0.0) for run in runs)
+    text = f"{beyond} of the {len(runs)} runs of PPO that collapsed; {more} repeat {MUCH_MORE} times as much as before"
+    return Finding(text, _most(beyond, runs, "inconclusive" if 2 * more > len(runs) else "not reproduced"))
+
+
+def _collapsed(arms: Arms) -> list[StudyRun] | None:
+    """Returns PPO's runs, in all arms, that collapsed; None where it was not run."""
+    ppo = [run for runs in arms.values() for run in runs if run.settings.num_agents == 1 and run.settings.critic]
+    return [run for run in ppo if collapse(run)] if ppo else None
+
+
+def _signatures(run: StudyRun) -> set[str]:
+    return {sign.signature for sign in collapse(run)}
+
+
+def _most(count: int, runs: Sequence[StudyRun], otherwise: Verdict) -> Verdict:
+    if len(runs) < FEWEST:
+        return "inconclusive"
+    return "reproduced" if 2 * count > len(runs) else otherwise
+
+
+def declines(arms: Arms, arm: str) -> Finding | None:
+    """Claims that held-out task reward is lower at the end than in the middle of training."""
+    changes = []
+    for run in arms.get(arm, ()):
+        points = curve(run, "task_reward") if whole(run) else []
+        half = [value for update, value in points if update >= run.settings.updates / 2]
+        if len(half) > 1:
+            changes.append(half[-1] - half[0])
+    if not changes:
+        return None
+    mean = estimate(changes)
+    return Finding(f"task reward {_shown(mean, len(arms[arm]))} in the second half", below(mean, 0.0))
+
+
+def early(arms: Arms, arm: str) -> Finding | None:
+    """Claims that most of what held-out task reward gains at its best is gained soon."""
+    shares = []
+    for run in arms.get(arm, ()):
+        points = curve(run, "task_reward") if whole(run) else []
+        soon = [value for update, value in points if update >= SOON * run.settings.updates and update > 0]
+        best = max((value for _, value in points), default=0.0)
+        if soon and best > points[0][1]:
+            shares.append((soon[0] - points[0][1]) / (best - points[0][1]))
+    if not shares:
+        return None
+    mean = estimate(shares)
+    return Finding(_percent(mean, len(arms[arm]), " of the gain"), above(mean, NEARLY))
+
+
+# The quoted figures.
+
+
+def optimality(arms: Arms) -> Finding | None:
+    """Judges +12.3 %, of task reward: what "optimality" is was not said."""
+    found = _share_of_gain(arms, "cory", "ppo")
+    if found is None:
+        return None
+    text = _percent(found.estimate, _pairs(arms, "cory", "ppo"))
+    return Finding(text, quoted(found.estimate, 0.123, 0.0), found.p, found.effect)
+
+
+def fewer_collapses(arms: Arms) -> Finding | None:
+    """Judges -67 %, over all settings in which both were trained: those of tier 1, and both sweeps.
+
+    Whether runs collapse depends on the setting far more than on the seed, so the interval is over the settings in
+    which any run did.
+    """
+    settings = {ppo[0].arm: (ppo, cory) for key in ("lr", "kl_coef") for ppo, cory in matched(arms, key).values()}
+    if not settings:
+        return None
+    counts = [(collapses(ppo), len(ppo), collapses(cory), len(cory)) for ppo, cory in settings.values()]
+    theirs, ppo_runs, ours, cory_runs = map(sum, zip(*counts, strict=True))
+    shares = [(a / n, b / m) for a, n, b, m in counts if a or b]
+    text = f"PPO {theirs} of {ppo_runs}, CORY {ours} of {cory_runs}, in {len(shares)} of {len(settings)} settings"
+    if not theirs:
+        return Finding(text, "inconclusive")
+    usual = sum(share for share, _ in shares) / len(shares)
+    found = estimate([(mine - share) / usual for share, mine in shares])
+    return Finding(f"{_percent(found, found.n)} ({text})", quoted(found, -0.67, 0.0))
+
+
+def less_variance(arms: Arms) -> Finding | None:
+    """Judges -41 %, of the variance over seeds of one policy.
+
+    The interval is by the F distribution, so for normal figures; as if CORY's were the variance of one policy, where it
+    is the mean of two, so it is rather too wide.
+    """
+    from scipy.stats import f
+
+    ppo, cory = arms.get("ppo", ()), arms.get("cory", ())
+    theirs, ours = variance(ppo, "combined_reward"), variance(cory, "combined_reward")
+    if not theirs or ours is None:
+        return None
+    counts = [len(values(runs, final("combined_reward"))) for runs in (cory, ppo)]
+    low, high = (ours / theirs / float(f.ppf(q, counts[0] - 1, counts[1] - 1)) for q in (0.975, 0.025))
+    found = Estimate(ours / theirs - 1, low - 1, high - 1, min(counts))
+    return Finding(_percent(found, min(len(cory), len(ppo))), quoted(found, -0.41, 0.0))
+
+
+def _log(value: float | None) -> float | None:
+    return math.log(value) if value is not None and value > 0 else None
+
+
+def _shown(found: Estimate, runs: int, sign: str = "+") -> str:
+    mean, low, high, n = found
+    ends = "" if low is None or high is None else f" [{low:{sign}.3g}, {high:{sign}.3g}]"
+    return f"{mean:{sign}.3g}{ends}, {_count(n, runs)}"
+
+
+def _percent(found: Estimate, runs: int, of: str = "") -> str:
+    mean, low, high, n = found
+    ends = "" if low is None or high is None else f" [{low:+z.0%}, {high:+z.0%}]"
+    return f"{mean:+z.0%}{of}{ends}, {_count(n, runs)}"
+
+
+def _count(n: int, runs: int) -> str:
+    return f"n = {n}" if n == runs else f"n = {n} of {runs}"

@@ -1,0 +1,92 @@
+"""Sweeps over one setting, of PPO and CORY alike."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from launch.console.configuration import Value
+from launch.study.measures import Difference, Point, before, differences, pareto_front, point
+from launch.study.results import StudyRun
+
+FEWEST = 3
+"""Values of a sweep that make a frontier."""
+Matched = dict[float, tuple[list[StudyRun], list[StudyRun]]]
+"""Value of the swept setting → runs of PPO, runs of CORY with two agents."""
+
+
+def sweep(runs: Iterable[StudyRun], key: str, agents: int) -> dict[Value, list[StudyRun]]:
+    """Returns the runs that differ from the study's first arm in one setting at most, and the number of agents.
+
+    Args:
+        runs: of one study, whose first arm has two agents.
+        key: the setting.
+        agents: their number.
+
+    Returns:
+        By the setting's value, in the order in which arms stand in the study.
+    """
+    found: dict[Value, list[StudyRun]] = {}
+    for run in sorted(runs, key=lambda run: (run.place, run.seed)):
+        if run.differs.keys() <= {key, "num_agents"} and run.settings.num_agents == agents:
+            found.setdefault(getattr(run.settings, key), []).append(run)
+    return found
+
+
+def matched(arms: Mapping[str, Sequence[StudyRun]], key: str) -> Matched:
+    """Returns the runs of PPO and CORY at those values of a setting at which both were trained."""
+    runs = [run for of_arm in arms.values() for run in of_arm]
+    ppo, cory = (sweep(runs, key, agents) for agents in (1, 2))
+    return {
+        float(value): (ppo[value], cory[value]) for value in ppo if value in cory and isinstance(value, int | float)
+    }
+
+
+def hypervolumes(arms: Mapping[str, Sequence[StudyRun]]) -> tuple[dict[int, float], dict[int, float]]:
+    """Returns the hypervolumes of PPO and of CORY over the sweep of `kl_coef`, by seed.
+
+    A seed counts if it was run at every value at which both were trained, of which there are at least three. A run that
+    diverged has no point on the frontier.
+    """
+    pairs = matched(arms, "kl_coef")
+    if len(pairs) < FEWEST:
+        return {}, {}
+    worst = {run.seed: start for ppo, _ in pairs.values() for run in ppo if (start := reference(run)) is not None}
+    return _hypervolumes([ppo for ppo, _ in pairs.values()], worst), _hypervolumes(
+        [cory for _, cory in pairs.values()], worst
+    )
+
+
+def larger(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
+    """Returns by how much one hypervolume is larger than another, seed by seed."""
+    return differences({seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())})
+
+
+def _hypervolumes(columns: Sequence[Sequence[StudyRun]], worst: Mapping[int, Point]) -> dict[int, float]:
+    whole = set(worst).intersection(*({run.seed for run in column} for column in columns))
+    ends = [(run.seed, end) for column in columns for run in column if (end := point(run)) is not None]
+    return {seed: hypervolume([end for of, end in ends if of == seed], worst[seed]) for seed in sorted(whole)}
+
+
+def reference(run: StudyRun) -> Point | None:
+    """Returns the reference point of hypervolumes, which depends on no arm's result.
+
+    That is the task reward before training, and the KL from which health calls a response of full length collapsed.
+    """
+    start = before("task_reward")(run)
+    return None if start is None else Point(start, run.settings.max_token_kl * run.settings.max_response)
+
+
+def hypervolume(points: Iterable[Point], worst: Point) -> float:
+    """Returns the area that points dominate, of all that is better than `worst`.
+
+    Args:
+        points: in any order; those that are no better than `worst` in both count nothing.
+        worst: the reference point.
+
+    Returns:
+        Task reward × nats.
+    """
+    total, reached = 0.0, worst.task_reward
+    for found in pareto_front(each for each in points if each.kl < worst.kl):
+        if found.task_reward > reached:
+            total += (found.task_reward - reached) * (worst.kl - found.kl)
+            reached = found.task_reward
+    return total

@@ -1,0 +1,133 @@
+"""The way to a Ray cluster: its dashboard, which takes jobs, and what the cluster has."""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from launch.cluster.room import Node, node
+from launch.console.errors import CommandError
+from launch.console.parser import Parser
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+CHATTY = (
+    *("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"),
+    *("ray._private.runtime_env.packaging", "ray._private.runtime_env.working_dir"),
+)
+"""Loggers that tell of every upload and connection."""
+REGISTERING = 15
+"""Seconds within which a head that has just started knows of itself as a node."""
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+"""The variable by which a job says how long Ray lets it end by itself when it is stopped."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Unanswered(CommandError):
+    """A cluster does not answer, or not as it should, which may pass; the message says what to do."""
+
+
+def add_address(parser: Parser) -> None:
+    """Adds the option that names a cluster."""
+    parser.add_argument(
+        "--address",
+        metavar="URL",
+        help=f"the cluster's dashboard (default: RAY_API_SERVER_ADDRESS, else {DEFAULT_ADDRESS})",
+    )
+
+
+def settle_authentication(host: str | None) -> None:
+    """Takes a cluster on this machine to have no authentication, any other to want a token; RAY_AUTH_MODE wins."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled" if host in LOOPBACK else "token")
+
+
+def connect(address: str | None) -> "JobSubmissionClient":
+    """Returns a client for the jobs of a cluster.
+
+    Raises:
+        CommandError: nothing answers there, or it refuses the token.
+    """
+    address = address or os.environ.get("RAY_API_SERVER_ADDRESS", DEFAULT_ADDRESS)
+    host = urlsplit(address).hostname
+    if not address.startswith(("http://", "https://")) or host is None:
+        raise CommandError(f"{address} is not the address of a dashboard. Write --address http://HOST:8265.")
+    os.environ["RAY_API_SERVER_ADDRESS"] = address  # else RAY_ADDRESS would win over what was asked for
+    settle_authentication(host)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+    from ray.exceptions import AuthenticationError
+    from ray.job_submission import JobSubmissionClient
+
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        return JobSubmissionClient(address)
+    except ConnectionError as error:
+        raise CommandError(
+            f"No Ray cluster answers at {address}. Start one with `ray start --head`, or name another with --address."
+        ) from error
+    except (AuthenticationError, RuntimeError) as error:
+        if "oken" not in str(error):
+            reason = " ".join(str(error).split())
+            raise CommandError(f"{address} is no Ray cluster that takes jobs: {reason}") from error
+        raise CommandError(
+            f"The cluster at {address} refuses this client's token. Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to "
+            "a file with the token that the cluster was started with."
+        ) from error
+
+
+@contextlib.contextmanager
+def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Iterator[None]:
+    """Turns what a cluster answers where it does not do as it is asked into a sentence.
+
+    Args:
+        client: that asks.
+        job: that it asks about.
+
+    Raises:
+        CommandError: there is no such job.
+        Unanswered: the cluster refuses, or is gone.
+    """
+    from requests import RequestException
+
+    try:
+        yield
+    except RuntimeError as error:
+        first, *more = str(error).rstrip(". \n").splitlines()
+        if job is not None and "status code 404" in first:
+            raise CommandError(f"There is no job {job}; `cory jobs list` shows all.") from error
+        said = f"{first.partition(': ')[0]}: {more[-1].strip()}" if more else first  # a traceback's last line
+        raise Unanswered(
+            f"The cluster at {client.get_address()} does not do what it is asked: {said}. The logs of its dashboard, "
+            "on the head, say more."
+        ) from error
+    except (RequestException, ConnectionError) as error:
+        raise Unanswered(
+            f"The cluster at {client.get_address()} no longer answers. If it is gone, so is the job: submit it "
+            "again, to another cluster too, with the same --name and --storage, and it goes on where it was saved."
+        ) from error
+
+
+def nodes(address: str) -> list[Node]:
+    """Returns the nodes that are alive.
+
+    Raises:
+        CommandError: the cluster does not say.
+    """
+    from ray.util.state import list_nodes
+    from ray.util.state.exception import RayStateApiException
+
+    deadline = time.monotonic() + REGISTERING
+    while True:
+        try:
+            found = list_nodes(address, filters=[("state", "=", "ALIVE")], limit=10_000, raise_on_missing_output=False)
+        except RayStateApiException as error:
+            raise CommandError(f"{address} does not say what the cluster has: {str(error).splitlines()[0]}") from error
+        if found or time.monotonic() > deadline:
+            return [node(state.node_ip, state.resources_total or {}) for state in found]
+        time.sleep(0.5)

@@ -1,0 +1,223 @@
+"""Whether nodes have room for what a run asks of Ray: each process whole, on one node.
+
+Ray may start the processes of a run anywhere: they are actors by themselves, and in a trial of Tune bundles of one
+placement group, which is kept together only as far as that is possible. What nodes have counts, not what is free now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import permutations, product
+from typing import TYPE_CHECKING, NamedTuple
+
+from launch.console.errors import CommandError
+from policies.settings.placement import OWN, Process
+
+if TYPE_CHECKING:
+    from policies.settings.memory import Memory
+
+GB = 1e9
+ROUNDING = 1e-6
+"""By which parts of a resource may miss the whole."""
+SHOWN = 4
+"""Nodes that a refusal names."""
+PER_PROCESS = {
+    "job": {"CPU": "--num-cpus", "GPU": "--num-gpus, gpus_per_learner", "custom": "--resources"},
+    "driver": {"GPU": "gpus_per_learner"},
+    "runner": {
+        "CPU": "runner_threads",
+        "GPU": "gpus_per_runner (and tensor_parallel with it)",
+        "custom": "runner_resources",
+    },
+    "learner": {"GPU": "gpus_per_learner", "custom": "learner_resources"},
+}
+"""What says how much a process of each kind asks for."""
+COUNTS = {"runner": "num_runners", "learner": "num_learners"}
+
+
+@dataclass
+class Node:
+    """What a node has left."""
+
+    name: str
+    cpus: float
+    gpus: list[float]
+    custom: dict[str, float]
+    memory: float
+    """Bytes that Ray may give out there."""
+    gpu_memory: float | None = None
+    """Bytes of each GPU; None: not known from here."""
+    holds: list[str] = field(default_factory=list)
+
+
+class Lack(NamedTuple):
+    """Processes of one kind that find no room."""
+
+    kind: Process
+    left: int
+    reasons: list[str]
+    """Of each node."""
+    short: set[str]
+    """The resources of which nodes have too little."""
+
+
+def node(address: str, resources: Mapping[str, float]) -> Node:
+    """Returns a node with all that Ray says it has."""
+    custom = {name: amount for name, amount in resources.items() if name not in OWN and not name.startswith("node:")}
+    memory = resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0)
+    return Node(f"node {address}", resources.get("CPU", 0.0), [1.0] * int(resources.get("GPU", 0)), custom, memory)
+
+
+def living_nodes() -> list[Node]:
+    """Returns the living nodes of the present Ray."""
+    import ray
+
+    return [node(found["NodeManagerAddress"], found["Resources"]) for found in ray.nodes() if found["Alive"]]
+
+
+def check(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
+    """Refuses processes for which there is no room: Ray would wait for it without a word.
+
+    Raises:
+        CommandError: with what nodes lack, and what to change.
+    """
+    _, lacking = place(kinds, nodes)
+    if lacking:
+        raise CommandError(f"{refusal(kinds, lacking)} {_remedy(kinds, lacking)}")
+
+
+def refusal(kinds: Sequence[Process], lacking: Sequence[Lack]) -> str:
+    """Returns a sentence on those processes of `kinds` that find no room."""
+    parts = []
+    for kind, left, reasons, _ in lacking:
+        asked = ", ".join(f"{name}={amount:g}" for name, amount in _asked(kind).items())
+        more = [f"and {len(reasons) - SHOWN} more nodes"] if len(reasons) > SHOWN else []
+        why = "; ".join(reasons[:SHOWN] + more) or "the cluster has no nodes"
+        parts.append(f"{left} of {counted(kind.count, kind.name)}{f' with {asked}' if asked else ''} ({why})")
+    names = [lack.kind.name for lack in lacking]
+    others = [counted(kind.count, kind.name) for kind in kinds if kind.name not in names and _asked(kind)]
+    beside = f", beside {' and '.join(others)}" if others else ""
+    return f"Ray has no room for {', and none for '.join(parts)}{beside}."
+
+
+def _remedy(kinds: Sequence[Process], lacking: Sequence[Lack]) -> str:
+    short = set[str]().union(*(lack.short for lack in lacking))
+    lower: list[str] = []
+    for kind in kinds:
+        asked = short & set(_asked(kind))
+        if asked and kind.name in COUNTS:
+            lower.append(COUNTS[kind.name])
+        for name in sorted(asked):
+            lower += [PER_PROCESS[kind.name].get(name if name in OWN else "custom", "")]
+    settings = ", ".join(dict.fromkeys(filter(None, lower)))
+    add = "add nodes that have it (`ray start --resources`)" if short - set(OWN) else "add nodes"
+    return f"Lower {settings}, or {add}." if settings else f"{add.capitalize()}."
+
+
+def counted(count: int, name: str) -> str:
+    """Returns `1 runner` or `2 runners`."""
+    return f"{count} {name}{'s' * (count > 1)}"
+
+
+def place(
+    kinds: Sequence[Process], nodes: Sequence[Node], needs: Mapping[str, Sequence[Memory]] | None = None
+) -> tuple[list[Node], list[Lack]]:
+    """Puts every process on the first node that has room, those that ask for most first.
+
+    That can miss room that there is; so where some find none, the other orders of the kinds are tried, and to put each
+    process on the node that has most left.
+
+    Args:
+        kinds: of processes, each of another name.
+        nodes: with all that they have; they stay as they are.
+        needs: the memory of each kind of process, where that must have room too.
+
+    Returns:
+        The nodes, with what they then hold and have left, and what finds no room.
+    """
+    ordered = sorted(kinds, key=lambda kind: (kind.gpus, len(kind.custom), kind.cpus), reverse=True)
+    tried = []
+    for spread, order in product((False, True), permutations(ordered)):
+        filled = deepcopy(list(nodes))
+        lacking = [lack for kind in order if (lack := _fill(kind, filled, (needs or {}).get(kind.name, ()), spread))]
+        tried.append((filled, lacking))
+        if not lacking:
+            return tried[-1]
+    return tried[0]
+
+
+def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory], spread: bool) -> Lack | None:
+    """Puts as many processes of a kind as there are, or is room for, on nodes; says what the rest lack."""
+    host = sum(need.host + (need.total if need.device == "cpu" else 0) for need in needs)
+    device = sum(need.total for need in needs if need.device != "cpu")
+    held = [0] * len(nodes)
+    for _ in range(kind.count):
+        fits = [
+            place
+            for place, node in enumerate(nodes)
+            if not _short(node, kind) and not _short_of_memory(node, kind, host, device)
+        ]
+        if not fits:
+            break
+        place = max(fits, key=lambda place: (sum(nodes[place].gpus), nodes[place].cpus)) if spread else fits[0]
+        _take(nodes[place], kind, host)
+        held[place] += 1
+    for node, count in zip(nodes, held, strict=True):
+        if count:
+            node.holds.append(counted(count, kind.name))
+    left = kind.count - sum(held)
+    if not left:
+        return None
+    reasons: set[str] = set()
+    short: set[str] = set()
+    for node in nodes:
+        missing = _short(node, kind)
+        words = " and ".join(f"{amount:g} {name}{'s' * (name in OWN)}" for name, amount in missing.items())
+        reasons.add(f"{node.name} has {words} left" if missing else _short_of_memory(node, kind, host, device))
+        short |= set(missing)
+    return Lack(kind, left, sorted(reasons), short)
+
+
+def _asked(kind: Process) -> dict[str, float]:
+    """Returns what each process asks for."""
+    asked = {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}
+    return {name: amount for name, amount in asked.items() if amount}
+
+
+def _short(node: Node, kind: Process) -> dict[str, float]:
+    """Returns what a node has left of each resource of which it has too little for one more process."""
+    has = {"CPU": node.cpus, "GPU": sum(node.gpus), **node.custom}
+    return {
+        name: max(has.get(name, 0.0), 0.0)
+        for name, amount in _asked(kind).items()
+        if (not _gpus(node, amount) if name == "GPU" else has.get(name, 0.0) < amount - ROUNDING)
+    }
+
+
+def _short_of_memory(node: Node, kind: Process, host: float, device: float) -> str:
+    """Returns what memory a node lacks to hold one more process, or nothing."""
+    part = min(kind.gpus, 1.0)
+    if node.gpu_memory is not None and kind.gpus and device > node.gpu_memory * part:
+        return f"{node.name}: {part:g} of a GPU is {node.gpu_memory * part / GB:.1f} GB"
+    if host > node.memory:
+        return f"{node.name} has {node.memory / GB:.1f} GB of memory left"
+    return ""
+
+
+def _gpus(node: Node, wanted: float) -> list[int]:
+    """Returns the GPUs that would give `wanted`: whole ones, or a part of one; none if they cannot."""
+    if wanted < 1:
+        return [k for k, free in enumerate(node.gpus) if free >= wanted - ROUNDING][:1]
+    whole = [k for k, free in enumerate(node.gpus) if free == 1][: int(wanted)]
+    return whole if len(whole) == wanted else []
+
+
+def _take(node: Node, kind: Process, host: float) -> None:
+    node.cpus -= kind.cpus
+    for k in _gpus(node, kind.gpus) if kind.gpus else []:
+        node.gpus[k] -= min(kind.gpus, 1.0)
+    for name, amount in kind.custom.items():
+        node.custom[name] -= amount
+    node.memory -= host

@@ -1,0 +1,252 @@
+"""The process around a run: libraries that keep quiet, and Ray."""
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from launch.cluster import room
+from launch.cluster.client import settle_authentication
+from launch.console.credentials import on_workers
+from launch.console.errors import IN_JOB, CommandError, is_defect
+from launch.console.patience import patiently
+from policies.settings.placement import Process, cpus
+from policies.settings.settings import Settings
+
+QUIET = {
+    "PYTHONWARNINGS": "ignore",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning about a default that will change
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+}
+REACHED = 10.0
+"""Seconds in which a cluster's head has to take a connection."""
+STARTED = 120.0
+"""Seconds in which a node that is started here has to be up."""
+FOUND_BY_RAY = ("auto", "local")
+"""Words instead of an address, for clusters whose authentication Ray knows."""
+UNCHECKED = "CORY_UNCHECKED"
+"""The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
+
+
+def quiet_libraries(debug: bool) -> None:
+    """Sets what libraries read when they are imported; call it before they are. What the user has set stays.
+
+    Args:
+        debug: leave logs, warnings and progress bars as they are.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else idle threads of one process slow the others down
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not _cluster_given():
+        settle_authentication("127.0.0.1")  # else Ray leaves a token file that other clusters stumble over
+        # Else its ports are open to the network: Ray's word for a cluster of one machine, which only listens to itself.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        # Else Ray's processes starve beside any other load (they run at 15), and waits for them run out.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+    elif IN_JOB not in os.environ:
+        with contextlib.suppress(ValueError):  # no address at all, as `join` tells
+            if (host := _place(os.environ["RAY_ADDRESS"]).hostname) not in FOUND_BY_RAY:
+                settle_authentication(host)
+    if debug:
+        return
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    warnings.simplefilter("ignore")
+
+
+@contextlib.contextmanager
+def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) -> Iterator[None]:
+    """Joins the Ray cluster that the environment names (inside a Ray job, its own), or starts one on this machine.
+
+    A cluster that was started here ends with the context, and so does the folder that its processes have for temporary
+    files, with Ray's logs in it, unless a defect makes them worth a look.
+
+    Args:
+        asked: the processes that must find room.
+        debug: show Ray's logs.
+        patience: seconds in which Ray may still start, and the cluster get the nodes that it lacks.
+
+    Raises:
+        CommandError: the cluster does not answer, or has no room for what is asked; Ray would wait for it, as it is to
+            with `UNCHECKED`.
+    """
+    import ray
+
+    with contextlib.ExitStack() as ending:
+        where: dict[str, Any] = {}
+        if _cluster_given():
+            where["runtime_env"] = on_workers()
+        else:
+            where = {
+                "address": "local",
+                "num_cpus": max(os.cpu_count() or 1, cpus(asked)),
+                "include_dashboard": False,
+                "_temp_dir": ending.enter_context(_temporary_folder()),
+            }
+        ending.callback(ray.shutdown)
+
+        def begin() -> None:
+            try:
+                join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
+                if UNCHECKED not in os.environ:
+                    room.check(asked, room.living_nodes())
+            except Exception:
+                ray.shutdown()
+                raise
+
+        patiently(begin, patience)
+        yield
+
+
+def join(**options: Any) -> None:
+    """Calls `ray.init`.
+
+    Args:
+        options: of `ray.init`.
+
+    Raises:
+        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it; or Ray did not
+            start here in time.
+    """
+    import ray
+    from ray.exceptions import AuthenticationError
+
+    try:
+        if "address" not in options and "RAY_ADDRESS" in os.environ:
+            _reach(os.environ["RAY_ADDRESS"])
+        with _slow_start():
+            ray.init(**options)
+    except AuthenticationError as error:
+        raise CommandError(
+            f"No token, or a wrong one, for the cluster at RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}. Set "
+            "RAY_AUTH_TOKEN_PATH to a file with the token that it was started with, or RAY_AUTH_MODE=disabled if it "
+            "wants none."
+        ) from error
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if "RAY_ADDRESS" not in os.environ:
+            raise
+        said = str(error).splitlines()[0].rstrip(".")
+        raise CommandError(
+            f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {said}. Correct it, or unset it to "
+            "use this machine."
+        ) from error
+    except Exception as error:  # Ray has no type of its own for it
+        if "timed out during startup" not in str(error):
+            raise
+        raise CommandError(
+            f"Ray did not start within {STARTED:.0f} s: this machine is too busy, or out of memory. Try again later."
+        ) from error
+
+
+@contextlib.contextmanager
+def _slow_start() -> Iterator[None]:
+    """Gives a node that Ray starts here `STARTED` seconds; its own 30 are fixed, and too few on a busy machine."""
+    from ray._private import services
+
+    look = services.get_node
+
+    def wait(*arguments: Any) -> Any:
+        deadline = time.monotonic() + STARTED
+        while True:
+            try:
+                return look(*arguments)
+            except RuntimeError:  # it has not registered yet
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.5)
+
+    services.get_node = wait
+    try:
+        yield
+    finally:
+        services.get_node = look
+
+
+def _reach(address: str) -> None:
+    """Connects to a cluster's host and port, as Ray goes on asking for minutes where nothing listens.
+
+    Args:
+        address: `HOST:PORT` or `ray://HOST:PORT`; words such as `auto`, which have no port, are left to Ray.
+
+    Raises:
+        ConnectionError: nothing listens there, or does not answer in time.
+        ValueError: the port is no number.
+    """
+    place = _place(address)
+    if place.port is None:
+        return
+    try:
+        socket.create_connection((place.hostname or "", place.port), timeout=REACHED).close()
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from error
+
+
+def _place(address: str) -> SplitResult:
+    """Reads `HOST:PORT` or `ray://HOST:PORT`."""
+    return urlsplit(address if "://" in address else f"//{address}")
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """Yields a folder that is also the temporary folder of all processes started meanwhile."""
+    usual = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
+    # What torch compiles is worth keeping from run to run.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    # Ray's sockets lie some 75 characters below, and their paths may have 107.
+    folder = tempfile.mkdtemp(prefix="cory-", dir=usual if len(usual) <= 20 and os.path.isdir(usual) else "/tmp")
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    keep = False
+    try:
+        yield folder
+    except Exception as error:
+        keep = is_defect(error)
+        if keep:
+            error.add_note(f"Ray's logs are in {folder}.")
+        raise
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_driver(settings: Settings, own: float = 0.0) -> None:
+    """Refuses a driver that learns on a GPU of which Ray does not know, and which it gives to runners too.
+
+    Nothing is amiss in a trial of a search, for whose driver Ray is asked for a GPU, or where all share one GPU.
+
+    Args:
+        settings: of the run.
+        own: the GPUs that Ray was asked for the driver, as a job's.
+
+    Raises:
+        CommandError: runners and the driver do not fit on one GPU.
+    """
+    learns = settings.gpus_per_learner if settings.num_learners == 0 else 0
+    generate = settings.num_runners * settings.gpus_per_runner
+    if learns > own and generate and learns + generate > 1:
+        raise CommandError(
+            f"With num_learners=0 the driver learns on the first GPU, which Ray gives to runners too, and "
+            f"gpus_per_learner={learns:g} and gpus_per_runner={settings.gpus_per_runner:g} do not fit on one. Set "
+            "num_learners=1."
+        )
+
+
+def _cluster_given() -> bool:
+    return "RAY_ADDRESS" in os.environ or IN_JOB in os.environ

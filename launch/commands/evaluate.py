@@ -1,0 +1,286 @@
+"""`cory evaluate`: measures a run's policies, or a model, on held-out queries, beside the untouched base."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launch.console.errors import CommandError
+from launch.console.parser import Parser, local_path, run
+
+if TYPE_CHECKING:
+    from launch.console.configuration import Value
+    from launch.display.terminal import Voice
+    from launch.evaluation.evaluation import EvaluationFolder, Plan
+    from launch.evaluation.figures import Scoring
+    from launch.run_folder.directory import RunDirectory
+    from policies.settings.settings import Settings
+
+DRAWN = ("digits", "operations")
+"""Settings that say which queries a task draws, where no data brings them."""
+WIDTH = 100
+"""The widest table."""
+
+USAGE = "cory evaluate RUN|MODEL [key=value ...] [options]"
+
+EPILOG = """what is measured:
+  RUN (a run's folder or URI): every policy of a checkpoint, on the bare query and in each later role of the chain. Of
+  chains of three or more the table shows later roles with all policies together; evaluation.json has each.
+  MODEL (a folder, hub id or bundled name): the model, on the bare query.
+  Beside the untouched base: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2
+  (over all responses to a query), and pass@k where the task says what is correct; with 95 % bootstrap intervals.
+
+settings:
+  A run brings its own, a model those of the preset imdb-tiny; -c files and key=value change them, but not what the
+  policies are. `data=FILE` evaluates on all of FILE. `queries` chains are played at once, `seed` draws the responses.
+
+examples:
+  cory evaluate runs/NAME
+  cory evaluate runs/NAME --samples 16 --k 1,4,16 --checkpoint latest
+  cory evaluate runs/NAME data=other.jsonl temperature=0.7
+  cory evaluate ./my-model --task custom data=questions.jsonl reward=my_rewards:score max_response=12 --solved-at 1
+
+A killed evaluation goes on when the same command is given again. Checkpoints are pickles, which can run code: evaluate
+your own runs only.
+
+exit codes:
+  0 evaluated; 2 a mistake that you can correct; 130, 143 you ended it.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0; 2 after a user's mistake; 130 or 143 when a signal ended it.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    options = _parser().parse_intermixed_args(words)
+    return run(lambda: _command(options, words), debug=options.debug)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cory evaluate",
+        usage=USAGE,
+        description="Measure a run's policies, or a model, on held-out queries, beside the untouched base.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "target", metavar="RUN|MODEL", help="a run's folder or URI; or a model's folder, hub id, bundled name"
+    )
+    parser.add_argument("words", nargs="*", metavar="[key=value]", help="settings, as for `cory train`")
+    parser.add_argument("--task", metavar="T", help="the task (default: the run's)")
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
+    )
+    parser.add_argument("--checkpoint", metavar="C", help="latest, best or an update (default: best, if there is one)")
+    parser.add_argument("--split", choices=("test", "train"), default="test", help="queries to ask (default: test)")
+    parser.add_argument("--queries", type=_positive, metavar="N", help="only the first N of them (default: all)")
+    parser.add_argument("--samples", type=_positive, default=4, metavar="N", help="responses per query (default: 4)")
+    parser.add_argument("--k", type=_numbers, metavar="K,K", help="of pass@k (default: 1, 2, 4, … up to --samples)")
+    parser.add_argument(
+        "--solved-at",
+        type=float,
+        metavar="X",
+        help="task reward from which a response is correct (default: the task's)",
+    )
+    parser.add_argument(
+        "--out",
+        type=local_path,
+        metavar="DIR",
+        help="the evaluation's folder (default: in RUN/evaluation; of a run in storage, and of a model, "
+        "in evaluations)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print only where the results are")
+    parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
+    return parser
+
+
+def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
+    from launch.cluster import session
+    from launch.console import output
+    from launch.display.terminal import Voice
+    from launch.evaluation.evaluation import EvaluationFolder, Plan, evaluate
+    from launch.evaluation.figures import Scoring
+    from launch.models.trained import POLICIES
+    from launch.run_folder.storage import check_place
+    from launch.training import preflight
+
+    run_directory = _run_in(options.target)
+    if options.checkpoint and run_directory is None:
+        raise CommandError(f"--checkpoint chooses among those of a run, but {options.target} is a model.")
+    checkpoint = run_directory.checkpoints.choose(options.checkpoint, POLICIES) if run_directory else None
+    settings = _settings(options, run_directory)
+    session.quiet_libraries(options.debug)
+    try:
+        asked = preflight.check(settings)
+    except CommandError as error:
+        if run_directory is None and not Path(options.target).exists() and repr(options.target) in str(error):
+            error.add_note(f"There is no folder {options.target} here, so it was taken for a model on the hub.")
+        raise
+    available = len(asked.queries(options.split))
+    if not available:
+        raise CommandError(f"The {options.split} split of task {asked.name} has no queries. Set eval_data or --split.")
+    plan = Plan(
+        settings=settings,
+        task=asked,
+        split=options.split,
+        queries=min(options.queries or available, available),
+        samples=options.samples,
+        checkpoint=checkpoint,
+    )
+    solved_at = asked.solved_at if options.solved_at is None else options.solved_at
+    scoring = Scoring(plan.queries, settings.report_kl_coef, solved_at, _ks(options, solved_at), settings.seed)
+    place = options.out or _new_path(options.target, run_directory, plan)
+    check_place(str(place), "evaluation")
+    folder = EvaluationFolder(place, plan)
+    total, done = len(plan.batches()), len(folder.batches())
+    voice = Voice(output.own_output(), total, done=done, quiet=options.quiet, bar=not options.debug)
+    voice.say(_what(options.target, plan))
+    voice.say(f"Folder: {folder.path}" + (f" ({done} of {total} batches were done before)" if done else ""))
+    code = evaluate(plan, folder, voice, debug=options.debug)
+    if code == 0:
+        _report(plan, scoring, folder, voice, shlex.join(["cory", "evaluate", *words]))
+    return code
+
+
+def _run_in(target: str) -> "RunDirectory | None":
+    """Returns the run in a folder or in storage, or None where the target is a model.
+
+    Raises:
+        CommandError: it is a path, but there is neither; or a URI, but there is no run.
+        StorageError: storage cannot be read.
+    """
+    from launch.run_folder.directory import RunDirectory
+    from launch.run_folder.mirror import read_run
+    from launch.run_folder.storage import is_uri
+
+    if is_uri(target):
+        return read_run(target)
+    path = Path(target)
+    run_directory = RunDirectory(path)
+    if run_directory.exists():
+        return run_directory
+    local = path.exists() or target.startswith((".", "/", "~")) or (len(path.parts) > 1 and path.parent.is_dir())
+    if (path / "adapter_config.json").is_file():
+        raise CommandError(f"{target} is an adapter. Evaluate the run that it is from, or export it with --merge.")
+    if local and not (path / "config.json").is_file():
+        raise CommandError(
+            f"There is neither a run nor a model in {target}. Runs lie under runs/ unless --out said else."
+        )
+    return None
+
+
+def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None") -> "Settings":
+    """Puts the settings together: the run's or the default preset's, then files, then words."""
+    from launch.console.configuration import DEFAULT_PRESET, read_file, read_preset, read_words
+    from policies.settings.settings import deciding, make_settings
+
+    words = read_words(options.words)
+    for key in words:
+        if key in deciding("policy"):
+            raise CommandError(f"`{key}` cannot be set here: what the policies are comes with {options.target}.")
+    if options.task is not None:
+        words["task"] = options.task
+    if ("data" in words) != ("eval_data" in words):  # one file, all of it
+        words["data"] = words["eval_data"] = words.get("data", words.get("eval_data"))
+    own: Mapping[str, Value] = read_preset(DEFAULT_PRESET)
+    policy: dict[str, Value] = {"model": options.target, "num_agents": 1}
+    if run_directory is not None:
+        own = run_directory.settings().model_dump()
+        policy = {key: own[key] for key in deciding("policy")}
+    given: dict[str, Value] = {}
+    for path in options.config:
+        given |= read_file(path)
+    given |= words
+    if given.get("task", own["task"]) != own["task"]:
+        if "max_response" not in given:
+            raise CommandError(
+                f"How long may responses to task {given['task']} be? Add max_response=TOKENS; {options.target} brings "
+                f"{own.get('max_response')}, from another task."
+            )
+        own = {key: value for key, value in own.items() if key == "task" or key not in deciding("task")}
+    if "data" in given:
+        own = {key: value for key, value in own.items() if key not in DRAWN}
+    values = {key: value for key, value in {**own, **given}.items() if key not in deciding("policy")}
+    if "queries" in given:
+        values |= {"minibatch": values["queries"], "num_learners": 0}  # nothing is trained, so nothing need divide
+    return make_settings({**values, **policy, "min_response": None})
+
+
+def _ks(options: argparse.Namespace, solved_at: float | None) -> list[int]:
+    """Returns the k of pass@k."""
+    if options.k is None:
+        return [] if solved_at is None else [2**power for power in range(options.samples.bit_length())]
+    if solved_at is None:
+        raise CommandError(
+            "--k asks for pass@k, but this task does not say which responses are correct. Add --solved-at."
+        )
+    if max(options.k) > options.samples:
+        raise CommandError(f"pass@{max(options.k)} needs as many responses per query. Set --samples {max(options.k)}.")
+    return sorted(set(options.k))
+
+
+def _new_path(target: str, run_directory: "RunDirectory | None", plan: "Plan") -> Path:
+    """Returns a folder that another evaluation does not have, and the same one always has."""
+    if run_directory is None or plan.checkpoint is None:
+        return Path("evaluations") / f"{Path(target).resolve().name}-{plan.fingerprint}"
+    name = f"{plan.checkpoint[1].name}-{plan.fingerprint}"
+    if run_directory.storage is not None:
+        return Path("evaluations") / f"{run_directory.path.name}-{name}"
+    return run_directory.path / "evaluation" / name
+
+
+def _what(target: str, plan: "Plan") -> str:
+    which = f", update {plan.checkpoint[0]}," if plan.checkpoint else ""
+    return (
+        f"Evaluating {target}{which} on task {plan.task.name}: {plan.queries} {plan.split} queries × "
+        f"{plan.samples} responses. Generation: {plan.settings.backend}."
+    )
+
+
+def _report(plan: "Plan", scoring: "Scoring", folder: "EvaluationFolder", voice: "Voice", command: str) -> None:
+    """Writes `evaluation.json` and prints the tables."""
+    import json
+
+    from launch.evaluation.figures import summarise, tables
+    from launch.run_folder.environment import versions
+    from launch.run_folder.journal import replace_text
+    from launch.run_folder.records import plain
+
+    batches = folder.batches()
+    rows = summarise(batches, scoring)
+    if not rows:
+        raise CommandError("The reward failed on every response, so there is nothing to show. Correct the reward.")
+    asked = len(plan.lineups) * plan.queries * plan.samples
+    result: dict[str, Any] = {
+        "command": command,
+        "versions": versions(),
+        **plan.identity(),
+        "scoring": scoring._asdict(),
+        "dropped": asked - sum(len(batch["chains"]) for batch in batches),
+        "rows": rows,
+    }
+    replace_text(folder.results, json.dumps(plain(result), indent=1, ensure_ascii=False) + "\n")
+    for table in tables(rows, scoring.names, min(voice.console.width, WIDTH)):
+        voice.say()
+        voice.say(table)
+    voice.say()
+    if result["dropped"]:
+        voice.say(f"Warning: the reward failed on {result['dropped']} of {asked} chains; they are left out.", True)
+    voice.say(f"Results     {folder.results}", True)
+    voice.say(f"Responses   {folder.responses.path}", True)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number above 0")
+    return int(text)
+
+
+def _numbers(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]

@@ -1,0 +1,169 @@
+"""`cory plan`: what a run would need, where, and whether the cluster or this machine has it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launch.cluster.room import GB, Node, counted, living_nodes, place
+from launch.console.parser import Parser, run
+
+if TYPE_CHECKING:
+    from policies.settings.memory import Memory
+    from policies.settings.placement import Process
+    from policies.settings.settings import Settings
+
+LACKING = 1
+"""Exit code where something is missing."""
+
+EPILOG = """The cluster is the one that RAY_ADDRESS names, else this machine. Memory is an estimate (docs/plan.md).
+
+exit codes:
+  0 the run fits; 1 it does not; 2 a mistake that you can correct.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0 when the run fits, 1 when it does not, 2 after a user's mistake.
+    """
+    parser = Parser(
+        prog="cory plan",
+        usage="cory plan [PRESET] [-c FILE ...] [key=value ...] [options]",
+        description="Show where a run's processes would go, the memory they need, and whether it is there.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="PRESET, key=value", help="as for `cory train`")
+    parser.add_argument("-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML settings")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options = parser.parse_intermixed_args(argv)
+    return run(lambda: plan(options.words, options.config, options.debug), debug=options.debug)
+
+
+def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) -> int:
+    """Prints the plan.
+
+    Args:
+        words: a preset, or none, and settings as `key=value`.
+        files: YAML files of settings.
+        debug: show the libraries' logs.
+
+    Raises:
+        CommandError: more than one preset, no cluster at RAY_ADDRESS, or a driver that cannot learn where Ray does not
+            know of it.
+        SettingsError: a setting is wrong.
+    """
+    from launch.cluster import session
+    from launch.console.configuration import DEFAULT_PRESET, resolve, split
+    from policies.settings import memory
+    from policies.settings.placement import processes
+
+    preset, pairs = split(words)
+    settings = resolve(preset or DEFAULT_PRESET, files, pairs)
+    session.quiet_libraries(debug)
+    needs = _needs(settings, memory.shape(settings))
+    kinds = processes(settings)
+    if "RAY_ADDRESS" in os.environ:
+        nodes = _cluster()
+    else:
+        session.check_driver(settings)
+        nodes = [_machine(settings)]
+    _show(settings, kinds, needs)
+    filled, lacking = place(kinds, nodes, needs)
+    print()
+    for node in filled:
+        print(f"{node.name}: {', '.join(node.holds) or 'nothing'}")
+    for lack in lacking:
+        why = "; ".join(lack.reasons) or "the cluster has no nodes"
+        print(f"Lacking: no room for {lack.left} of {counted(lack.kind.count, lack.kind.name)}: {why}.")
+    print("It does not fit." if lacking else "It fits.")
+    return LACKING if lacking else 0
+
+
+def _needs(settings: Settings, model: Any) -> dict[str, list[Memory]]:
+    """Returns the memory of each kind of process; a driver may do several kinds of work."""
+    from policies.settings import memory
+
+    learns, generates = memory.learner(settings, model), memory.runner(settings, model)
+    leads = memory.Memory("cpu", {"libraries": memory.LIBRARIES["learner"]}, 0.0)
+    needs = {"runner": [generates], "learner": [learns], "driver": [leads if settings.num_learners else learns]}
+    if settings.num_runners == 0:
+        needs["driver"].append(generates)
+    return needs
+
+
+def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Memory]]) -> None:
+    engines = 1 if settings.weights == "lora" else settings.num_agents
+    does = {
+        "driver": " and ".join(
+            ["leads"] + ["learns"] * (settings.num_learners == 0) + ["generates"] * (settings.num_runners == 0)
+        ),
+        "runner": counted(engines, "vLLM engine") if settings.backend == "vllm" else "transformers",
+        "learner": "learns",
+    }
+    if settings.tensor_parallel > 1:
+        over = "GPUs" if settings.gpus_per_runner else "processes"
+        does["runner"] += f", {'each ' * (engines > 1)}over {settings.tensor_parallel} {over}"
+    print(f"{'process':<16}{'CPUs':>5}{'GPUs':>6}  memory of each, estimated (GB)")
+    for kind in kinds:
+        custom = "".join(f", {amount:g} {name}" for name, amount in kind.custom.items())
+        what = " + ".join(_size(need, settings.tensor_parallel) for need in needs[kind.name])
+        print(f"{counted(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {what} ({does[kind.name]}{custom})")
+        for need in needs[kind.name]:
+            parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in need.parts.items() if size >= 5e6)
+            print(f"{'':<29}{parts}")
+
+
+def _size(need: Memory, tensor_parallel: int) -> str:
+    if need.share is not None and tensor_parallel > 1:
+        where = f" of each of {tensor_parallel} GPUs, {need.host / GB:.1f} beside them"
+        return f"{need.total / GB:.1f}{where}; its engines take {need.share:.0%} of each"
+    where = "" if need.device == "cpu" else f" of a GPU, {need.host / GB:.1f} beside it"
+    if need.share is not None:
+        where += f"; its engines take {need.share:.0%} of one"
+    return f"{need.total / GB:.1f}{where}"
+
+
+def _machine(settings: Settings) -> Node:
+    """Returns this machine, where `cory train` gives out as many CPUs as are asked for."""
+    import psutil
+    import torch
+
+    from policies.settings.placement import cpus, processes
+
+    count = torch.cuda.device_count()
+    own = os.cpu_count() or 1
+    asked = cpus(processes(settings))
+    return Node(
+        f"this machine ({own} CPUs{f', shared by processes that ask for {asked}' if asked > own else ''})",
+        float(max(own, asked)),
+        [1.0] * count,
+        {},
+        float(psutil.virtual_memory().total),
+        float(torch.cuda.get_device_properties(0).total_memory) if count else None,
+    )
+
+
+def _cluster() -> list[Node]:
+    """Returns the living nodes of the cluster that RAY_ADDRESS names, with all that they have.
+
+    Raises:
+        CommandError: none answers.
+    """
+    import ray
+
+    from launch.cluster.session import join
+
+    if ray.is_initialized():
+        return living_nodes()
+    join(log_to_driver=False, logging_level="ERROR", configure_logging=False)
+    try:
+        return living_nodes()
+    finally:
+        ray.shutdown()

@@ -1,0 +1,290 @@
+"""`cory submit -- train ...`: sends a command to a Ray cluster as a job, follows it, and ends as it ends."""
+
+import argparse
+import importlib
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.cluster import room
+from launch.cluster.client import STOP_WAIT, add_address, answers_told, connect, nodes
+from launch.console.credentials import FILE, is_secret, secret_in
+from launch.console.errors import CommandError
+from launch.console.parser import INTERRUPTED, Parser, run
+from policies.settings.placement import Process
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+KEPT = {"train": "run", "tune": "search"}
+"""Commands that keep what they do, and go on with it."""
+LARGEST = 50 * 2**20  # bytes that may be uploaded
+ELSEWHERE = (
+    "Write it into a file on the nodes and name that with --secrets FILE, or set it in the environment of the nodes."
+)
+"""Where a secret belongs."""
+STOP_SECONDS = "3600"
+"""How long Ray lets a stopped job finish its update and save it, before it kills it; by itself it waits 3 seconds.
+
+No more than a bound on a driver that hangs: updates of large models take many minutes.
+"""
+
+EPILOG = """examples:
+  cory submit --storage /shared/runs --name first -- train imdb-tiny num_runners=2
+  cory submit --address http://head:8265 --storage s3://bucket/runs --name big -- train -c mine.yaml
+  cory submit --storage /shared/searches --name period -- tune imdb-tiny --over exchange_period=1,5,null --seeds 3
+  cory submit -- validate custom data=questions.csv reward=my_rewards:names_it
+
+The working directory is uploaded, without what .gitignore and .rayignore name. Given again with the same --name and
+--storage, `train` goes on with the run and `tune` with the search. Ctrl-C leaves the job running; `cory jobs stop ID`
+saves and ends it.
+
+exit codes: the command's own, on the cluster; 2 a mistake that you can correct; 143 the job was stopped.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        The exit code of the job's driver; 0 with --no-wait; 2 after a user's mistake; 130 after Ctrl-C.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    cut = words.index("--") if "--" in words else len(words)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(words[:cut])
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}. What the job runs stands after `--`")
+    return run(lambda: _submit(options, words[cut + 1 :]), debug=options.debug)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cory submit",
+        usage="cory submit [options] -- COMMAND [arguments]",
+        description="Send a command to a Ray cluster as a job, follow it, and end with its exit code.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_address(parser)
+    where = "where `train` keeps its run, or `tune` (DIR only) its search: all nodes must reach it"
+    parser.add_argument("--storage", metavar="DIR|URI", help=where)
+    parser.add_argument("--name", help="the run's or search's (default: NAME-TIME)")
+    parser.add_argument("--working-dir", type=Path, default=Path(), metavar="DIR", help="what is uploaded (default: .)")
+    parser.add_argument("--num-cpus", type=float, default=0, help="CPUs that the driver takes (default: 0)")
+    parser.add_argument("--num-gpus", type=float, default=0, help="GPUs that the driver takes (default: 0)")
+    parser.add_argument("--resources", default="", metavar="NAME=N,...", help="custom resources that the driver takes")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the job; no secrets")
+    parser.add_argument("--secrets", metavar="FILE", help="on the nodes, NAME=VALUE lines such as HF_TOKEN=…")
+    parser.add_argument(
+        "--unchecked", action="store_true", help="for clusters that grow: send what is too large now, and wait"
+    )
+    parser.add_argument("--no-wait", action="store_true", help="do not follow the job")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _submit(options: argparse.Namespace, words: list[str]) -> int:
+    from launch.commands.jobs import follow
+
+    words, name, place = _command(options, words)
+    environment = _environment(options)
+    own = Process("job", 1, options.num_cpus, options.num_gpus, _resources(options.resources))
+    check_size(options.working_dir)
+    client = connect(options.address)
+    if not options.unchecked:
+        check_cluster(words, own, nodes(client.get_address()), options.working_dir)
+    if place is not None:
+        _check_free(client, place)
+    with answers_told(client):
+        job = client.submit_job(
+            entrypoint=shlex.join(["python", "-m", "launch.main", *words]),
+            runtime_env={"working_dir": str(options.working_dir.resolve()), "env_vars": environment},
+            metadata={"job_name": name} | ({"run": place} if place else {}),
+            entrypoint_num_cpus=own.cpus or None,
+            entrypoint_num_gpus=own.gpus or None,
+            entrypoint_resources=own.custom or None,
+        )
+    print(f"Job {job} ({name})" + (f", {KEPT[words[0]]} {place}" if place else ""), flush=True)
+    if options.no_wait:
+        print(f"Follow it with `cory jobs logs {job}`.")
+        return 0
+    try:
+        return follow(client, job)
+    except KeyboardInterrupt:
+        print(
+            f"\nThe job goes on. Follow it with `cory jobs logs {job}`, stop it with `cory jobs stop {job}`.",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+
+
+def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], str, str | None]:
+    """Returns the words to run, the job's name, and where the run or search is kept if it is one."""
+    from launch.main import COMMANDS
+
+    if not words or words[0] not in COMMANDS or words[0] in ("submit", "jobs"):
+        raise CommandError("Say what to run after `--`, as in `cory submit --storage /shared/runs -- train imdb-tiny`.")
+    for word in words:
+        if (held := secret_in(word)) is not None:
+            raise CommandError(f"{held}, and all who may list the cluster's jobs read its command. {ELSEWHERE}")
+    now = time.strftime("%Y%m%d-%H%M%S")
+    if words[0] not in KEPT:
+        return words, options.name or f"{words[0]}-{now}", None
+    from launch.console.configuration import run_name, split
+    from launch.run_folder.storage import check_place, child, is_uri
+
+    what, parse = KEPT[words[0]], importlib.import_module(f"launch.commands.{words[0]}").parse
+    asked = parse(words[1:])
+    own = str(asked.out or asked.resume or "")
+    if bool(own) == bool(options.storage):
+        raise CommandError(f"Say once where the {what} is kept: --storage, or --out or --resume after `--`.")
+    stem = run_name(split(asked.words)[0], asked.config)
+    name = options.name or (Path(own).name if own else f"{'' if what == 'run' else 'tune-'}{stem}-{now}")
+    place = own or child(options.storage, name)
+    check_place(place, what)
+    if is_uri(place) and words[0] == "tune":
+        raise CommandError(f"{place} is a URI, and a search needs a folder: name a --storage that all nodes share.")
+    if not is_uri(place) and not os.path.isabs(place):
+        raise CommandError(
+            f"{place} is relative, and the job's working directory goes when it ends. Name an absolute path that all "
+            "nodes share, or for a run a URI such as s3://bucket/runs."
+        )
+    return (words if own else [*words, "--out", place, "--continue"]), name, place
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the variables of the job, all of which the job list shows."""
+    from launch.cluster.session import UNCHECKED
+
+    given = _pairs(options.env, "--env")
+    for name, value in given.items():
+        held = f"{name} looks like a secret" if is_secret(name) else secret_in(f"{name}={value}")
+        if held is not None:
+            raise CommandError(f"{held}, and all who may list the cluster's jobs read --env. {ELSEWHERE}")
+    if options.secrets:
+        given[FILE] = options.secrets
+    if options.unchecked:
+        given[UNCHECKED] = "1"
+    return {STOP_WAIT: STOP_SECONDS, **given}
+
+
+def _resources(text: str) -> dict[str, float]:
+    """Reads the custom resources that the driver takes."""
+    from policies.settings.placement import named_resources
+
+    try:
+        return named_resources("--resources", text)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+
+
+def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise CommandError(f"{option} takes NAME=VALUE, not `{text}`.")
+        pairs[name] = value
+    return pairs
+
+
+def check_size(folder: Path) -> None:
+    """Refuses to upload a folder that is too large.
+
+    Raises:
+        CommandError: it has more than 50 MiB, without what Ray leaves behind; the biggest files are named.
+    """
+    # What Ray uploads is said by its own walk alone: nested ignore files, and defaults that change.
+    from ray._private.ray_constants import get_runtime_env_default_excludes
+    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+
+    if not folder.is_dir():
+        raise CommandError(f"--working-dir {folder} is no folder.")
+    folder, sizes = folder.resolve(), {}
+
+    def note(path: Path) -> None:
+        if path.is_file():
+            sizes[path] = path.stat().st_size
+
+    quiet = logging.getLogger(__name__)
+    ignoring = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
+    _dir_travel(folder, [_get_excludes(folder, get_runtime_env_default_excludes())], note, ignoring, quiet)
+    total = sum(sizes.values())
+    if total > LARGEST:
+        biggest = sorted(sizes, key=lambda path: -sizes[path])[:5]
+        named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] / 2**20:.1f} MiB)" for path in biggest)
+        raise CommandError(
+            f"{folder} has {total / 2**20:.0f} MiB to upload, and 50 are the limit: {named}. Name in .rayignore what "
+            "the job does not need, and keep models and data on storage that the nodes reach."
+        )
+
+
+def check_cluster(words: Sequence[str], job: Process, found: Sequence[room.Node], folder: Path = Path()) -> None:
+    """Refuses what a cluster cannot place, whatever ends on it: Ray would wait for ever.
+
+    Args:
+        words: of the command.
+        job: what the command's own process takes.
+        found: the cluster's nodes.
+        folder: where the command's files are, if their paths are relative.
+
+    Raises:
+        CommandError: something is missing, which the message names.
+    """
+    room.check([job], found)
+    if words[0] not in KEPT:
+        return
+    asked_for = importlib.import_module(f"launch.commands.{words[0]}").parse(words[1:])
+    if asked_for.resume:
+        return  # its settings are in storage; the driver checks
+    asked_for.config = [folder / file for file in asked_for.config]
+    if words[0] == "tune":
+        _check_search(asked_for, job, found)
+    else:
+        _check_run(asked_for, job, found)
+
+
+def _check_run(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room.Node]) -> None:
+    from launch.cluster.session import check_driver
+    from launch.console.configuration import DEFAULT_PRESET, resolve, split
+    from policies.settings.placement import processes
+
+    preset, pairs = split(asked_for.words)
+    settings = resolve(preset or DEFAULT_PRESET, asked_for.config, pairs)
+    check_driver(settings, job.gpus)
+    driver, *others = processes(settings)  # the job's own process is the driver
+    room.check([replace(job, gpus=max(job.gpus, driver.gpus)), *others], nodes)
+
+
+def _check_search(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room.Node]) -> None:
+    from launch.commands.tune import read_search
+    from launch.search.search import check_room
+    from launch.search.space import points
+
+    search, _ = read_search(asked_for)
+    check_room(search, list(points(search.settings, search.axes)), nodes, beside=[job])
+
+
+def _check_free(client: "JobSubmissionClient", place: str) -> None:
+    """Refuses a run or search that a job of this cluster is at work on."""
+    with answers_told(client):
+        jobs = client.list_jobs()
+    for job in jobs:
+        other = (job.metadata or {}).get("run")
+        if other and _path(other) == _path(place) and not job.status.is_terminal():
+            raise CommandError(
+                f"Job {job.submission_id} is at work on {place}. Follow it with `cory jobs logs "
+                f"{job.submission_id}`, or stop it first: `cory jobs stop {job.submission_id}`."
+            )
+
+
+def _path(place: str) -> str:
+    """Returns a place such that a folder and its URI are the same."""
+    return place.removeprefix("file://").rstrip("/")

@@ -1,0 +1,262 @@
+"""`cory train`: trains a chain of language models into a run's folder, or continues a run."""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.console.errors import IN_JOB, CommandError
+from launch.console.parser import Parser, run
+from policies.settings.settings import RESUMABLE
+
+if TYPE_CHECKING:
+    from launch.console.configuration import Value
+    from launch.run_folder.directory import RunDirectory
+    from policies.settings.settings import Settings
+
+USAGE = """cory train [PRESET] [-c FILE ...] [key=value ...] [options]
+       cory train --resume RUN [key=value ...] [options]"""
+
+EPILOG = """presets:
+{presets}
+
+settings:
+  Any setting, as key=value; `cory train --print-config` lists them all with their meaning. Later ones win:
+  defaults, then the preset, then each -c file in order, then key=value. Values are YAML scalars.
+
+examples:
+  cory train
+  cory train imdb-tiny lr=3e-5 seed=1 --out runs/low-lr
+  cory train -c mine.yaml model=./my-model
+  cory train --resume runs/low-lr updates=120
+
+exit codes:
+  0 all updates are done; 2 a mistake that you can correct; 3 stop_on_collapse ended the run; 130, 143 you did.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0; 2 after a user's mistake; 3 when `stop_on_collapse` ended the run; 130 or 143 when a signal did.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    options = parse(words)
+    return run(lambda: _command(options, words), debug=options.debug)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Reads the command's words; a word that is none of them ends the process."""
+    return _parser(help_wanted=not {"-h", "--help"}.isdisjoint(words)).parse_intermixed_args(words)
+
+
+def _parser(help_wanted: bool) -> Parser:
+    epilog = None
+    if help_wanted:
+        from launch.console.configuration import presets
+
+        found = presets()
+        width = max(map(len, found))
+        epilog = EPILOG.format(presets="\n".join(f"  {name:<{width}}  {text}" for name, text in found.items()))
+    parser = Parser(
+        prog="cory train",
+        usage=USAGE,
+        description="Train a chain of language models that teach each other; continue a run.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="PRESET, key=value", help="a preset (default: imdb-tiny); settings")
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR|URI", help="the run's folder, or s3://, gs://, file:// (default: runs/NAME-TIME)"
+    )
+    parser.add_argument(
+        "--continue", action="store_true", dest="go_on", help="if --out holds this run already, go on with it"
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="continue a run from its latest checkpoint; settings may change that say how long, what is written, and "
+        "how it is computed. Checkpoints are pickles, which can run code: resume your own runs only",
+    )
+    parser.add_argument(
+        "--max-failures",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="when processes or machines die that the run cannot do without, go on from the latest checkpoint, up to N "
+        "times (default: 0)",
+    )
+    parser.add_argument("--print-config", action="store_true", help="print all settings as YAML, and exit")
+    parser.add_argument("--quiet", action="store_true", help="print only where the results are")
+    parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
+    return parser
+
+
+def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
+    from launch.cluster import session
+    from launch.console.configuration import DEFAULT_PRESET, as_yaml, resolve, run_name, split
+    from launch.run_folder import environment
+    from launch.run_folder.directory import new_path
+    from launch.run_folder.storage import check_place
+    from launch.training import preflight, tracking
+
+    named, pairs = split(options.words)
+    if options.resume and (named or options.config or options.out):
+        raise CommandError("--resume takes its settings from the run: leave out the preset, -c and --out.")
+    if options.go_on and not options.out:
+        raise CommandError("--continue needs the run's folder: name it with --out.")
+
+    place = options.resume or options.out or str(new_path(run_name(named, options.config)))
+    found: RunDirectory | None = None
+    if options.resume:
+        _changes(pairs)  # before anything is fetched
+        check_place(place)
+        found = _open(place)
+        settings = _resumed(found, pairs)
+    else:
+        settings = resolve(named or DEFAULT_PRESET, options.config, pairs)
+    if options.print_config:
+        print(as_yaml(settings), end="")
+        return 0
+    tracking.check(settings)
+    session.quiet_libraries(options.debug)
+    origin = f"{shlex.join(['cory', 'train', *words])}  # {environment.in_words()}"
+    preflight.check(settings)
+    check_place(place)
+    if options.go_on and (found := _find(place)):
+        settings = _same(found, settings)
+        if (reached := found.reached()) >= settings.updates:  # without a look at its checkpoint: it may be far away
+            return _tell_done(found, reached)
+    if IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
+        session.check_driver(settings)
+    done = None if found is None else _reopen(found, settings, origin)
+    if found is not None and done is not None and done >= settings.updates:
+        return _tell_done(found, done)
+    run_directory = found or _create(place, settings, origin)
+
+    from launch.training.training import train
+
+    return train(
+        run_directory,
+        settings,
+        done,
+        max_failures=options.max_failures,
+        quiet=options.quiet,
+        debug=options.debug,
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or a larger whole number")
+    return int(text)
+
+
+def _open(place: str) -> "RunDirectory":
+    """Returns the run in a folder or in storage."""
+    from launch.run_folder.directory import RunDirectory
+    from launch.run_folder.mirror import open_run
+    from launch.run_folder.storage import is_uri
+
+    return open_run(place) if is_uri(place) else RunDirectory.open(Path(place))
+
+
+def _find(place: str) -> "RunDirectory | None":
+    """Returns the run in a folder or in storage, if there is one of which something is saved."""
+    from launch.run_folder.directory import RunDirectory
+    from launch.run_folder.mirror import is_begun
+    from launch.run_folder.storage import is_uri
+
+    if is_uri(place):
+        there = is_begun(place)
+    else:
+        run = RunDirectory(Path(place))
+        there = run.exists() and not run.checkpoints.empty()
+    return _open(place) if there else None
+
+
+def _create(place: str, settings: "Settings", origin: str) -> "RunDirectory":
+    """Makes a new run's folder; storage that cannot be written is found out now."""
+    from launch.run_folder.directory import RunDirectory
+    from launch.run_folder.mirror import create_run
+    from launch.run_folder.storage import is_uri
+
+    run_directory = create_run(place) if is_uri(place) else RunDirectory.create(Path(place))
+    run_directory.write_settings(settings, origin)
+    run_directory.mirror(settings.keep_checkpoints)
+    return run_directory
+
+
+def _same(run_directory: "RunDirectory", settings: "Settings") -> "Settings":
+    """Returns a run's settings with those of `settings` that may change; the others must be equal."""
+    from policies.settings.settings import make_settings
+
+    old, new = run_directory.settings().model_dump(), settings.model_dump()
+    other = [f"{key}={old[key]}" for key in new if new[key] != old[key] and key not in RESUMABLE]
+    if other:
+        place = run_directory.shown(run_directory.path)
+        raise CommandError(
+            f"{place} holds a run with {', '.join(other)}, and that cannot change in a run that goes on. Ask for just "
+            f"that, go on with it by `{run_directory.resume_command()}`, or name another folder with --out."
+        )
+    return make_settings({**old, **{key: new[key] for key in RESUMABLE}})
+
+
+def _resumed(run_directory: "RunDirectory", pairs: Sequence[str]) -> "Settings":
+    """Returns the settings of a run, with the few that may change changed."""
+    from policies.settings.settings import make_settings
+
+    return make_settings({**run_directory.settings().model_dump(), **_changes(pairs)})
+
+
+def _changes(pairs: Sequence[str]) -> "dict[str, Value]":
+    """Reads settings for a run that goes on, and refuses those that cannot change."""
+    from launch.console.configuration import read_words
+
+    changes = read_words(pairs)
+    for key in changes:
+        if key not in RESUMABLE:
+            raise CommandError(
+                f"`{key}` cannot change in a run that goes on, only {', '.join(RESUMABLE)} can. Start a new run."
+            )
+    return changes
+
+
+def _tell_done(run_directory: "RunDirectory", done: int) -> int:
+    """Says that a run is done; of one in storage, which has all of it, nothing stays here."""
+    from launch.run_folder.mirror import leave
+
+    leave(run_directory)
+    print(
+        f"{run_directory.shown(run_directory.path)} is done: it has all of its {done} updates. To lengthen it: "
+        f"{run_directory.resume_command()} updates={2 * done}"
+    )
+    return 0
+
+
+def _reopen(run_directory: "RunDirectory", settings: "Settings", origin: str) -> int:
+    """Takes the folder of a run and sets it back to its latest checkpoint, of which it returns the update.
+
+    One that is done stays as it is.
+    """
+    from launch.training.recovery import last_whole
+
+    folder = run_directory.shown(run_directory.path)
+    run_directory.lock()
+    run_directory.bring()
+    done = last_whole(run_directory, lambda text: print(text, file=sys.stderr))
+    if done is None:
+        raise CommandError(f"{folder} has no checkpoint to go on from. Start a new run.")
+    if done >= settings.updates:
+        return done
+    run_directory.cut_after(done)
+    if settings != run_directory.settings():
+        run_directory.write_settings(settings, origin)
+    return done

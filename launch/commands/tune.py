@@ -1,0 +1,279 @@
+"""`cory tune`: searches over settings with Ray Tune, such as the exchange period."""
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.cluster.room import counted
+from launch.console.errors import CommandError
+from launch.console.parser import Parser, run
+
+if TYPE_CHECKING:
+    from launch.display.terminal import Voice
+    from launch.search.outcome import Row
+    from launch.search.search import Search
+
+USAGE = """cory tune [PRESET] [-c FILE ...] [key=value ...] --over key=VALUES ... [options]
+       cory tune --resume DIR"""
+
+EPILOG = """what to search, by --over, which may be given several times:
+  key=1,2,5,null            these values, every one of them
+  key=log:1e-6:1e-4         drawn from a range, evenly in the logarithm; --samples says how many
+  key=uniform:0:1           drawn evenly
+
+The objective is the mean held-out combined reward: task reward - eval_kl_coef * KL. eval_kl_coef is fixed before the
+search, so searching over kl_coef does not move the goal.
+
+examples:
+  cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
+  cory tune imdb-tiny --over lr=log:1e-5:1e-3 --over exchange_period=1,5 --samples 8 --scheduler asha
+  cory tune imdb-tiny --over lr=log:1e-5:1e-3 --samples 8 --scheduler pbt
+  cory tune --resume runs/search
+
+Ctrl-C lets each running trial finish its update, and saves it.
+
+exit codes:
+  0 all trials are done; 1 some failed; 2 a mistake that you can correct; 130, 143 you stopped it.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0; 1 when trials failed; 2 after a user's mistake; 130 or 143 when a signal stopped the search.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    options = parse(words)
+    return run(lambda: _command(options, words), debug=options.debug)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Reads the command's words; a word that is none of them ends the process."""
+    return _parser().parse_intermixed_args(words)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cory tune",
+        usage=USAGE,
+        description="Search over settings: many trainings, the held-out combined reward of each, and the best.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="PRESET, key=value", help="as for `cory train`")
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
+    )
+    parser.add_argument("--over", action="append", default=[], metavar="key=VALUES", help="what to search")
+    parser.add_argument(
+        "--scheduler",
+        choices=("asha", "pbt"),
+        help="asha: stop the worst trials early; pbt: let the worst continue as clones of the best, with other values",
+    )
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help="draws from ranges (default: 1); under pbt, the trials (default: 4)"
+    )
+    parser.add_argument("--seeds", type=int, metavar="N", help="run every point with so many seeds, for intervals")
+    parser.add_argument("--concurrent", type=int, metavar="N", help="trials at a time (default: as many as fit)")
+    parser.add_argument("--out", type=_folder, metavar="DIR", help="the search's (default: runs/tune-NAME-TIME)")
+    parser.add_argument(
+        "--continue", action="store_true", dest="go_on", help="if --out holds this search already, go on with it"
+    )
+    parser.add_argument(
+        "--resume",
+        type=_folder,
+        metavar="DIR",
+        help="continue a search: unfinished and failed trials go on from their checkpoints. Checkpoints are "
+        "pickles, which can run code: resume your own searches only",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print only what was found")
+    parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
+    return parser
+
+
+def _folder(place: str) -> Path:
+    """Returns the path of a search's folder.
+
+    Raises:
+        ArgumentTypeError: it is a URI.
+    """
+    if "://" in place:
+        raise argparse.ArgumentTypeError(f"{place} is a URI, and a search needs a folder, which all nodes must share")
+    return Path(place)
+
+
+def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
+    from launch.cluster import session
+    from launch.console import output
+    from launch.console.interrupts import Interrupts
+    from launch.display.terminal import Voice
+    from launch.run_folder.directory import new_path
+    from launch.run_folder.locks import lock_folder
+    from launch.run_folder.manifest import own_version
+    from launch.run_folder.storage import check_place
+    from launch.search.outcome import UNFINISHED, rows_of
+    from launch.search.search import (
+        Search,
+        begun,
+        check_free,
+        check_same,
+        create,
+        recorded,
+        resume_command,
+        run_trials,
+    )
+    from launch.search.space import points
+    from launch.training import preflight
+
+    if options.resume:
+        if options.words or options.config or options.over or options.out or options.scheduler:
+            raise CommandError("--resume takes everything from the search: leave out all but --quiet and --debug.")
+        search, folder, resume = Search.read(options.resume), options.resume, True
+    else:
+        if options.go_on and not options.out:
+            raise CommandError("--continue needs the search's folder: name it with --out.")
+        search, name = read_search(options)
+        folder = options.out or new_path(f"tune-{name}")
+        check_place(str(folder), "search")
+        resume = options.go_on and begun(folder)
+        if resume:
+            check_same(folder, search)
+        else:
+            check_free(folder)
+    checked = list(points(search.settings, search.axes))
+    for tracker in ("wandb", "mlflow"):
+        if getattr(search.settings, tracker):
+            raise CommandError(f"{tracker}=true: trials of a search are sent nowhere. Set {tracker}=false.")
+    session.quiet_libraries(options.debug)
+    preflight.check(checked[0])
+    origin = f"{shlex.join(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
+    lock = lock_folder(folder) if resume else create(folder, search, origin)
+    past = len(recorded(folder)) if resume else 0
+    total = search.trials * search.settings.updates
+    voice = Voice(output.own_output(), total, done=past, quiet=options.quiet, bar=not options.debug)
+    voice.say(_what(search))
+    voice.say(f"Search folder: {folder}" + (" (going on)" if resume else ""))
+    interrupts = Interrupts(
+        lambda: voice.say("Running trials finish their update and are saved. Ctrl-C again aborts at once.", True)
+    )
+    go_on = f"Go on with:\n  {resume_command(folder)}"
+    started = time.monotonic()
+    with lock:
+        try:
+            trials = run_trials(folder, search, voice, interrupts, resume=resume, debug=options.debug)
+        except KeyboardInterrupt:
+            voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
+            return interrupts.exit_code
+        rows = rows_of(trials, search.axes, search.settings.updates)
+        exit_code = report(rows, search, folder, voice, time.monotonic() - started)
+        if any(row.status == UNFINISHED for row in rows) or len(rows) < search.trials:
+            voice.say(f"Stopped. {go_on}", True)
+            return interrupts.exit_code
+    return exit_code
+
+
+def read_search(options: argparse.Namespace) -> "tuple[Search, str]":
+    """Returns the search that the options describe, and what it is named after.
+
+    Raises:
+        CommandError: they describe none that could be run.
+    """
+    from launch.console.configuration import DEFAULT_PRESET, resolve, run_name, split
+    from launch.search.search import Search
+    from launch.search.space import SEED, check_evaluations, pinned, read_axes
+    from policies.settings.settings import ABOUT
+
+    named, pairs = split(options.words)
+    settings = resolve(named or DEFAULT_PRESET, options.config, pairs)
+    axes = read_axes(options.over)
+    if not axes:
+        raise CommandError("Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.")
+    pbt = options.scheduler == "pbt"
+    for name in ("samples", "seeds", "concurrent"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise CommandError(f"--{name} {value}: at least 1.")
+    samples = options.samples or (4 if pbt else 1)
+    listed = all(axis.scale is None for axis in axes)
+    if options.samples and listed and not pbt:
+        raise CommandError("--samples is for ranges, and --over lists its values. To repeat points, use --seeds.")
+    if options.seeds and SEED in (axis.key for axis in axes):
+        raise CommandError("--seeds and --over seed say the same twice. Leave one out.")
+    if pbt:
+        if samples < 2:
+            raise CommandError("--scheduler pbt needs a population: --samples 2 or more.")
+        if options.seeds or options.concurrent:
+            raise CommandError(
+                "--seeds and --concurrent do not go with --scheduler pbt: each trial has a seed of its own, and as "
+                "many run at a time as fit. Leave them out."
+            )
+        keys = {axis.key for axis in axes}
+        if "kl_coef" in keys and settings.kl_control == "adaptive":
+            raise CommandError(
+                "--scheduler pbt cannot change kl_coef where a controller does. Set kl_control=fixed, or search over "
+                "kl_target."
+            )
+        for key in sorted(key for key in keys if not ABOUT[key].clone):
+            raise CommandError(
+                f"--scheduler pbt cannot change {key} while a trial runs. Leave the scheduler out, or use asha. It can "
+                f"change: {', '.join(name for name, known in ABOUT.items() if known.clone)}."
+            )
+    if options.scheduler:
+        check_evaluations(settings, options.scheduler)
+    found = Search(pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent)
+    return found, run_name(named, options.config)
+
+
+def _what(search: "Search") -> str:
+    axes = " and ".join(axis.word for axis in search.axes)
+    seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
+    how = {None: "", "asha": " Bad ones are stopped early.", "pbt": " Bad ones continue as clones of good ones."}
+    settings = search.settings
+    updates = counted(settings.updates, "update")
+    return (
+        f"A search over {axes}: {search.trials} trials{seeds}, {updates} of {settings.queries} queries "
+        f"each.{how[search.scheduler]}\n"
+        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, mean of the policies."
+    )
+
+
+def report(rows: "list[Row]", search: "Search", folder: Path, voice: "Voice", seconds: float) -> int:
+    """Prints what was found, and writes it into the search's folder.
+
+    Returns:
+        0, or 1 when a trial failed.
+    """
+    from launch.console.configuration import as_yaml
+    from launch.run_folder.journal import replace_text
+    from launch.search.outcome import FAILED, points_of, table, write_csv
+    from launch.search.plots import draw_objective, draw_parallel
+    from launch.search.space import show_point
+    from policies.settings.settings import make_settings
+
+    write_csv(rows, folder / "results.csv")
+    if not rows:
+        return 0
+    apart = search.scheduler == "pbt"
+    draw_objective(rows, search.axes, folder / "objective.png", apart)
+    draw_parallel(rows, search.axes, folder / "parallel.png")
+    points = points_of(rows, apart)
+    voice.say()
+    voice.say(table(points), True)
+    voice.say("", True)
+    failed = [row for row in rows if row.status == FAILED]
+    for row in failed:
+        point = show_point({**row.values, "seed": row.seed})
+        voice.say(f"{row.trial} failed ({point}): {row.reason}", True)
+    best = points[0]
+    if best.whole:
+        chosen = make_settings({**search.settings.model_dump(), **best.values})
+        replace_text(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(chosen)}")
+        voice.say(f"Best      {show_point(best.values)}: cory train -c {shlex.quote(str(folder / 'best.yaml'))}", True)
+    voice.say(f"Results   {folder / 'results.csv'}, objective.png, parallel.png", True)
+    voice.say(f"Took      {seconds / 60:.1f} min")
+    return 1 if failed else 0

@@ -1,0 +1,122 @@
+"""`cory validate`: checks a task's data, prompts and reward before any model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.console.errors import CommandError
+from launch.console.parser import Parser, run
+
+if TYPE_CHECKING:
+    from launch.console.configuration import Value
+
+EPILOG = """It reads every query, shows each role's prompt, and calls the reward in its own process: on a few responses,
+and on all gold answers of a task that has them. Without max_prompt, it says which one the task needs.
+
+examples:
+  cory validate imdb
+  cory validate arithmetic digits=3 operations=sums
+  cory validate gsm8k data=train.jsonl eval_data=test.jsonl max_response=256
+  cory validate custom data=questions.jsonl reward=my_rewards:brevity model=./my-model
+  cory validate summarize data=texts.jsonl
+  cory validate -c mine.yaml
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0 when the task is sound, 2 when it is not or cannot be read.
+    """
+    parser = Parser(
+        prog="cory validate",
+        usage="cory validate [TASK|PRESET] [-c FILE ...] [key=value ...] [options]",
+        description="Check a task's data, prompts and reward, without a model (its tokenizer is needed).",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="TASK, key=value",
+        help="arithmetic, custom, gsm8k or imdb, or a preset, unless a file says it; and settings as for `cory train`",
+    )
+    parser.add_argument("-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML settings")
+    parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
+    options = parser.parse_intermixed_args(argv)
+    return run(lambda: validate(options.words, options.config, options.debug), debug=options.debug)
+
+
+def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
+    """Prints the report on a task.
+
+    Args:
+        words: a task or a preset, or none where a setting names the task; and settings as `key=value`.
+        files: YAML files of settings.
+        debug: show libraries' logs.
+
+    Raises:
+        CommandError: the task cannot be put together.
+        SettingsError: a setting is wrong.
+    """
+    from launch.cluster import session
+    from launch.console.configuration import DEFAULT_PRESET, read_preset
+    from policies.settings.settings import make_settings
+
+    session.quiet_libraries(debug)
+    given = _given(words, files)
+    settings = make_settings({**read_preset(DEFAULT_PRESET), **given})
+
+    from cory_env.validate import validate as examine
+    from launch.training.preflight import load_task
+
+    task, tokenizer = load_task(settings)
+    try:
+        report = examine(
+            task,
+            tokenizer,
+            num_agents=settings.num_agents,
+            knowledge_transfer=settings.knowledge_transfer,
+            observed=settings.observed,
+            max_prompt=settings.max_prompt if "max_prompt" in given else None,
+            max_response=settings.max_response,
+            stop_token_ids=settings.stop_token_ids(tokenizer),
+            chat=settings.chat,
+            system=settings.system,
+            reward_timeout=settings.reward_timeout,
+        )
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    if "max_prompt" not in given and report.max_prompt > settings.max_prompt:
+        report.warnings.append(
+            f"max_prompt is {settings.max_prompt} unless it is set, too little for some prompts with full-length "
+            f"references. Train with max_prompt={report.max_prompt}."
+        )
+    print(report)
+    return 0 if report.ok else 2
+
+
+def _given(words: Sequence[str], files: Sequence[Path]) -> dict[str, Value]:
+    """Returns the settings that the user gives, the task's name and those of a preset included.
+
+    Raises:
+        CommandError: no task is named, or two; or a file cannot be read.
+    """
+    from launch.console.configuration import presets, read_file, read_preset, read_words
+
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise CommandError(f"One task at a time: {' and '.join(names)} cannot be combined. Settings are key=value.")
+    given: dict[str, Value] = {}
+    if names:
+        given = read_preset(names[0]) if names[0] in presets() else {"task": names[0]}
+    for file in files:
+        given |= read_file(file)
+    given |= read_words([word for word in words if "=" in word])
+    if "task" not in given and not names:
+        raise CommandError(f"Name the task, or a file that does: cory validate {' '.join(['TASK', *words])}")
+    return given

@@ -1,0 +1,178 @@
+"""`cory watch RUN`: follows a run from another terminal or machine, by what it writes into its folder or storage."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launch.console.parser import Parser, run
+
+if TYPE_CHECKING:
+    from launch.display.terminal import Terminal
+    from launch.run_folder.records import Update, Warning
+    from policies.settings.settings import Settings
+
+STOPPED = 1
+"""Exit code where nothing trains a run that is not done."""
+SECONDS = 1.0
+"""Between two looks at a run's folder."""
+STORAGE_SECONDS = 5.0
+"""Between two looks at a run in storage."""
+
+EPILOG = """exit codes:
+  0 the run is done; 1 it is not, and nothing is seen to train it; 3 stop_on_collapse ended it; 130 you did, by Ctrl-C.
+
+The process of a run in storage is not seen, so such a run is watched until it is done.
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is seen of a run at one moment."""
+
+    settings: Settings
+    updates: list[Update]
+    written: float | None
+    """When the last update was recorded, in seconds since 1970; None before the first."""
+    process: str | None
+    """The number of the process that trains it on this machine."""
+    stored: bool = False
+    """It is in storage, where its process is not seen."""
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether a collapse ended it."""
+        return self.settings.stop_on_collapse and any(line.get("collapsed", False) for line in self.updates[-1:])
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.collapsed or any(line["update"] >= self.settings.updates for line in self.updates[-1:])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0 when the run is done; 1 when it is not and nothing trains it; 3 when it collapsed; 130 after Ctrl-C.
+    """
+    parser = Parser(
+        prog="cory watch",
+        description="Follow a run: its table, warnings and state, until it is done.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "run", metavar="RUN", help="the run's folder, such as runs/imdb-tiny-20250101-120000, or its URI"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--once", action="store_true", help="show what there is, and exit")
+    how.add_argument(
+        "--follow", action="store_true", help="wait on also while no process on this machine trains the run"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options = parser.parse_args(argv)
+    return run(lambda: watch(options.run, once=options.once, follow=options.follow), debug=options.debug)
+
+
+def look(where: str) -> Seen:
+    """Reads a run's folder, or what storage has; a line that is just being written is not there yet.
+
+    Raises:
+        CommandError: there is no run, or a file of it is damaged.
+        StorageError: storage cannot be read.
+    """
+    from launch.run_folder.locks import lock_holder
+    from launch.run_folder.mirror import read_run
+    from launch.run_folder.storage import is_uri
+
+    run = read_run(where)
+    stored = is_uri(where)
+    # First: what a process records before it ends must not be missed.
+    process = None if stored else lock_holder(run.path)
+    updates = run.updates()
+    written = run.metrics.path.stat().st_mtime if updates else None
+    return Seen(run.settings(), updates, written, process, stored)
+
+
+def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
+    """Shows a run, and what comes, until it is done.
+
+    Args:
+        where: the run's folder or URI.
+        once: show what is there, and return.
+        follow: go on also while nothing trains it.
+
+    Raises:
+        CommandError: there is no run, or a file of it is damaged.
+        StorageError: storage cannot be read at first, or later for `PATIENCE` seconds.
+    """
+    from launch.console.patience import PATIENCE, patiently
+    from launch.display.terminal import Terminal
+    from launch.run_folder.storage import StorageError
+    from launch.training.training import COLLAPSED
+
+    seen = look(where)
+    with Terminal(seen.settings, sys.stdout, bar=not once) as terminal:
+        shown: list[Update] = []
+        training: bool | None = None
+
+        def tell(error: Exception) -> None:
+            terminal.say(f"Warning: {error} Looking again for a minute.")
+
+        while True:
+            _show_new(terminal, shown, seen)
+            shown = seen.updates
+            last = once or seen.done or not (follow or seen.process or seen.stored)
+            if terminal.has_bar and not last:
+                terminal.stage(_state(seen))
+            elif last or training != bool(seen.process):
+                terminal.say(_state(seen))
+            training = bool(seen.process)
+            if last:
+                return COLLAPSED if seen.collapsed else 0 if seen.done or seen.process else STOPPED
+            time.sleep(STORAGE_SECONDS if seen.stored else SECONDS)
+            seen = patiently(lambda: look(where), PATIENCE, StorageError, tell)
+
+
+def _show_new(terminal: Terminal, shown: list[Update], seen: Seen) -> None:
+    """Shows the updates that were not shown yet. A run that was resumed may have gone back before those that were."""
+    kept = 0
+    while kept < min(len(shown), len(seen.updates)) and shown[kept] == seen.updates[kept]:
+        kept += 1
+    done = shown[kept - 1]["update"] if kept else 0
+    terminal.set_settings(seen.settings, done)
+    if kept < len(shown):
+        terminal.say(f"Going on after update {done}.")
+    before = shown[kept - 1].get("health", []) if kept else []
+    for line in seen.updates[kept:]:
+        if "policy" in line:
+            terminal.update(line, line["seconds"]["total"])
+        else:
+            terminal.start(line)
+        for warning in line.get("health", []):
+            if _name(warning) not in map(_name, before):
+                terminal.say(f"Warning: Update {line['update']}: {warning['text']}")
+        before = line.get("health", [])
+
+
+def _name(warning: Warning) -> tuple[str, str]:
+    return warning["signature"], warning["of"]
+
+
+def _state(seen: Seen) -> str:
+    """Returns how far the run is, how long ago that was, and who trains it."""
+    count = seen.updates[-1]["update"] if seen.updates else 0
+    parts = [f"Update {count} of {seen.settings.updates}"]
+    if seen.written is not None:
+        parts.append(f"{max(time.time() - seen.written, 0):.0f} s ago")
+    if seen.process:
+        parts.append(f"process {seen.process} trains it")
+    elif not (seen.done or seen.stored):
+        parts.append("no process on this machine trains it")
+    if seen.done:
+        parts.append("stopped, as a policy has collapsed" if seen.collapsed else "done")
+    return ", ".join(parts)

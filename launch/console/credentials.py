@@ -1,0 +1,80 @@
+"""Secrets, such as HF_TOKEN and WANDB_API_KEY: from a file on each machine, never from a job's description.
+
+Whoever may list a cluster's jobs reads their commands, metadata and environment variables. So the file lies on the
+nodes (a mounted secret, say), and only its path travels.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from launch.console.errors import IN_JOB, CommandError
+
+FILE = "CORY_SECRETS"
+"""The variable that names the file; by default it is `~/.config/cory/secrets.env`, if that exists."""
+_DEFAULT = Path("~/.config/cory/secrets.env")
+_NAME = re.compile(
+    r"((TOKEN|KEY|(\b|_)KEYS|SECRET|PASSWORD|PASSWD|(\b|_|PG)(PASS|PAT)|CONNECTION_STRING"
+    r"|(?<!APPLICATION_)CREDENTIALS?)(_?ID)?(_?\d+)?|\bSIG|SIGNATURE)$",  # Google's are a path
+    re.IGNORECASE,
+)
+_PASSWORD = re.compile(r"(://[^/?#\s:]*:)[^/?#\s]+(?=@)")
+
+
+def is_secret(name: str) -> bool:
+    """Tells whether an environment variable, or an option in a URI, of this name holds a secret."""
+    return _NAME.search(name) is not None
+
+
+def secret_in(word: str) -> str | None:
+    """Returns which secret a word of a command has, as in `s3://… holds a password`; None where it has none.
+
+    Args:
+        word: with a URI, or with options after a `?`, or without.
+    """
+    options = word.partition("?")[2]
+    secret = [name for name, _ in parse_qsl(options) if is_secret(name) and not re.search(r"\s", options)]  # else prose
+    if not secret and not _PASSWORD.search(word):
+        return None
+    shown = re.split(r"(?<=://)|(?<=\?)", word)[0]
+    return f"{shown}… holds {secret[0] if secret else 'a password'}"
+
+
+def without_passwords(text: str) -> str:
+    """Returns a text in which the passwords of URIs are not seen."""
+    return _PASSWORD.sub(r"\1***", text)
+
+
+def on_workers() -> dict[str, Any]:
+    """Returns the runtime environment by which a cluster's workers load their own node's file too."""
+    hook = {"worker_process_setup_hook": f"{__name__}.{load_secrets.__name__}"}
+    file = os.environ.get(FILE)
+    # A job has the variable for all its processes already, and Ray refuses to be told twice.
+    return hook if IN_JOB in os.environ or not file else {**hook, "env_vars": {FILE: file}}
+
+
+def load_secrets() -> None:
+    """Adds the file's `NAME=VALUE` lines to the environment; what is set there already stays.
+
+    Raises:
+        CommandError: the file that CORY_SECRETS names cannot be read, the file is no text, or a line of it is none of
+            these.
+    """
+    named = os.environ.get(FILE)
+    file = Path(named) if named else _DEFAULT.expanduser()
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        if not named:
+            return
+        raise CommandError(f"{file}, the secrets that {FILE} names, cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{file} is not UTF-8 text. Write its lines as NAME=VALUE.") from error
+    for number, line in enumerate(lines, start=1):
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if equals and name.isidentifier():
+            os.environ.setdefault(name, value.strip("'\""))
+        elif name and not name.startswith("#"):
+            raise CommandError(f"{file} line {number} is not NAME=VALUE.")

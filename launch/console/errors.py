@@ -1,0 +1,83 @@
+"""What went wrong, in a sentence: errors that the user can put right, apart from defects."""
+
+import errno
+import os
+import sys
+
+OWN_PACKAGES = ("cory_env", "policies", "launch")
+"""Every exception class that these define carries a message for the user."""
+IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""The variable that Ray sets for the driver of a job."""
+STORAGE = {
+    errno.ENOSPC: "Make room there, or use another folder.",
+    errno.EDQUOT: "Make room there, or use another folder.",
+    errno.EFBIG: "Lift the limit on the size of a file, or use another folder.",
+    errno.EROFS: "Use another folder.",
+    errno.EACCES: "Change its permissions, or use another.",
+    errno.EPERM: "Change its permissions, or use another.",
+}
+"""What a user can do where the operating system refuses a file."""
+
+
+class CommandError(Exception):
+    """Something that the user can put right; the message says what, where, and how."""
+
+
+def reason(error: Exception) -> str:
+    """Returns in one sentence what an exception says, a defect too."""
+    found = cause(error)
+    lines = str(found).strip().splitlines()
+    return sentence(found) or f"{type(found).__name__}: {lines[-1] if lines else 'no more is known'}"
+
+
+def is_defect(error: Exception) -> bool:
+    """Tells whether an exception is nothing that the user could put right."""
+    return sentence(cause(error)) is None
+
+
+def sentence(error: BaseException) -> str | None:
+    """Returns what the user can put right, or None where the error is a defect."""
+    if type(error).__module__.partition(".")[0] in OWN_PACKAGES:
+        return str(error)
+    if isinstance(error, OSError) and error.errno in STORAGE:
+        return f"{error.filename or 'A file'}: {os.strerror(error.errno)}. {STORAGE[error.errno]}"
+    if _is_lack_of_memory(error):
+        what = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        return f"Memory ran out: {what}. Lower micro_batch, max_prompt or max_response."
+    if is_loss(error):
+        what = str(error).strip().splitlines()[0].rstrip(".:")
+        return f"A process or a machine of the Ray cluster was lost: {what}."
+    return None
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if "torch" not in sys.modules:
+        return False
+    import torch
+
+    # On a CPU, torch raises no class of its own.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Tells whether Ray reports by this that a process, a machine or what it held is gone."""
+    if "ray" not in sys.modules:
+        return False
+    from ray import exceptions as ray
+
+    lost = (ray.RayActorError, ray.NodeDiedError, ray.ObjectLostError, ray.WorkerCrashedError, ray.OutOfMemoryError)
+    return isinstance(error, (*lost, ray.LocalRayletDiedError))
+
+
+def cause(error: Exception) -> BaseException:
+    """Returns what a Ray worker raised, freed of the remote traceback that Ray wraps it in."""
+    if "ray" not in sys.modules:
+        return error
+    from ray.exceptions import RayTaskError
+
+    found: BaseException = error
+    while isinstance(found, RayTaskError) and isinstance(found.cause, BaseException):
+        found = found.cause
+    return found

@@ -1,0 +1,78 @@
+"""What every command shares: a parser with short errors, and one way to end."""
+
+import argparse
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from launch.console.errors import cause, sentence
+
+INTERRUPTED = 128 + signal.SIGINT
+UNREAD = 128 + signal.SIGPIPE
+
+
+def local_path(place: str) -> Path:
+    """Returns the path that a word of a command is.
+
+    Raises:
+        ArgumentTypeError: it is a URI.
+    """
+    if "://" in place:
+        raise argparse.ArgumentTypeError(f"{place} is a URI, but a path is needed here")
+    return Path(place)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one sentence and the place to look, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with exit code 2."""
+        self.exit(2, f"{self.prog}: {message[:1].upper()}{message[1:]}. See `{self.prog} --help`.\n")
+
+
+def run(command: Callable[[], int], *, debug: bool) -> int:
+    """Runs a command and turns what the user can put right into one sentence on stderr.
+
+    Args:
+        command: does the work, returns the exit code.
+        debug: let the traceback be seen.
+
+    Returns:
+        The command's own exit code; 2 after a user's mistake; 130 after Ctrl-C; 141 where nobody reads on, as in
+        `cory plan | head`. Other exceptions are defects and pass.
+    """
+    try:
+        from launch.console.credentials import load_secrets
+
+        load_secrets()
+        code = command()
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("Aborted.", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            return UNREAD
+        said = sentence(cause(error))
+        if said is None:
+            raise
+        if debug:
+            traceback.print_exception(error)
+        print("\n".join([f"Error: {said}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        return 2
+
+
+def _unread() -> bool:
+    """Tells whether the standard output's reader is gone; what is still to be written then goes nowhere."""
+    output, poll = sys.stdout.fileno(), select.poll()
+    poll.register(output, 0)
+    unread = any(event & select.POLLERR for _, event in poll.poll(0))
+    if unread:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return unread

@@ -1,0 +1,109 @@
+"""The table that grows while a run trains: a heading, and a row per update. Pure text, no terminal."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rich.text import Text
+
+from launch.run_folder.records import Figures, Update
+from policies.settings.settings import Settings
+
+FIGURES = (
+    ("task_reward", "task", "{:+.2f}", 7),
+    ("kl", "KL", "{:.2f}", 7),
+    ("combined_reward", "combined", "{:+.2f}", 9),
+)
+"""What is shown of each policy: key, heading, format and width."""
+GROUP = sum(width for *_, width in FIGURES)
+SPREAD = (("lowest", min, 9), ("highest", max, 9))
+"""What is shown of the combined reward beside the mean of policies that do not fit: heading, choice and width."""
+CHAIN = 12
+"""Least width of the chain's column."""
+SPEED = 13
+"""Width of the last two columns."""
+
+
+class Rows:
+    """Formats the rows of one run."""
+
+    def __init__(self, settings: Settings, arrow: str, width: int | None = None) -> None:
+        """Chooses the columns.
+
+        Args:
+            settings: of the run.
+            arrow: stands between the LLMs of a chain.
+            width: that rows may take, at most; policies that do not fit are shown as their mean, with the lowest and
+                highest combined reward.
+        """
+        self._modules = settings.modules
+        self._roles = settings.roles
+        self._updates = settings.updates
+        self._arrow = arrow
+        self._digits = max(len(str(settings.updates)), 3)
+        self.indent = 2 * self._digits + 2
+        players = dict(zip(settings.roles, settings.modules, strict=True))
+        self._chain = max(len(self.chain(players)) + 1, CHAIN)
+        room = math.inf if width is None else width - self.indent - self._chain - SPEED
+        self._shown = self._modules if GROUP * settings.num_agents <= room else ()
+        spread = GROUP + sum(width for *_, width in SPREAD)
+        self._spread = SPREAD if not self._shown and spread <= room else ()
+
+    def heading(self) -> list[Text]:
+        """Returns the two lines above the rows."""
+        names = self._shown or ("mean",)
+        above = " " * (self.indent + self._chain) + "".join(f"{name:>{GROUP}}" for name in names)
+        labels = "".join(f"{label:>{width}}" for _, label, _, width in FIGURES) * len(names)
+        if self._spread:
+            above += f"{'combined':>{sum(width for *_, width in self._spread)}}"
+            labels += "".join(f"{label:>{width}}" for label, _, width in self._spread)
+        return [
+            Text(above, style="bold"),
+            Text(f"{'update':<{self.indent}}{'chain':<{self._chain}}{labels}  tok/s     s", style="bold"),
+        ]
+
+    def update(self, line: Update) -> Text:
+        """Returns the row of an update."""
+        row = Text(self._number(line)).append(f"{self.chain(line['roles']):<{self._chain}}", style="cyan")
+        row.append_text(self._figures(line["policy"]))
+        return row.append(f"{line['tokens_per_second']:>7.0f}{line['seconds']['total']:>6.1f}", style="dim")
+
+    def evaluation(self, line: Update) -> Text:
+        """Returns the row of an update's held-out evaluation."""
+        row = Text(f"{self._number(line)}{'held-out':<{self._chain}}", style="bold")
+        return row.append_text(self._figures(line["evaluation"]))
+
+    def chain(self, roles: Mapping[str, str]) -> str:
+        """Returns who answers after whom: `llm_2→llm_1`, or `3→1→2` where that would be long."""
+        modules = [roles[role] for role in self._roles]
+        if len(modules) > 2:
+            modules = [module.removeprefix("llm_") for module in modules]
+        return self._arrow.join(modules)
+
+    def _number(self, line: Update) -> str:
+        return f"{line['update']:>{self._digits}}/{self._updates:<{self._digits + 1}}"
+
+    def _figures(self, figures: Mapping[str, Figures]) -> Text:
+        groups = [figures[name] for name in self._modules]
+        text = Text()
+        for group in groups if self._shown else [mean_of(groups)]:
+            for key, _, pattern, width in FIGURES:
+                style = "bold green" if key == "combined_reward" else ""
+                text.append(f"{show(group[key], pattern):>{width}}", style=style)
+        known = [value for group in groups if (value := group["combined_reward"]) is not None]
+        for _, choose, width in self._spread:
+            text.append(f"{show(choose(known, default=None), '{:+.2f}'):>{width}}", style="green")
+        return text
+
+
+def mean_of(groups: Sequence[Figures]) -> Figures:
+    """Returns the mean of each figure; None where a group lacks it."""
+    means: Figures = {}
+    for key in groups[0]:
+        values = [value for group in groups if (value := group[key]) is not None]
+        means[key] = sum(values) / len(values) if len(values) == len(groups) else None
+    return means
+
+
+def show(value: float | None, pattern: str) -> str:
+    """Returns a number in a format, or a dash for one that is not finite."""
+    return "-" if value is None else pattern.format(value)

@@ -1,0 +1,175 @@
+"""What a command shows while it works: lines, and a bar with the time left; of a run, a row per update.
+
+Where the output is not a terminal there is no bar, no colour and no control code: the same rows, with the time left.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from launch.display.rows import Rows
+from launch.display.texts import chain_text
+from launch.run_folder.records import Sample, Update
+from policies.settings.settings import Settings
+
+PLAIN_WIDTH = 120
+HEADING_EVERY = 20
+FADING = 0.8
+"""Weight of the past in the running mean of a step's seconds."""
+
+
+class Voice:
+    """Says lines, and how far the work is. A context: the bar lives inside it."""
+
+    def __init__(self, output: TextIO, total: int, *, done: int = 0, quiet: bool = False, bar: bool = True) -> None:
+        """Notes what will be shown.
+
+        Args:
+            output: where to.
+            total: steps of the work.
+            done: steps that an earlier process did.
+            quiet: say only what matters after the work.
+            bar: show the bar, if this is a terminal.
+        """
+        self.console = Console(file=output, highlight=False, soft_wrap=True)
+        real = self.console.is_terminal
+        if not real:
+            self.console.width = PLAIN_WIDTH
+        self.arrow = "→" if self.console.encoding.lower().startswith("utf") else ">"
+        self._real = real
+        self._quiet = quiet
+        self._total = total
+        self._done = done
+        self._seconds: float | None = None
+        self._last = time.monotonic()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self.console,
+            refresh_per_second=2,
+            transient=True,
+            redirect_stdout=False,  # that is another stream than `output`
+            redirect_stderr=False,
+            expand=True,
+            disable=quiet or not bar or not real,
+        )
+        self._task = self._bar.add_task("", total=total, completed=done, left="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def say(self, text: str | Text | Table = "", always: bool = False) -> None:
+        """Prints a line or a table, even when quiet if it must `always` be seen."""
+        if always or not self._quiet:
+            self.console.print(text, markup=False)
+
+    @property
+    def has_bar(self) -> bool:
+        """Whether the bar is shown; else lines tell how far the work is."""
+        return not self._bar.disable
+
+    def stage(self, text: str) -> None:
+        """Says what is being done."""
+        if self.has_bar:
+            self._bar.update(self._task, description=text)
+        else:
+            self.say(text)
+
+    def begin(self) -> None:
+        """Starts the clock of the first step."""
+        self._last = time.monotonic()
+
+    def set_back(self, done: int) -> None:
+        """Counts only `done` steps as done: those after them will be done again."""
+        self._done = done
+        self._bar.update(self._task, completed=done, left="")
+
+    def advance(self, seconds: float | None = None) -> str:
+        """Counts one more step as done, which took so many seconds (else those since the last one), and returns the
+        time left.
+        """
+        now = time.monotonic()
+        seconds, self._last = now - self._last if seconds is None else seconds, now
+        self._seconds = seconds if self._seconds is None else FADING * self._seconds + (1 - FADING) * seconds
+        self._done += 1
+        left = f"{clock(self._seconds * (self._total - self._done))} left"
+        self._bar.update(self._task, completed=self._done, left=left)
+        return left
+
+
+class Terminal(Voice):
+    """A run's voice: a step is an update."""
+
+    def __init__(
+        self, settings: Settings, output: TextIO, *, done: int = 0, quiet: bool = False, bar: bool = True
+    ) -> None:
+        """Notes what will be shown; see `Voice`."""
+        super().__init__(output, settings.updates, done=done, quiet=quiet, bar=bar)
+        self._settings = settings
+        self._rows = self._make_rows()
+        self._shown = 0
+
+    def set_settings(self, settings: Settings, done: int) -> None:
+        """Goes on for the same run with other settings, after `done` updates."""
+        self._total, self._done = settings.updates, done
+        self._bar.update(self._task, total=settings.updates, completed=done)
+        if settings != self._settings:
+            self._settings = settings
+            self._rows = self._make_rows()
+
+    def _make_rows(self) -> Rows:
+        return Rows(self._settings, self.arrow, self.console.width)
+
+    def begin(self) -> None:
+        """Starts the clock of the first update."""
+        super().begin()
+        self._bar.update(self._task, description="Training")
+
+    def update(self, line: Update, seconds: float | None = None) -> None:
+        """Shows the row of one update, and of the evaluation in it; see `advance` for the seconds."""
+        self._heading()
+        self._shown += 1
+        left = self.advance(seconds)
+        row = self._rows.update(line)
+        if not self.has_bar:
+            row.append(f"  {left}")
+        self.say(row)
+        if "evaluation" in line:
+            self.say(self._rows.evaluation(line))
+        if line["exchanged"]:
+            self.say(Text(f"{'':{self._rows.indent}}roles exchanged", style="cyan"))
+
+    def start(self, line: Update) -> None:
+        """Shows the evaluation before the first update."""
+        self._heading()
+        self._shown += 1
+        self.say(self._rows.evaluation(line))
+
+    def samples(self, samples: Sequence[Sample]) -> None:
+        """Shows a few chains of this update's training queries, one where chains are long."""
+        for sample in samples[: 2 if self._settings.num_agents < 4 else 1]:
+            self.say(chain_text(sample, self._rows.indent))
+
+    def _heading(self) -> None:
+        if self._shown % HEADING_EVERY == 0:
+            for text in self._rows.heading():
+                self.say(text)
+
+
+def clock(seconds: float) -> str:
+    """Returns a duration as `1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

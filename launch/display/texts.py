@@ -1,0 +1,47 @@
+"""Sample texts as they are shown: a query, and the chain's responses to it."""
+
+import re
+
+from rich.text import Text
+
+from launch.display.rows import show
+from launch.run_folder.records import Response, Sample
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters but tab and line feed; halves
+
+
+def chain_text(sample: Sample, indent: int) -> Text:
+    """Returns a query and the responses to it, a line each."""
+    margin = " " * indent
+    text = Text(margin).append(one_line(sample["query"]), style="italic")
+    for response in sample["responses"]:
+        text.append("\n").append_text(response_text(response, margin))
+    return text
+
+
+def before_and_after(earlier: Sample, earlier_label: str, later: Sample, later_label: str) -> Text:
+    """Returns a query and the chain's responses to it at two times."""
+    width = max(len(earlier_label), len(later_label)) + 3
+    text = Text(f"  {one_line(earlier['query'])}", style="italic")
+    for sample, label in ((earlier, earlier_label), (later, later_label)):
+        for response in sample["responses"]:
+            text.append("\n").append_text(response_text(response, f"    {label:<{width}}"))
+            label = ""
+    return text
+
+
+def response_text(response: Response, margin: str) -> Text:
+    """Returns a response as one line: role, policy, task reward, text."""
+    reward = show(response["task_reward"], "{:+.2f}")
+    text = Text().append(f"{margin}{response['role']:<10} {response['policy']} {reward:>6}  ", style="dim")
+    return text.append(one_line(response["text"]) or "(empty)")
+
+
+def one_line(text: str) -> str:
+    """Returns a text with its line breaks and runs of spaces as single spaces."""
+    return " ".join(text.split())
+
+
+def visible(text: str) -> str:
+    """Returns a text without what a terminal or a page would obey instead of showing it, and what no file can hold."""
+    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,0 +1,257 @@
+"""An evaluation: who answers which queries, batch by batch, in a folder from which a killed one goes on.
+
+plan.json         what is evaluated; a folder holds one evaluation
+responses.jsonl   a line per finished batch: every response with its tokens, reward and KL
+evaluation.json   the figures, written when all batches are done
+log.txt           what libraries and rewards printed
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+
+from cory_env.chain import role_names
+from cory_env.tasks import Split, Task
+from launch.cluster import session
+from launch.console import output
+from launch.console.errors import CommandError
+from launch.console.interrupts import Interrupts
+from launch.display.terminal import Voice
+from launch.evaluation.figures import BASE
+from launch.run_folder import manifest
+from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.locks import lock_folder
+from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse
+from policies.settings.placement import processes
+from policies.settings.settings import Settings, deciding
+
+if TYPE_CHECKING:
+    from policies.cory import Cory
+
+ASKED = set(deciding("task", "policy", "sampling"))
+"""Settings that responses, or measures of them, depend on."""
+LINES = 20
+"""Lines of progress, at most, where there is no bar."""
+
+
+class Lineup(NamedTuple):
+    """Who answers: one policy alone, or the whole chain in some order. A pioneer's answers are those it gives alone."""
+
+    trained: bool
+    modules: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The policies as results call them: before anything is trained, all are the base."""
+        return self.modules if self.trained else (BASE,) * len(self.modules)
+
+
+class Plan(NamedTuple):
+    """What is evaluated, and all that its responses depend on."""
+
+    settings: Settings
+    task: Task
+    split: Split
+    queries: int
+    """The first so many of the split."""
+    samples: int
+    """Responses of each policy to each query."""
+    checkpoint: tuple[int, Path] | None
+    """The update and folder of the run's checkpoint; None: the model alone."""
+
+    @property
+    def lineups(self) -> list[Lineup]:
+        """The base, then the policies of the checkpoint in every order that role exchange brings: each in each role."""
+        modules = self.settings.modules
+        trained: list[tuple[str, ...]] = [(module,) for module in modules]
+        if self.settings.knowledge_transfer:  # else nobody sees another's response
+            trained = [modules[place:] + modules[:place] for place in range(len(modules))]
+        lineups = [Lineup(False, trained[0])]
+        return lineups + [Lineup(True, each) for each in trained] if self.checkpoint is not None else lineups
+
+    def batches(self) -> list[tuple[Lineup, list[tuple[int, int]]]]:
+        """All the work, in order: for a lineup pairs of query and sample, as many at once as an update has queries."""
+        size = self.settings.queries
+        deals = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
+        parts = [deals[start : start + size] for start in range(0, len(deals), size)]
+        return [(lineup, part) for lineup in self.lineups for part in parts]
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that the responses depend on, as JSON: two plans with the same one give the same responses."""
+        queries = [(query.raw, query.columns) for query in self.task.queries(self.split)[: self.queries]]
+        return {
+            "settings": {**self.settings.model_dump(include=ASKED), "eval_kl_coef": self.settings.report_kl_coef},
+            "at_once": self.settings.queries,
+            "reward_code": _code(self.task.reward),
+            "model_files": _stamp(Path(self.settings.model_path)),
+            "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),
+            "split": self.split,
+            "data": {"queries": self.queries, "checksum": zlib.crc32(repr(queries).encode())},
+            "samples": self.samples,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """A short name of the identity."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+class EvaluationFolder:
+    """The folder of one evaluation, locked by this process."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        """Makes the folder, or takes one in which the same evaluation was begun.
+
+        Raises:
+            CommandError: it holds something else, another process has it, or it cannot be made.
+        """
+        self.path = path
+        self.responses = Journal(path / "responses.jsonl", number="batch")
+        self.results = path / "evaluation.json"
+        self.log = path / "log.txt"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"The folder {path} cannot be made: {error.strerror}.") from error
+        self._lock: IO[str] = lock_folder(path)
+        self.identity = plan.identity()  # once: a run that still trains may drop the checkpoint later
+        self._take(path / "plan.json", self.identity)
+        self.responses.cut_after(len(plan.batches()))
+
+    def _take(self, file: Path, identity: dict[str, Any]) -> None:
+        if not file.exists():
+            if any(not entry.name.startswith(".") for entry in self.path.iterdir()):
+                raise CommandError(f"{self.path} is not empty: empty it, or name another folder with --out.")
+            replace_text(file, json.dumps(identity, indent=1) + "\n")
+            return
+        held = json.loads(file.read_text(encoding="utf-8"))
+        differing = [key for key in identity if key != "settings" and held.get(key) != identity[key]]
+        settings, others = identity["settings"], held.get("settings", {})
+        differing += [key for key in settings if key not in others or others[key] != settings[key]]
+        if differing:
+            raise CommandError(
+                f"{self.path} holds another evaluation: its {', '.join(differing)} differed. Name another folder with "
+                "--out."
+            )
+
+    def batches(self) -> list[Batch]:
+        """Returns the finished batches."""
+        return cast(list[Batch], self.responses.read())
+
+
+def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool) -> int:
+    """Plays what is not yet played.
+
+    Returns:
+        0; 128 + the number of the signal that stopped it.
+    """
+    work, done = plan.batches(), len(folder.batches())
+    if done == len(work):
+        return 0
+    interrupts = Interrupts(lambda: None)
+    try:
+        with contextlib.ExitStack() as around:
+            if not debug:
+                around.enter_context(output.output_into(folder.log))
+            around.enter_context(output.warnings_told(lambda text: voice.say(text, True)))
+            around.enter_context(voice)
+            around.enter_context(interrupts)
+            voice.stage("Starting Ray")
+            around.enter_context(session.ray_session(processes(plan.settings), debug))
+            interrupts.install()  # Ray took SIGTERM
+            _play(plan, folder, voice, done)
+    except KeyboardInterrupt:
+        voice.say(f"Aborted. {_how_to_go_on(folder, len(work))}", True)
+        return interrupts.exit_code
+    except Exception as error:
+        error.add_note(_how_to_go_on(folder, len(work)))
+        raise
+    return 0
+
+
+def _play(plan: Plan, folder: EvaluationFolder, voice: Voice, done: int) -> None:
+    """Plays the batches after the first `done`: those of the base, then, with a checkpoint's weights, all others."""
+    from policies.cory import CoryConfig
+
+    voice.stage("Loading the models")
+    algo = CoryConfig().cory(**plan.settings.model_dump()).build_algo()  # whose policies are the base
+    work = plan.batches()
+    trained, present = False, None
+    voice.begin()
+    for number, (lineup, deals) in list(enumerate(work))[done:]:
+        if lineup.trained and not trained and plan.checkpoint is not None:
+            update, checkpoint = plan.checkpoint
+            if not checkpoint.is_dir():
+                raise CommandError(f"{checkpoint} is gone: the run went on and dropped it. Evaluate a later one.")
+            algo.load_policies(checkpoint, update)
+            trained = True
+        if lineup != present:
+            voice.stage(f" {voice.arrow} ".join(lineup.names))
+            present = lineup
+        folder.responses.append({"batch": number, "chains": _answers(algo, lineup, deals, plan.split)})
+        left = voice.advance()
+        if not voice.has_bar and (number + 1) * LINES // len(work) > number * LINES // len(work):
+            voice.say(f"  {number + 1}/{len(work)} batches  {left}")
+    algo.stop()
+
+
+def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], split: Split) -> list[MeasuredChain]:
+    """Plays a batch; a chain whose reward failed (`on_reward_error: skip`) is left out."""
+    from policies.rollout.dealing import Deal
+    from policies.rollout.role_mapping import RoleMapping
+
+    mapping = RoleMapping(role_names(len(lineup.modules)), lineup.modules)
+    rollouts, figures = algo.measure([Deal(query, sample) for query, sample in deals], mapping, split)
+    played = [each for r in rollouts for each in zip(r.deals, r.samples, r.episodes, strict=True)]
+    chains: list[MeasuredChain] = []
+    for row, (deal, sample, episode) in enumerate(played):
+        chain = MeasuredChain(query=deal.query, sample=deal.sample, responses=[])
+        for name, module, response in zip(lineup.names, lineup.modules, sample["responses"], strict=True):
+            measured = figures[module]
+            chain["responses"].append(
+                MeasuredResponse(
+                    role=response["role"],
+                    policy=name,
+                    text=response["text"],
+                    task_reward=response["task_reward"],
+                    tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
+                    kl=float(measured["kl"][row]),
+                    ended=bool(measured["eos_rate"][row]),
+                )
+            )
+        chains.append(chain)
+    return chains
+
+
+def _how_to_go_on(folder: EvaluationFolder, total: int) -> str:
+    return f"{len(folder.batches())} of {total} batches are kept in {folder.path}; the same command goes on from there."
+
+
+def _stamp(folder: Path) -> int:
+    """Tells a model's files apart from others that lay there before, by their sizes and times; nothing of the hub's."""
+    files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+    return zlib.crc32(repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]).encode())
+
+
+def _code(reward: str) -> int | None:
+    """Returns a checksum of the file that holds a reward, if there is one: a corrected reward gives other figures."""
+    module = reward.partition(":")[0]
+    file = Path(*module.split(".")).with_suffix(".py")  # in this folder, where rewards are looked for first
+    if not file.is_file():
+        try:
+            spec = importlib.util.find_spec(module)
+        except ImportError:
+            return None
+        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+            return None
+        file = Path(spec.origin)
+    return zlib.crc32(file.read_bytes())
+
+
+def _seal(update: int, checkpoint: Path) -> dict[str, int]:
+    return {"update": update, "checksum": zlib.crc32((checkpoint / manifest.NAME).read_bytes())}

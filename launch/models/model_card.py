@@ -1,0 +1,218 @@
+"""The model card of an exported policy: what it is, how to ask it, what it reached, and how it was trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from launch.display.rows import show
+from launch.models.exported import base_name
+from launch.models.trained import Trained
+from launch.run_folder.layout import CONFIG
+from launch.run_folder.manifest import own_version
+from launch.run_folder.records import Figures
+from launch.training.summary import COLUMNS
+from policies.generation.vllm_lora import room
+from policies.settings.settings import Settings, deciding
+
+PAPER = "https://arxiv.org/abs/2410.06101"
+
+CARD = """{header}
+# {name}
+
+`{base}`, trained by reinforcement learning on the task `{task}`: {updates} updates of {how}, by cory-rllib {version}.
+{warnings}
+## Use
+```python
+from transformers import AutoTokenizer
+{load}
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+{example}
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens={max_response})[0]))
+```
+
+{serve} `generation_config.json` has both sample as in training, by temperature {temperature:g}
+alone. It was trained on responses of at most {max_response} tokens.
+
+## Prompts
+{prompts}
+
+## Results
+{results}
+
+Held-out: on queries never trained on, each answered by this policy alone. KL: from the base, in nats per response.
+Combined: task reward − {kl_coef:g} · KL.
+
+## Training
+{origin}
+
+{settings}
+"""
+
+
+def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool = False) -> str:
+    """Returns the card as Markdown, with the header that model hubs read.
+
+    Args:
+        trained: the checkpoint that the policy is from.
+        policy: one of its policies.
+        warnings: the health warnings that stood for it.
+        adapter: it is an adapter alone, without its base.
+    """
+    settings = trained.settings
+    return CARD.format(
+        header=_header(settings, adapter),
+        name=f"{policy} of {trained.run.path.resolve().name}",
+        base=_base_name(settings),
+        task=settings.task,
+        updates=trained.update,
+        how=_how(settings),
+        version=own_version(),
+        warnings="".join(f"\n> **Warning.** {text}\n" for text in warnings),
+        load=_load(settings, adapter),
+        serve=_serve(settings, adapter),
+        example=_example(settings),
+        max_response=settings.max_response,
+        temperature=settings.temperature,
+        prompts=_prompts(settings),
+        results=_results(trained, policy),
+        kl_coef=settings.report_kl_coef,
+        settings=_block(
+            yaml.safe_dump(_training(settings), sort_keys=False, allow_unicode=True),
+            "yaml",
+        ),
+        origin=_origin(trained),
+    )
+
+
+def _training(settings: Settings) -> dict[str, object]:
+    """Returns the settings that say what was learned, without those that are unset."""
+    told = deciding("task", "policy", "sampling", "learning")
+    return {name: value for name, value in settings.model_dump().items() if name in told and value is not None}
+
+
+def _header(settings: Settings, adapter: bool) -> str:
+    entries: dict[str, object] = {
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": "text-generation",
+    }
+    if settings.model == settings.model_path and not Path(settings.model).is_dir():  # no name of ours, so a hub id
+        entries["base_model"] = settings.model
+    entries |= {name: value for name, value in _base_card(settings).items() if name in ("license", "language")}
+    entries["tags"] = [
+        "cory",
+        "multi-agent",
+        "ppo" if settings.critic else settings.advantage,
+        "reinforcement-learning",
+    ]
+    return f"---\n{yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)}---"
+
+
+def _base_card(settings: Settings) -> dict[str, object]:
+    """Returns the header of the base model's own card, empty where it has none that can be read."""
+    from huggingface_hub.repocard import metadata_load
+    from transformers.utils import cached_file
+
+    file = cached_file(
+        settings.model_path,
+        "README.md",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    try:
+        return {} if file is None else metadata_load(file) or {}
+    except (ValueError, yaml.YAMLError):
+        return {}
+
+
+def _base_name(settings: Settings) -> str:
+    return Path(settings.model).name if Path(settings.model).is_dir() else settings.model
+
+
+def _how(settings: Settings) -> str:
+    if settings.num_agents == 1:
+        return settings.algorithm
+    exchange = f"every {settings.exchange_period} updates" if settings.exchange_period else "never"
+    return (
+        f"CORY ([paper]({PAPER})), a chain of {settings.num_agents} copies ({', '.join(settings.roles)}) that answer "
+        f"each query in turn and exchange roles {exchange}, by {settings.algorithm}"
+    )
+
+
+def _load(settings: Settings, adapter: bool) -> str:
+    """Returns the code that loads the policy."""
+    if not adapter:
+        return 'from transformers import AutoModelForCausalLM\n\nmodel = AutoModelForCausalLM.from_pretrained("FOLDER")'
+    imports, more = "GenerationConfig", ""
+    if settings.quantization != "none":  # as the base was in training
+        bits = f'load_in_4bit=True, bnb_4bit_quant_type="{settings.quantization}"'
+        imports, more = "BitsAndBytesConfig, GenerationConfig", f", quantization_config=BitsAndBytesConfig({bits})"
+    return (
+        f"from peft import AutoPeftModelForCausalLM\nfrom transformers import {imports}\n\n"
+        f'model = AutoPeftModelForCausalLM.from_pretrained("FOLDER"{more})  # the adapter on its base\n'
+        'model.base_model.model.generation_config = GenerationConfig.from_pretrained("FOLDER")'
+    )
+
+
+def _serve(settings: Settings, adapter: bool) -> str:
+    """Returns a sentence on how to serve the policy."""
+    if not adapter:
+        return "`vllm serve FOLDER` serves it."
+    lora = settings.lora
+    assert lora is not None
+    if settings.quantization != "none":
+        return f"It was trained on a base in {settings.quantization}, which vLLM does not serve by itself."
+    command = (
+        f"`vllm serve {base_name(settings)} --enable-lora --max-lora-rank {room(lora)} --lora-modules NAME=FOLDER "
+        "--generation-config FOLDER`"
+    )
+    return f"{command} serves it, where vLLM can adapt its family (GPT-2: export it with --merge)."
+
+
+def _example(settings: Settings) -> str:
+    if not settings.chat:
+        return 'inputs = tokenizer("PROMPT", return_tensors="pt")'
+    system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
+    return (
+        f"messages = {[*system, {'role': 'user', 'content': 'PROMPT'}]}\n"
+        "inputs = tokenizer.apply_chat_template(\n"
+        '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"\n)'
+    )
+
+
+def _prompts(settings: Settings) -> str:
+    """Returns the templates that the policy was trained with; those of a task are known only where its data is."""
+    try:
+        task = settings.make_task()
+    except (ValueError, OSError):
+        return f"Those of the task `{settings.task}`."
+    prompts = {"pioneer": task.prompt_template}
+    if settings.num_agents > 1 and settings.knowledge_transfer:
+        prompts |= dict.fromkeys(settings.roles[1:], task.observer_template)
+    return "\n\n".join(f"As {role}:\n{_block(text)}" for role, text in prompts.items())
+
+
+def _results(trained: Trained, policy: str) -> str:
+    """Returns the policy's figures: alone on held-out queries, before and after, and in its last update."""
+    columns: dict[str, Figures] = {}
+    evaluated = [line for line in trained.lines if "evaluation" in line]
+    for line in (evaluated[0], evaluated[-1]) if evaluated else ():
+        columns[f"held-out, update {line['update']}"] = line["evaluation"][policy]
+    last = trained.lines[-1]
+    if "policy" in last:
+        columns[f"training, update {last['update']}"] = last["policy"][policy]
+    heading = ["", *columns]
+    rows = [[label, *(show(figures[key], form) for figures in columns.values())] for key, label, form in COLUMNS]
+    table = [heading, ["---"] * len(heading), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+
+
+def _origin(trained: Trained) -> str:
+    """Returns the commands that made the run, with which its configuration begins."""
+    lines = (trained.run.path / CONFIG).read_text(encoding="utf-8").splitlines()
+    return _block("\n".join(line.removeprefix("# ") for line in lines if line.startswith("# ")))
+
+
+def _block(text: str, language: str = "") -> str:
+    return f"```{language}\n{text.rstrip()}\n```"

@@ -1,0 +1,129 @@
+"""The trained policies of a run, read from one of its checkpoints: without Ray, and without the rest of the checkpoint.
+
+Resuming unpickles a whole checkpoint, which can run any code in it. Here only a policy's weights are read, and of the
+pickle that RLlib puts them in only arrays are accepted.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from launch.console.errors import CommandError
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.mirror import read_run
+from launch.run_folder.records import Update
+from policies.generation.generator import Weights
+from policies.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POLICIES = "learner_group/learner/rl_module"
+"""Where RLlib puts the policies in a checkpoint, each in a folder of its name."""
+STATE = "module_state.pkl"
+_PARTS_OF_ARRAYS = {("numpy._core.numeric", "_frombuffer"), ("numpy", "dtype")}
+
+
+class Trained(NamedTuple):
+    """What a run had learned at one of its checkpoints."""
+
+    run: RunDirectory
+    settings: Settings
+    update: int
+    """The updates that had been done."""
+    folder: Path
+    """The checkpoint."""
+    lines: list[Update]
+    """The metrics up to that update; the last line is its own."""
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        """The policies in the order in which the chain's next query would have been answered."""
+        line = self.lines[-1]
+        if "roles" not in line:  # before the first update
+            return self.settings.modules
+        players = tuple(line["roles"][role] for role in self.settings.roles)
+        return players[1:] + players[:1] if line["exchanged"] else players
+
+    def check_policies(self, names: Sequence[str]) -> None:
+        """Refuses names that no policy of the run has.
+
+        Raises:
+            CommandError: names those that there are.
+        """
+        for name in names:
+            if name not in self.settings.modules:
+                where, known = self.run.shown(self.run.path), ", ".join(self.settings.modules)
+                raise CommandError(f"{where} has no policy `{name}`. Its policies are: {known}.")
+
+    def weights(self, policy: str) -> Weights:
+        """Reads the weights of a policy, without its value head, by Hugging Face names.
+
+        Raises:
+            CommandError: the checkpoint is gone, or holds anything but arrays there.
+        """
+        file = self.folder / POLICIES / policy / STATE
+        try:
+            with file.open("rb") as stream:
+                state = _Arrays(stream).load()
+        except FileNotFoundError as error:  # by the run itself, which keeps the last few and the best
+            raise CommandError(f"{self.folder} was removed meanwhile. Try again.") from error
+        except pickle.UnpicklingError as error:
+            raise CommandError(f"{file} is no policy's weights: {error}. It was not read.") from error
+        return {name.removeprefix("lm."): array for name, array in state.items() if name.startswith("lm.")}
+
+    def check_base(self, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
+        """Refuses a base model that is not the one that training started from.
+
+        Args:
+            weights: a policy's.
+            parameters: those that they are for, of the base, or of a new adapter on it.
+
+        Raises:
+            CommandError: they have other names or shapes.
+        """
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        if shapes != {name: array.shape for name, array in weights.items()}:
+            raise CommandError(
+                f"The model {self.settings.model} is not the one that {self.run.shown(self.run.path)} started "
+                "from: the trained weights have other names or shapes. Put that model back."
+            )
+
+
+def open_trained(place: str | Path, wanted: str | None = None) -> Trained:
+    """Opens a checkpoint of a run, which may go on training meanwhile.
+
+    Args:
+        place: the run's folder, or its URI.
+        wanted: `best`, `latest` or an update's number; None: the best, or the latest where none was evaluated.
+
+    Raises:
+        CommandError: no such run or checkpoint, one that is damaged, or one that the run's metrics do not know.
+        StorageError: storage cannot be read.
+        FormatError: another version wrote it in another format.
+    """
+    run = read_run(place)
+    update, folder = run.checkpoints.choose(wanted, POLICIES)
+    lines = [line for line in run.updates() if line["update"] <= update]
+    if not lines or lines[-1]["update"] != update:
+        raise CommandError(
+            f"{run.shown(run.metrics.path)} has no line of update {update}, whose checkpoint was asked for."
+        )
+    return Trained(run, run.settings(), update, folder, lines)
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads built-in types and NumPy arrays, and nothing else: no name in the file leads to any other code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns what arrays are made by.
+
+        Raises:
+            UnpicklingError: something else is asked for.
+        """
+        if (module, name) not in _PARTS_OF_ARRAYS:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no part of an array")
+        return super().find_class(module, name)

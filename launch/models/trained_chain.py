@@ -1,0 +1,112 @@
+"""The chain of a run's trained policies, in this process: a query in, each role's response out as it is written."""
+
+from collections.abc import Sequence
+
+import torch
+
+from cory_env.episode import ChainEpisode
+from cory_env.tasks import Query, Task
+from cory_env.tasks.template import placeholders
+from launch.console.errors import CommandError
+from launch.models.spoken import Voice
+from launch.models.trained import Trained
+from launch.run_folder.records import Answer, Answered
+from launch.training.preflight import load_task
+from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
+from policies.generation.token_stream import TokenStream
+from policies.generation.transformers_generator import TransformersGenerator
+
+COLDEST = 1e-4
+"""The temperature that stands for 0: always the likeliest token, without a division by zero."""
+
+
+class TrainedChain:
+    """Answers queries, sampled as in training; it generates with `transformers`, whatever the run did with."""
+
+    def __init__(self, trained: Trained, players: Sequence[str], temperature: float, seed: int) -> None:
+        """Loads each policy once.
+
+        Args:
+            trained: whose they are.
+            players: policies of the run, in the order they answer; the chain is as long.
+            temperature: of sampling.
+            seed: of sampling; with the run's own and its temperature, query n gets the responses that evaluation
+                samples for held-out query n.
+
+        Raises:
+            CommandError: the checkpoint, the base model or the task's data is not as it was, or a prompt needs more
+                than a query.
+            ModelError: there is no base model any more.
+        """
+        settings = trained.settings
+        task, tokenizer = load_task(settings)
+        _check_prompts(task, settings.knowledge_transfer and len(players) > 1)
+        if settings.knowledge_transfer and settings.observed == "best" and len(players) > 2:
+            raise CommandError(
+                "From the third one on, the policies of this run see the best of the earlier responses, and which one "
+                f"that is only the reward can tell. Let fewer answer: --roles {','.join(players[:2])}."
+            )
+        self.players = players
+        self.temperature = max(temperature, COLDEST)
+        self.seed = seed
+        self.chain = settings.make_chain(task, tokenizer, num_agents=len(players))
+        policies = tuple(dict.fromkeys(players))
+        self.generator = TransformersGenerator(
+            settings.model_path,
+            policies,
+            stop_token_ids=self.chain.stop_token_ids,
+            dtype=settings.dtype,
+            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            trust_remote_code=settings.trust_remote_code,
+            lora=settings.lora,
+            quantization=settings.quantization,
+        )
+        for policy in policies:
+            weights = trained.weights(policy)
+            trained.check_base(weights, self.generator.own[policy])
+            self.generator.load(policy, weights, trained.update)
+
+    def answer(self, number: int, text: str, voice: Voice | None = None) -> Answered:
+        """Lets the chain answer a query.
+
+        Args:
+            number: of the query; another number draws other samples.
+            text: what is asked.
+            voice: tells of the responses while they are written.
+
+        Raises:
+            QueryTooLong: the query's prompt is longer than `max_prompt`.
+        """
+        episode = ChainEpisode(self.chain, Query(number, text))
+        episode.prompt_ids()  # refuses what is too long before anything is told
+        if voice is not None:
+            voice.query(text)
+        responses: list[Answer] = []
+        for position, (role, policy) in enumerate(zip(self.chain.roles, self.players, strict=True)):
+            stream = None
+            if voice is not None:
+                voice.turn(role, policy)
+                stream = TokenStream(self.chain.decode, voice.say)
+            seed = sampling_seed(self.seed, EVALUATION_STREAM, number, position)
+            sampling = Sampling(self.temperature, self.chain.max_response, [seed])
+            (response,) = self.generator.generate([episode.prompt_ids()], policy, sampling, stream)
+            episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
+            responses.append({"role": role, "policy": policy, "text": episode.completions[-1]})
+            if voice is not None:
+                voice.line("")
+        return {"query": text, "responses": responses}
+
+
+def _check_prompts(task: Task, later: bool) -> None:
+    """Refuses prompts that hold columns of the data, which a query alone does not have.
+
+    Raises:
+        CommandError: names the columns.
+    """
+    templates = (task.observer_template, task.reference_separator) if later else ()
+    names = placeholders(task.prompt_template).union(*map(placeholders, templates)) - {"query", "reference"}
+    if names:
+        raise CommandError(
+            f"The prompts of this run hold {', '.join(f'{{{name}}}' for name in sorted(names))} from its data beside "
+            "the query, so a query alone cannot be answered. Export the policies, and fill in the prompts yourself."
+        )

@@ -1,0 +1,182 @@
+"""Checkpoints on disk: whole or absent, the last few and the best.
+
+A checkpoint is written into a hidden folder beside its place, sealed, forced to the disk, and then renamed. So whatever
+has a checkpoint's name was whole, a kill at any moment leaves the previous one, and the seal shows later damage.
+"""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from launch.console.errors import CommandError
+from launch.run_folder import manifest
+from policies.models.whole_folder import UNFINISHED, sync, whole_folder
+
+BEST = "best"
+ONLY_POLICIES = "only_policies"
+"""The file that marks a checkpoint whose other parts were dropped on purpose."""
+_NAME = re.compile(r"update_(\d{6,})")
+_DAMAGED = "damaged_"
+
+
+class Checkpoints:
+    """The `checkpoints` folder of a run: `update_000010`, ..., and the link `best`."""
+
+    def __init__(
+        self, folder: Path, shown: Callable[[Path], str] = str, bring: Callable[[Path, str], object] | None = None
+    ) -> None:
+        """Names the folder.
+
+        Args:
+            folder: may not exist yet.
+            shown: how a user finds a path in it.
+            bring: fills the folder of a checkpoint that is chosen, with the part of it that is asked for.
+        """
+        self.folder = folder
+        self._shown = shown
+        self._bring = bring
+
+    def save(self, update: int, write: Callable[[Path], object]) -> Path:
+        """Saves a checkpoint, unless it exists.
+
+        Args:
+            update: the updates that it holds.
+            write: fills the (existing, empty) folder that it is given.
+
+        Raises:
+            OSError: it could not be written, as on a full disk; what was written of it is gone again.
+        """
+        self.folder.mkdir(exist_ok=True)
+        place = self.place(update)
+        if not place.exists():
+            with whole_folder(place) as unfinished:
+                write(unfinished)
+                manifest.seal(unfinished)
+        return place
+
+    def name_best(self, update: int) -> None:
+        """Points `best` to the checkpoint of an update, if that is saved."""
+        place, link = self.place(update), self.folder / f"{UNFINISHED}{BEST}"
+        if place.exists() and self.best() != place.resolve():
+            link.unlink(missing_ok=True)
+            link.symlink_to(place.name)
+            link.replace(self.folder / BEST)
+            sync(self.folder)
+
+    def prune(self, keep: int) -> None:
+        """Drops all checkpoints but the latest `keep` and the best."""
+        best = self.best()
+        for update in self.updates()[:-keep]:
+            place = self.place(update)
+            if place.resolve() != best:
+                # Renamed first: a kill while files are being removed must not leave part of one under its name.
+                leaving = self.folder / f"{UNFINISHED}{place.name}"
+                place.rename(leaving)
+                shutil.rmtree(leaving)
+
+    def latest(self) -> tuple[int, Path] | None:
+        """Returns the update and folder of the latest checkpoint, if there is one."""
+        updates = self.updates()
+        return (updates[-1], self.place(updates[-1])) if updates else None
+
+    def choose(self, wanted: str | None, part: str = "") -> tuple[int, Path]:
+        """Returns the update and folder of a whole checkpoint.
+
+        Args:
+            wanted: `best`, `latest` or an update's number; None: the best, or the latest where none was evaluated.
+            part: look only at files whose path begins like this.
+
+        Raises:
+            CommandError: there is no such checkpoint, it is damaged, or it cannot be brought here.
+            FormatError: it was written in another format.
+        """
+        saved, best = self.updates(), self.best()
+        if not saved:
+            raise CommandError(
+                f"{self._shown(self.folder)} has no checkpoint yet. Try again when the first update is saved."
+            )
+        named = [(BEST, update) for update in saved if self.place(update).resolve() == best]
+        choices = dict([*named, ("latest", saved[-1]), *((str(update), update) for update in saved)])
+        wanted = wanted or next(iter(choices))
+        offer = ", ".join(name if name == str(update) else f"{name} ({update})" for name, update in choices.items())
+        if wanted not in choices:
+            raise CommandError(f"{self._shown(self.folder)} has no checkpoint `{wanted}`. It has: {offer}.")
+        place = self.place(choices[wanted])
+        if self._bring is not None:
+            self._bring(place, part)
+        fault = manifest.fault(place, part)
+        if fault is not None:
+            raise CommandError(f"{self._shown(place)} {fault}. Name another one with --checkpoint: {offer}.")
+        return choices[wanted], place
+
+    def set_damaged_aside(self) -> list[str]:
+        """Renames the latest checkpoints until one is whole. Only the run that holds the lock may call this.
+
+        Returns:
+            A sentence on each that was renamed.
+
+        Raises:
+            CommandError: of the latest checkpoint only the policies were kept.
+            FormatError: the latest checkpoint that is not damaged was written in another format, or all of them by a
+                version that did not seal them.
+        """
+        places = [self.place(update) for update in self.updates()]
+        if places and not any((place / manifest.NAME).exists() for place in places):
+            raise manifest.FormatError(
+                f"{self.folder} was written by a version before checkpoints had a {manifest.NAME}. Go on with that "
+                "version, or start a new run."
+            )
+        if places and (places[-1] / ONLY_POLICIES).exists():
+            raise CommandError(
+                f"No training can go on from {places[-1]}: when its study had the result, only the policies were kept. "
+                "`cory evaluate`, `generate` and `export` work. For more updates, start a new run."
+            )
+        told = []
+        while (latest := self.latest()) and (fault := manifest.fault(latest[1])):
+            aside = latest[1].with_name(f"{_DAMAGED}{latest[1].name}")
+            shutil.rmtree(aside, ignore_errors=True)  # the same update's, damaged before
+            latest[1].rename(aside)
+            told.append(f"{latest[1]} {fault}; it is now {aside.name}.")
+        return told
+
+    def empty(self) -> bool:
+        """Tells whether there is no checkpoint, not even a damaged one."""
+        return self.latest() is None and not any(self.folder.glob(f"{_DAMAGED}*"))
+
+    def best(self) -> Path | None:
+        """Returns the best checkpoint, if one was named."""
+        link = self.folder / BEST
+        if link.is_file():  # as storage has it, copied to a disk
+            link = self.folder / link.read_text(encoding="utf-8").strip()
+        return link.resolve() if link.exists() else None
+
+    def clean(self) -> None:
+        """Removes what a killed run left unfinished. Only the run that holds the lock may call this."""
+        for entry in self.folder.glob(f"{UNFINISHED}*"):
+            if entry.is_symlink():
+                entry.unlink()
+            else:
+                shutil.rmtree(entry)
+
+    def place(self, update: int) -> Path:
+        """Returns the folder of an update's checkpoint, saved or not."""
+        return self.folder / name_of(update)
+
+    def updates(self) -> list[int]:
+        """Returns the updates that are saved, in order."""
+        if not self.folder.is_dir():
+            return []
+        updates = (update_of(entry.name) for entry in self.folder.iterdir())
+        return sorted(update for update in updates if update is not None)
+
+
+def name_of(update: int) -> str:
+    """Returns the name of the folder of an update's checkpoint."""
+    return f"update_{update:06d}"
+
+
+def update_of(name: str) -> int | None:
+    """Returns the update that the name of a checkpoint's folder tells, None of any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None

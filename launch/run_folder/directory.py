@@ -1,0 +1,229 @@
+"""A run's folder: who may write to it, what lies in it, and how a run goes on in it.
+
+config.yaml      every setting, resolved
+metrics.jsonl    one line per update; line 0 is the held-out evaluation before training
+samples.jsonl    responses of the chain, every few updates, and on held-out queries before and after
+final.json       with `final_queries`: every response of each policy, alone, after the last update
+tensorboard/     the metrics again, for TensorBoard
+wandb/           with `wandb`, what Weights & Biases keeps
+wandb.id         and the run's id there
+mlflow.id        with `mlflow`, the run's id there
+checkpoints/     the last few and `best`
+log.txt          what libraries and rewards printed
+curves.png       drawn at the end, or by `cory plot`
+evaluation/      what `cory evaluate` found, a folder each time
+"""
+
+import contextlib
+import shlex
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from launch.console.configuration import as_yaml, read_file
+from launch.console.errors import CommandError
+from launch.run_folder.checkpoints import Checkpoints
+from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.layout import (
+    CONFIG,
+    FINAL,
+    LOCK,
+    METRICS,
+    MLFLOW_ID,
+    ORIGIN,
+    SAMPLES,
+    TENSORBOARD,
+    WANDB,
+    WANDB_ID,
+)
+from launch.run_folder.locks import NoLocks, lock_folder
+from launch.run_folder.records import SampleLine, Update
+from policies.settings.settings import Settings, SettingsError, make_settings
+
+if TYPE_CHECKING:
+    from launch.run_folder.storage import Storage
+
+
+class RunDirectory:
+    """One run's folder. Reading needs no lock; `lock` must be held to write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = Journal(path / METRICS)
+        self.samples = Journal(path / SAMPLES)
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self.final = path / FINAL
+        self.log = path / "log.txt"
+        self.curves = path / "curves.png"
+        self.storage: Storage | None = None
+        """Where the folder is mirrored to, or copied from."""
+        self._lock: contextlib.ExitStack | None = None
+
+    @classmethod
+    def create(cls, path: Path) -> "RunDirectory":
+        """Makes a new run's folder and locks it.
+
+        Raises:
+            CommandError: something is there already, or the folder cannot be made.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"The run's folder {path} cannot be made: {error.strerror}.") from error
+        run = cls(path)
+        if not run.exists() and any(entry.name != LOCK for entry in path.iterdir()):
+            raise CommandError(f"{path} is not empty: empty it, or name another folder with --out.")
+        run.lock()
+        if run.exists() and run.checkpoints.empty():
+            run._clear()
+        if any(entry.name != LOCK for entry in path.iterdir()):
+            run.unlock()
+            raise CommandError(
+                f"{path} holds a run: go on with it by `{run.resume_command()}`, or name another folder with --out."
+            )
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """Returns the folder of an existing run, not locked.
+
+        Raises:
+            CommandError: there is no run in it.
+        """
+        run = cls(path)
+        if not run.exists():
+            missing = f"has no run's {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+            raise CommandError(
+                f"{path} is not a run's folder: it {missing}. Runs lie under runs/ unless --out said else."
+            )
+        return run
+
+    def exists(self) -> bool:
+        """Tells whether a run was started here: other programs have a file of that name too."""
+        file = self.path / CONFIG
+        return file.is_file() and file.read_bytes().startswith(ORIGIN.encode())
+
+    def lock(self) -> None:
+        """Takes the folder for this process, until it ends, unless it has it already.
+
+        And the folder that it is mirrored to, where storage is one: another process may train there without a URI.
+
+        Raises:
+            CommandError: another process has it.
+            NoLocks: its file system has no locks.
+        """
+        if self._lock is None:
+            with contextlib.ExitStack() as taken:
+                taken.enter_context(lock_folder(self.path))
+                if self.storage is not None and self.storage.folder is not None:
+                    with contextlib.suppress(NoLocks):
+                        taken.enter_context(lock_folder(self.storage.folder))
+                self._lock = taken.pop_all()
+
+    def unlock(self) -> None:
+        """Lets other processes write here again."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _clear(self) -> None:
+        """Removes a run that ended before anything of it was saved."""
+        files = (CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name, WANDB_ID, MLFLOW_ID)
+        for entry in self.path.iterdir():
+            if entry.name in files:
+                entry.unlink()
+            elif entry.name in (TENSORBOARD, WANDB, self.checkpoints.folder.name):
+                shutil.rmtree(entry)
+
+    def write_settings(self, settings: Settings, origin: str) -> None:
+        """Writes `config.yaml`; its first lines are the commands that made it, `origin` the latest."""
+        file = self.path / CONFIG
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        comments = [line for line in lines if line.startswith("# ")] + [f"# {origin}"]
+        replace_text(file, "\n".join(comments) + "\n" + as_yaml(settings))
+
+    def settings(self) -> Settings:
+        """Reads `config.yaml`; a setting that came with a later version than wrote it takes its default.
+
+        Raises:
+            CommandError: it holds something that is no setting, or no setting any more.
+        """
+        try:
+            return make_settings(read_file(self.path / CONFIG))
+        except (CommandError, SettingsError) as error:
+            raise CommandError(
+                f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (its "
+                "first lines say which), use that one."
+            ) from error
+
+    def updates(self) -> list[Update]:
+        """Returns the metrics so far, one entry per update."""
+        return cast(list[Update], self.metrics.read())
+
+    def best_update(self) -> int | None:
+        """Returns the update of the highest mean held-out combined reward; of equals, the earliest."""
+        worth = {
+            line["update"]: line["evaluation"]["mean"]["combined_reward"]
+            for line in self.updates()
+            if "evaluation" in line
+        }
+        known = {update: value for update, value in worth.items() if value is not None}
+        return max(known, key=lambda update: known[update]) if known else None
+
+    def held_out_samples(self, update: int) -> list[SampleLine]:
+        """Returns the chain's responses to the held-out queries after `update`."""
+        samples = cast(list[SampleLine], self.samples.read())
+        return [sample for sample in samples if sample["held_out"] and sample["update"] == update]
+
+    def cut_after(self, update: int) -> None:
+        """Forgets what was recorded after `update`, where training goes on, and what was left unfinished."""
+        self.checkpoints.clean()
+        self.metrics.cut_after(update)
+        self.samples.cut_after(update)
+
+    def resume_command(self) -> str:
+        """Returns the command that continues this run."""
+        return f"cory train --resume {shlex.quote(self.shown(self.path))}"
+
+    def shown(self, path: Path) -> str:
+        """Returns how a user finds a path of this folder: in storage, if the run is mirrored there."""
+        if self.storage is None:
+            return str(path)
+        return self.storage.uri if path == self.path else self.storage.below(path.relative_to(self.path).as_posix())
+
+    def reached(self) -> int:
+        """Returns the update of the latest checkpoint, here or in storage; -1 where there is none.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        there = [] if self.storage is None else self.storage.updates(self.storage.names())
+        return max([*self.checkpoints.updates(), *there], default=-1)
+
+    def bring(self) -> None:
+        """Copies the latest whole checkpoint from storage, if the run has one there and none here.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        if self.storage is not None and self.checkpoints.empty():
+            self.storage.fetch_checkpoint(self.path)
+
+    def mirror(self, keep: int) -> None:
+        """Copies what is new to storage, if the run has one, where the latest `keep` checkpoints and the best stay.
+
+        Raises:
+            StorageError: storage cannot be written.
+        """
+        if self.storage is not None:
+            self.storage.push(self.path, keep, self.best_update())
+
+
+def new_path(name: str) -> Path:
+    """Returns a fresh path under `runs/`, after a name."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = base, 2
+    while path.exists():
+        path, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return path

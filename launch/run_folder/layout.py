@@ -1,0 +1,13 @@
+"""The names of what lies in a run's folder (`launch.run_folder.directory` says what each holds)."""
+
+CONFIG = "config.yaml"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+FINAL = "final.json"
+LOCK = ".lock"
+ORIGIN = "# cory "
+"""How `config.yaml` begins."""
+TENSORBOARD = "tensorboard"
+WANDB, WANDB_ID = "wandb", "wandb.id"
+MLFLOW_ID = "mlflow.id"
+"""What Weights & Biases keeps, and the id under which its run goes on."""

@@ -1,0 +1,85 @@
+"""What a search shows while it runs: a line per evaluation, and per trial that ends."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from ray.tune import Callback
+
+from launch.console.errors import reason
+from launch.display.rows import show
+from launch.display.terminal import Voice
+from launch.run_folder.journal import Journal
+from launch.run_folder.records import Figures, plain
+from launch.search.space import METRIC, SEED, TIME, show_point
+
+
+class Progress(Callback):
+    """Tells what Tune's trials do. A step of the bar is an update."""
+
+    def __init__(self, journal: Journal, voice: Voice, keys: Sequence[str], updates: int) -> None:
+        """Notes who tells.
+
+        Args:
+            journal: keeps every report. Tune's own result.json loses some where a trial is paused or its driver killed.
+            voice: tells it.
+            keys: the settings that are searched.
+            updates: of a whole trial.
+        """
+        self.journal = journal
+        self.voice: Voice | None = voice
+        self.keys = [*keys, *([] if SEED in keys else [SEED])]
+        self.updates = updates
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune keeps its callbacks in a file, where there is no voice."""
+        return {**self.__dict__, "voice": None}
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+        """Keeps a report, and shows an evaluation."""
+        report = {name: value for name, value in result["cory"].items() if name != "samples"}
+        values = {key: trial.config["cory_settings"][key] for key in self.keys}
+        figures = {TIME: result[TIME], METRIC: result[METRIC]}
+        self.journal.append(
+            {"trial": str(trial), "trial_id": trial.trial_id, **figures, "values": values, "cory": report}
+        )
+        if self.voice is None:
+            return
+        left = self.voice.advance()
+        if "evaluation" in result["cory"]:
+            mean = cast(Figures, plain(result["cory"]["evaluation"]["mean"]))
+            text = "  ".join(
+                f"{label} {show(mean[name], form):>6}"
+                for name, label, form in (
+                    ("task_reward", "task", "{:+.2f}"),
+                    ("kl", "KL", "{:.2f}"),
+                    ("combined_reward", "combined", "{:+.2f}"),
+                )
+            )
+            place = f"{result[TIME]:>4}/{self.updates:<4}"
+            self.voice.say(f"{trial}  {place} {text}  {self._values(trial)}  {left}")
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Shows that a trial continues from a checkpoint: its own, or under PBT another trial's."""
+        saved = trial.latest_checkpoint_result
+        if self.voice is not None and saved is not None:
+            whose = Path(saved.checkpoint.path).parent.name
+            self.voice.say(f"{trial}  goes on from {whose} after update {saved.metrics[TIME]}  {self._values(trial)}")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Shows that a trial failed; Tune tells why only afterwards."""
+        if self.voice is not None:
+            self.voice.say(f"{trial}  failed  {self._values(trial)}")
+
+    def _values(self, trial: Any) -> str:
+        settings: Mapping[str, Any] = trial.config["cory_settings"]
+        return show_point({key: settings[key] for key in self.keys})
+
+
+def why(trial: Any) -> str:
+    """Returns in one sentence why a trial failed."""
+    error = trial.get_pickled_error()
+    if error is not None:
+        return reason(error)
+    lines = (trial.get_error() or "").strip().splitlines()
+    return lines[-1] if lines else "Nothing is known."

@@ -1,0 +1,332 @@
+"""A search over settings: its folder, and its life in Ray Tune from the first trial to the results.
+
+search.yaml       what is searched, by which command
+trial_00000/ ...  a folder per trial: Tune's result.json and progress.csv, checkpoints, error.txt if it failed
+reports.jsonl     a line per update of a trial; after a kill some stand twice
+log.txt           what libraries printed in the driver
+results.csv       a line per trial
+objective.png     the held-out combined reward over each searched setting
+parallel.png      all searched settings and the objective, a line per trial
+best.yaml         every setting of the best point, for `cory train -c`
+"""
+
+import contextlib
+import os
+import random
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+from launch.cluster import room, session
+from launch.console import output
+from launch.console.errors import CommandError
+from launch.console.interrupts import Interrupts
+from launch.display.terminal import Voice
+from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.layout import LOCK
+from launch.run_folder.locks import lock_folder
+from launch.search.space import METRIC, SEED, TIME, Axis, points, read_axes
+from policies.settings.placement import Process, cpus, processes
+from policies.settings.settings import Settings, SettingsError, make_settings
+
+if TYPE_CHECKING:
+    from ray.tune import Callback, Tuner
+    from ray.tune.experiment import Trial
+
+SEARCH = "search.yaml"
+ORIGIN = "# cory tune"
+LOG = "log.txt"
+REPORTS = "reports.jsonl"
+STARTED = "tuner.pkl"
+"""What Tune writes first."""
+KEPT = 4
+"""Checkpoints of a trial that are kept under PBT: a clone may start from its donor's while that goes on."""
+
+
+class Search(NamedTuple):
+    """What is searched."""
+
+    settings: Settings
+    """Of every trial, but for what is searched. Their `eval_kl_coef` is set, so the goal stands still."""
+    axes: list[Axis]
+    scheduler: str | None
+    samples: int
+    seeds: int
+    concurrent: int | None
+
+    @property
+    def trials(self) -> int:
+        """How many there will be."""
+        if self.scheduler == "pbt":
+            return self.samples
+        count = self.samples * self.seeds
+        for axis in self.axes:
+            count *= len(axis.values) if axis.scale is None else 1
+        return count
+
+    def space(self) -> dict[str, Any]:
+        """The settings of trials, search spaces among them.
+
+        Members of a population differ in their seeds too: else two with the same values would be the same run twice.
+        """
+        population_based = self.scheduler == "pbt"
+        drawn = {axis.key: axis.domain(grid=not population_based) for axis in self.axes}
+        seeds = self.samples if population_based else self.seeds
+        if seeds > 1:
+            from ray import tune
+
+            first = self.settings.seed
+            drawn[SEED] = tune.grid_search(list(range(first, first + seeds)))
+        return {**self.settings.model_dump(), **drawn}
+
+    def write(self, folder: Path, origin: str) -> None:
+        """Writes `search.yaml`; its first line is the command."""
+        kept = {
+            "over": [axis.word for axis in self.axes],
+            **{name: getattr(self, name) for name in ("scheduler", "samples", "seeds", "concurrent")},
+            "settings": self.settings.model_dump(),
+        }
+        replace_text(folder / SEARCH, f"# {origin}\n{yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)}")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Search":
+        """Reads a search's `search.yaml`.
+
+        Raises:
+            CommandError: there is none, or another version wrote it.
+        """
+        file = folder / SEARCH
+        if not file.is_file() or not file.read_text().startswith(ORIGIN):
+            missing = f"has no {SEARCH}" if folder.is_dir() else "does not exist"
+            raise CommandError(f"{folder} is not a search's folder: it {missing}. `cory tune --out DIR` makes them.")
+        try:
+            kept = yaml.safe_load(file.read_text())
+            settings = make_settings(kept.pop("settings"))
+            return cls(settings=settings, axes=read_axes(kept.pop("over")), **kept)
+        except (yaml.YAMLError, SettingsError, TypeError, KeyError) as error:
+            raise CommandError(f"{file} cannot be read as a search: {error}") from error
+
+
+def check_free(folder: Path) -> None:
+    """Refuses a folder that holds something, unless it is a search that ended before its first trial began.
+
+    Raises:
+        CommandError: it does.
+    """
+    if folder.is_file():
+        raise CommandError(f"{folder} is a file: name another place with --out.")
+    if not folder.is_dir() or ((folder / SEARCH).exists() and not (folder / STARTED).exists()):
+        return
+    if any(entry.name != LOCK for entry in folder.iterdir()):
+        hint = f"go on with it by `{resume_command(folder)}`, or " if (folder / SEARCH).exists() else ""
+        raise CommandError(f"{folder} is not empty: {hint}name another folder with --out.")
+
+
+def create(folder: Path, search: Search, origin: str) -> IO[str]:
+    """Makes a search's folder; returns the lock on it.
+
+    Raises:
+        CommandError: something is there already, or the folder cannot be made.
+    """
+    check_free(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"The search's folder {folder} cannot be made: {error.strerror}.") from error
+    lock = lock_folder(folder)
+    check_free(folder)  # another search may just have begun here
+    search.write(folder, origin)
+    return lock
+
+
+def begun(folder: Path) -> bool:
+    """Tells whether a folder has a search that can go on."""
+    return (folder / SEARCH).exists() and (folder / STARTED).exists()
+
+
+def check_same(folder: Path, search: Search) -> None:
+    """Refuses to go on with another search than was asked for.
+
+    Raises:
+        CommandError: the folder's differs, in what the message names.
+    """
+    there = Search.read(folder)
+    old, new = ({**s._asdict(), "over": [axis.word for axis in s.axes]} for s in (there, search))
+    other = [
+        f"{key} {old[key]}" for key in ("over", "scheduler", "samples", "seeds", "concurrent") if old[key] != new[key]
+    ]
+    settings = search.settings.model_dump()
+    other += [f"{key}={value}" for key, value in there.settings.model_dump().items() if value != settings[key]]
+    if other:
+        raise CommandError(
+            f"{folder} holds a search with {', '.join(other)}. Ask for just that, or name another folder with --out."
+        )
+
+
+def resume_command(folder: Path) -> str:
+    """Returns the command that continues a search."""
+    return f"cory tune --resume {shlex.quote(str(folder))}"
+
+
+def run_trials(
+    folder: Path, search: Search, voice: Voice, interrupts: Interrupts, *, resume: bool, debug: bool
+) -> "list[Trial]":
+    """Runs all trials in a locked folder, or those that are left.
+
+    Returns:
+        The trials: finished, failed, or neither where `interrupts` was asked to stop.
+
+    Raises:
+        CommandError: one trial, or as many as are to run at a time, ask for more than Ray has.
+    """
+    from launch.search.stop import Stop
+
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
+    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` has it
+    checked = list(points(search.settings, search.axes))
+    largest = max((processes(settings, trial=True) for settings in checked), key=cpus)
+    random.seed(search.settings.seed)  # what PBT draws from
+    with contextlib.ExitStack() as around:
+        if not debug:
+            around.enter_context(output.output_into(folder / LOG))
+        around.enter_context(voice)
+        around.enter_context(interrupts)
+        voice.stage("Starting Ray")
+        around.enter_context(session.ray_session(largest, debug))
+        interrupts.install()  # Ray took SIGTERM
+        if session.UNCHECKED not in os.environ:
+            check_room(search, checked, room.living_nodes())
+        voice.stage("Running trials")
+        if resume:
+            Journal(folder / REPORTS, TIME).cut_after(search.settings.updates)  # what a kill left of a line
+        stop = Stop(interrupts, search.settings.checkpoint_every)
+        callbacks = [_progress(folder, search, voice), stop]
+        tuner = _restored(folder, search, callbacks) if resume else _tuner(folder, search, callbacks)
+        voice.begin()
+        interrupts.training = True
+        trials: list[Trial] = tuner.fit()._experiment_analysis.trials
+        interrupts.training = False
+        for trial in trials:
+            trial.set_status(stop.statuses.get(trial.trial_id, trial.status))
+        return trials
+
+
+def check_room(
+    search: Search, checked: Sequence[Settings], nodes: Sequence[room.Node], beside: Sequence[Process] = ()
+) -> None:
+    """Refuses trials for which there is no room; Tune would wait for it without a word.
+
+    Args:
+        search: what is searched.
+        checked: the settings of trials, the largest among them.
+        nodes: of the cluster.
+        beside: processes that run beside the trials.
+
+    Raises:
+        CommandError: a trial, or as many as are to run at a time, ask for more than there is.
+    """
+    for settings in checked:
+        trial = processes(settings, trial=True)
+        room.check([*beside, *trial], nodes)
+        if search.concurrent is None:
+            continue
+        at_once = [*beside, *(replace(kind, count=search.concurrent * kind.count) for kind in trial)]
+        _, lacking = room.place(at_once, nodes)
+        if lacking:
+            raise CommandError(
+                f"{search.concurrent} trials at a time: {room.refusal(at_once, lacking)} Lower --concurrent or what "
+                "each trial asks for, or add nodes."
+            )
+
+
+def _tuner(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner":
+    from ray import tune
+    from ray.tune.search import BasicVariantGenerator
+
+    from policies.cory import Cory, CoryConfig
+
+    settings = search.settings
+    return tune.Tuner(
+        Cory,
+        param_space=CoryConfig().cory(**search.space()),
+        tune_config=tune.TuneConfig(
+            metric=METRIC,
+            mode="max",
+            num_samples=1 if search.scheduler == "pbt" else search.samples,
+            scheduler=_scheduler(search),
+            # What is drawn is drawn once for all points of the grid, so for all seeds.
+            search_alg=BasicVariantGenerator(
+                constant_grid_search=search.scheduler != "pbt",
+                random_state=settings.seed,
+                max_concurrent=search.concurrent or 0,
+            ),
+            trial_name_creator=trial_name,
+            trial_dirname_creator=trial_name,
+        ),
+        run_config=tune.RunConfig(
+            name=folder.name,
+            storage_path=str(folder.resolve().parent),
+            stop={TIME: settings.updates},
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_frequency=settings.checkpoint_every,
+                checkpoint_at_end=True,
+                num_to_keep=KEPT if search.scheduler == "pbt" else settings.keep_checkpoints,
+            ),
+            failure_config=tune.FailureConfig(max_failures=0),
+            callbacks=callbacks,
+            verbose=0,
+        ),
+    )
+
+
+def _scheduler(search: Search) -> Any:
+    from launch.search.schedulers import asha, population
+
+    if search.scheduler == "pbt":
+        return population(search.settings, search.axes)
+    return asha(search.settings) if search.scheduler == "asha" else None
+
+
+def _restored(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner":
+    """The search where it was; what Tune would take from its file, but cannot, is made anew."""
+    from ray import tune
+
+    from launch.search.schedulers import asha
+    from policies.cory import Cory, CoryConfig
+
+    if not any(folder.glob("experiment_state-*.json")):  # killed before anything was noted
+        return _tuner(folder, search, callbacks)
+    tuner = tune.Tuner.restore(
+        str(folder.resolve()),
+        trainable=Cory,
+        param_space=CoryConfig().cory(**search.space()),  # without it, trials that had not begun cannot
+        resume_unfinished=True,
+        resume_errored=True,
+    )
+    inner = tuner._local_tuner
+    inner._run_config.callbacks = callbacks
+    if search.scheduler == "asha":
+        inner._tune_config.scheduler = asha(search.settings, recorded(folder))
+    return tuner
+
+
+def _progress(folder: Path, search: Search, voice: Voice) -> Any:
+    from launch.search.progress import Progress
+
+    return Progress(Journal(folder / REPORTS), voice, [axis.key for axis in search.axes], search.settings.updates)
+
+
+def trial_name(trial: "Trial") -> str:
+    """Returns the name of a trial, and of its folder: `trial_00003`."""
+    return f"trial_{trial.trial_id.rpartition('_')[2]}"
+
+
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """Returns what trials reported, in the order of time; of an update that was done twice, the last report."""
+    found = {(report["trial_id"], report[TIME]): report for report in Journal(folder / REPORTS).read()}
+    return list(found.values())

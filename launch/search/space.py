@@ -1,0 +1,176 @@
+"""What a search varies: `--over key=values`, and seeds."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from launch.console.configuration import Value, scalar
+from launch.console.errors import CommandError
+from policies.settings.settings import ABOUT, Settings, SettingsError, make_settings, nearest_key
+
+SEED = "seed"
+TIME = "updates"
+"""The setting that ends a trial, and the name under which it reports how far it is."""
+METRIC = "combined_reward"
+"""What trials report as their objective."""
+LOG, UNIFORM = "log", "uniform"
+POINTS = 1000
+"""Combinations of values that are checked before a search starts, at most."""
+
+
+class Axis(NamedTuple):
+    """One setting that a search varies: over a list of values, or over a range."""
+
+    key: str
+    values: tuple[Value, ...]
+    """All values of a list; the two ends of a range."""
+    scale: str | None = None
+    """`log` or `uniform` of a range; None of a list."""
+
+    @property
+    def word(self) -> str:
+        """The axis as it is written on the command line."""
+        if self.scale is not None:
+            return f"{self.key}={self.scale}:{self.values[0]}:{self.values[1]}"
+        return f"{self.key}={','.join(map(exact_value, self.values))}"
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Of a range."""
+        return cast(tuple[float, float], self.values)
+
+    def domain(self, *, grid: bool) -> Any:
+        """The axis for Tune: a list is a grid, or something to draw from."""
+        from ray import tune
+
+        if self.scale is None:
+            return tune.grid_search(list(self.values)) if grid else tune.choice(list(self.values))
+        return self._range()
+
+    def mutations(self) -> Any:
+        """What population-based training may change a value into."""
+        return list(self.values) if self.scale is None else self._range()
+
+    def _range(self) -> Any:
+        from ray import tune
+
+        low, high = self.ends
+        whole = _is_whole(self.key)
+        if self.scale == LOG:  # Tune leaves the upper end of a range of whole numbers out
+            return tune.lograndint(low, high + 1) if whole else tune.loguniform(low, high)
+        return tune.randint(low, high + 1) if whole else tune.uniform(low, high)
+
+
+def read_axes(words: Sequence[str]) -> list[Axis]:
+    """Reads `key=1,2,null`, `key=log:1e-6:1e-4` and `key=uniform:0:1`.
+
+    Raises:
+        CommandError: a word is none of these, or names a setting that there is not, or that is not to be searched.
+    """
+    axes: list[Axis] = []
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not text:
+            raise CommandError(
+                f"--over {word} names no values; write key=1,2,5 or key=log:1e-6:1e-4 or key=uniform:0:1."
+            )
+        known = list(Settings.model_fields)
+        if key not in known:
+            raise CommandError(f"Unknown setting `{key}` in --over.{nearest_key(key, known)}")
+        if not ABOUT[key].search:
+            raise CommandError(f"--over {key}: trials that differ in it do not compare. Set {key}=X for all instead.")
+        if key in (axis.key for axis in axes):
+            raise CommandError(f"--over names {key} twice. Name all its values at once.")
+        axes.append(_range(word, key, text) or _list(word, key, text))
+    return axes
+
+
+def _list(word: str, key: str, text: str) -> Axis:
+    values = tuple(_value(key, part.strip()) for part in text.split(","))
+    if len(set(map(repr, values))) < len(values):
+        raise CommandError(f"--over {word} names a value twice.")
+    return Axis(key, values)
+
+
+def _range(word: str, key: str, text: str) -> Axis | None:
+    scale, *ends = text.split(":")
+    if scale not in (LOG, UNIFORM):
+        return None
+    values = [_value(key, end) for end in ends]
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(values) != 2 or len(numbers) != 2 or not all(map(math.isfinite, numbers)):
+        raise CommandError(f"--over {word} is not a range; write {key}={scale}:LOW:HIGH, both numbers.")
+    low, high = numbers
+    if low >= high or (scale == LOG and low <= 0):
+        above = "above zero and " if scale == LOG else ""
+        raise CommandError(f"--over {word}: LOW must be {above}below HIGH.")
+    if _is_whole(key):
+        if low != int(low) or high != int(high):
+            raise CommandError(f"--over {word}: {key} takes whole numbers.")
+        low, high = int(low), int(high)
+    return Axis(key, (low, high), scale)
+
+
+def _value(key: str, text: str) -> Value:
+    """Reads a value; unlike YAML, which wants a point in it, `1e-6` is a number where the setting is one."""
+    value, kind = scalar(text), Settings.model_fields[key].annotation
+    if isinstance(value, str) and (kind is float or kind == float | None):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
+
+
+def _is_whole(key: str) -> bool:
+    kind = Settings.model_fields[key].annotation
+    return kind is int or kind == int | None
+
+
+def pinned(settings: Settings) -> Settings:
+    """Fixes the combined reward at its KL weight before a search, which may vary `kl_coef`, but not its own goal."""
+    return make_settings({**settings.model_dump(), "eval_kl_coef": settings.report_kl_coef})
+
+
+def points(settings: Settings, axes: Sequence[Axis]) -> Iterator[Settings]:
+    """Yields the settings at all combinations of listed values and ends of ranges, at most `POINTS` of them.
+
+    Raises:
+        CommandError: settings cannot have a value of the search, or not together with the others.
+    """
+    for values in itertools.islice(itertools.product(*(axis.values for axis in axes)), POINTS):
+        point = dict(zip((axis.key for axis in axes), values, strict=True))
+        try:
+            yield make_settings({**settings.model_dump(), **point})
+        except SettingsError as error:
+            raise CommandError(f"--over {show_point(point)}: {error}") from error
+
+
+def check_evaluations(settings: Settings, scheduler: str) -> None:
+    """Refuses a scheduler that would have nothing to compare.
+
+    Raises:
+        CommandError: no trial is evaluated before its end.
+    """
+    if settings.eval_every >= settings.updates:
+        raise CommandError(
+            f"--scheduler {scheduler} compares trials after evaluations, but the first of these is after "
+            f"{settings.eval_every} of {settings.updates} updates. Lower eval_every, or leave the scheduler out."
+        )
+
+
+def show_point(point: Mapping[str, Value]) -> str:
+    """Returns the values of a point as `key=value key=value`."""
+    return " ".join(f"{key}={show_value(value)}" for key, value in point.items())
+
+
+def show_value(value: Value) -> str:
+    """Returns a value as it is written on the command line, numbers with four digits at most."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def exact_value(value: Value) -> str:
+    """Returns a value as it is written on the command line, with all its digits."""
+    return repr(value) if isinstance(value, float) else show_value(value)

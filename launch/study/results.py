@@ -1,0 +1,286 @@
+"""The results of a study, a small file per run that can be committed: `DIR/results/ARM/seed_N.json`.
+
+Everything that tables and plots need of a run is in its file, so a study may go on on other days and machines.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypedDict, cast
+
+from launch.console.configuration import Value
+from launch.console.errors import CommandError
+from launch.run_folder.environment import Hardware
+from launch.run_folder.final import Final
+from launch.run_folder.journal import replace_text
+from launch.run_folder.records import Figures, SampleLine, Update, plain
+from policies.settings.settings import Settings, SettingsError, make_settings
+
+QUIET = 0.05
+"""Share of the machine that others may use while a run counts as undisturbed."""
+Status = Literal["done", "collapsed", "diverged", "failed"]
+"""`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results.
+`failed`: something else ended it, so there is no result."""
+
+DIGITS, FEWER = 5, 3
+"""Significant digits of figures; of seconds and single responses."""
+TEXTS = 16
+"""Responses of each policy that are kept as text."""
+_POLICY = (
+    *("task_reward", "kl", "response_length", "eos_rate", "repetition"),
+    *("entropy", "clip_fraction", "grad_norm", "value_loss"),
+)
+"""What is kept of a policy's training, where there is such a figure; the combined reward follows."""
+_OWN = re.compile(r"seed_\d+\.json")
+_LINE = ("update", "roles", "exchanged", "tokens", "evaluation", "health")
+
+
+class Cost(TypedDict):
+    """What a run took."""
+
+    tokens: int
+    """Response tokens of all agents in training."""
+    seconds: float
+    """Of all updates, without start, evaluations and checkpoints."""
+    wall_seconds: float
+    """Of the whole process."""
+    cpu_seconds: float
+    """Of all its processes."""
+    others: float
+    """Share of the machine's processors that anything else kept busy meanwhile."""
+    resumed: bool
+    """It was stopped and went on, so the last three are of its last part alone."""
+
+
+class Text(TypedDict):
+    """A response, with what it continues."""
+
+    query: str
+    text: str
+    task_reward: float | None
+    kl: float | None
+    repetition: float | None
+
+
+class FinalFigures(TypedDict):
+    """The evaluation after the last update: each policy alone, on the bare held-out queries."""
+
+    update: int
+    queries: int
+    """0 where it is not known."""
+    policy: dict[str, Figures]
+    """Means over the queries."""
+    mean: Figures
+    """Of the policies."""
+    responses: dict[str, dict[str, list[float | None]]]
+    """By policy the `task_reward` of each response, in the order of the queries."""
+    texts: dict[str, list[Text]]
+    """By policy its first responses."""
+
+
+class StudyRun(NamedTuple):
+    """One run of a study."""
+
+    study: str
+    arm: str
+    label: str
+    tier: int
+    place: int
+    """The arm's number in the study, 0 first."""
+    against: str | None
+    """The arm that this one is compared with."""
+    differs: dict[str, Value]
+    """The settings in which it differs from the study's first arm."""
+    seed: int
+    status: Status
+    reason: str | None
+    """Why it is not `done`."""
+    settings: Settings
+    command: str
+    versions: dict[str, str]
+    hardware: Hardware
+    date: str
+    """When it ended, ISO 8601, UTC."""
+    undisturbed: bool
+    """Nothing else used the machine, so its seconds may be reported."""
+    cost: Cost
+    metrics: list[Update]
+    """As in `metrics.jsonl`, with fewer keys; line 0 is the held-out evaluation before training."""
+    samples: list[SampleLine]
+    """Some of `samples.jsonl`: held out, before and after training; of training, the first, middle and last."""
+    final: FinalFigures | None
+    """None where the run ended before its last evaluation."""
+    also: Sequence[str] = ()
+    """More arms that its figures are compared with."""
+
+
+def result_file(folder: Path, arm: str, seed: int) -> Path:
+    """Returns where a run's result belongs."""
+    return folder / "results" / arm / f"seed_{seed}.json"
+
+
+def read(folder: Path) -> list[StudyRun]:
+    """Reads all results in a study's folder, ordered by tier, arm and seed.
+
+    Raises:
+        CommandError: there are none, or one cannot be read.
+    """
+    runs = kept_results(folder)
+    if not runs:
+        raise CommandError(f"{folder} holds no results of a study. `cory study NAME --out {folder}` makes some.")
+    return sorted(runs, key=lambda run: (run.tier, run.place, run.arm, run.seed))
+
+
+def kept_results(folder: Path) -> list[StudyRun]:
+    """Reads whatever results are in a study's folder, none perhaps, in any order.
+
+    Raises:
+        CommandError: one cannot be read.
+    """
+    files = sorted((folder / "results").glob("*/seed_*.json"))
+    return [read_one(file) for file in files if _OWN.fullmatch(file.name)]
+
+
+def read_one(file: Path) -> StudyRun:
+    """Reads the result of one run.
+
+    What the file leaves out because it follows is filled in: combined rewards of training, and the figures of roles.
+
+    Raises:
+        CommandError: it is damaged, another version wrote it, or it is of another run than its name says.
+    """
+    again = "Remove it, and `cory study` does that run again."
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        run = StudyRun(**{**found, "settings": make_settings(found["settings"])})
+        _check(run)
+        _fill_in(run)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SettingsError) as error:
+        reason = f"{type(error).__name__} {error}" if isinstance(error, LookupError) else error
+        raise CommandError(f"{file} cannot be read as a study's result: {reason}. {again}") from error
+    if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
+        raise CommandError(f"{file} holds the result of arm {run.arm}, seed {run.seed}. {again}")
+    return run
+
+
+def _check(run: StudyRun) -> None:
+    """Refuses what tables and plots would fail over."""
+    parts = [
+        ("cost", run.cost, Cost.__required_keys__),
+        ("hardware", run.hardware, Hardware.__required_keys__),
+        ("final", run.final, FinalFigures.__required_keys__ if run.final is not None else set()),
+    ]
+    for name, found, keys in parts:
+        if lacking := keys - dict(found or {}).keys():
+            raise ValueError(f"{name} lacks {', '.join(sorted(lacking))}")
+    for name in ("metrics", "samples"):
+        if not all(type(line["update"]) is int for line in getattr(run, name)):
+            raise ValueError(f"a line of {name} is not of an update")
+
+
+def _fill_in(run: StudyRun) -> None:
+    for line in run.metrics:
+        if "policy" in line:
+            for figures in line["policy"].values():
+                reward, kl = figures["task_reward"], figures["kl"]
+                figures["combined_reward"] = (
+                    None if reward is None or kl is None else reward - run.settings.report_kl_coef * kl
+                )
+            line["role"] = {role: line["policy"][module] for role, module in line["roles"].items()}
+
+
+def write(file: Path, run: StudyRun) -> None:
+    """Writes a result, in one step; a line of the file per update, so that versions of it can be compared.
+
+    Of the metrics it keeps what tables and plots need and what does not follow from the rest.
+    """
+    metrics = [_kept_line(line) for line in run.metrics]
+    entries = {**run._asdict(), "settings": run.settings.model_dump(), "metrics": metrics}
+    lines = []
+    for key, value in entries.items():
+        if key in ("metrics", "samples"):
+            rows = ",\n  ".join(_compact(row) for row in value)
+            lines.append(f'"{key}": [\n  {rows}\n ]' if rows else f'"{key}": []')
+        else:
+            lines.append(f'"{key}": {_compact(value)}')
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(file, "{\n " + ",\n ".join(lines) + "\n}\n")
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _kept_line(line: Update) -> Update:
+    kept: dict[str, Any] = {key: line[key] for key in _LINE if key in line}  # type: ignore[literal-required]
+    if "seconds" in line:
+        kept["seconds"] = rounded(line["seconds"], FEWER)
+    if line.get("collapsed"):
+        kept["collapsed"] = True
+    if "policy" in line:
+        kept["policy"] = {
+            module: {name: figures[name] for name in _POLICY if name in figures}
+            for module, figures in line["policy"].items()
+        }
+    return cast(Update, rounded(kept))
+
+
+def kept_samples(lines: Sequence[SampleLine]) -> list[SampleLine]:
+    """Returns the held-out samples, and two training samples each of the first, middle and last update that has any."""
+    updates = sorted({line["update"] for line in lines if not line["held_out"]})
+    chosen = {updates[0], updates[len(updates) // 2], updates[-1]} if updates else set()
+    kept = [line for line in lines if line["held_out"]]
+    for update in sorted(chosen):
+        kept += [line for line in lines if line["update"] == update and not line["held_out"]][:2]
+    return [cast(SampleLine, rounded(cast(dict[str, Any], line))) for line in sorted(kept, key=lambda s: s["update"])]
+
+
+def final_figures(final: Final) -> FinalFigures:
+    """Returns what results keep of a run's last responses."""
+    policy = {module: _means(found["figures"]) for module, found in final["policy"].items()}
+    names = list(next(iter(policy.values()), {}))
+    made = FinalFigures(
+        update=final["update"],
+        queries=max((len(found["query"]) for found in final["policy"].values()), default=0),
+        policy=policy,
+        mean={name: _mean([figures[name] for figures in policy.values()]) for name in names},
+        responses={},
+        texts={},
+    )
+    made = cast(FinalFigures, rounded(made))
+    for module, found in final["policy"].items():
+        figures = found["figures"]
+        rewards = rounded({"task_reward": figures["task_reward"]}, FEWER)
+        made["responses"][module] = cast(dict[str, list[float | None]], rewards)
+        made["texts"][module] = [
+            cast(
+                Text,
+                {
+                    "query": found["prompt"][row],
+                    "text": found["text"][row],
+                    **{name: rounded(figures[name][row], FEWER) for name in ("task_reward", "kl", "repetition")},
+                },
+            )
+            for row in range(min(TEXTS, len(found["text"])))
+        ]
+    return made
+
+
+def _means(figures: Mapping[str, Sequence[float | None]]) -> Figures:
+    return {name: _mean(values) for name, values in figures.items()}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def rounded(value: object, digits: int = DIGITS) -> object:
+    """Returns `value` with all its fractions rounded to so many significant digits; NaN and infinity become None."""
+    value = plain(value)
+    if isinstance(value, dict):
+        return {key: rounded(entry, digits) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [rounded(entry, digits) for entry in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value

@@ -1,0 +1,103 @@
+"""A study on the terminal: what its arms are, what is to do, and what was found."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from launch.display.rows import show
+from launch.display.terminal import clock
+from launch.study.definition import Arm, Study, word
+from launch.study.measures import Measure, collapse, collapses, cpu_seconds, estimate, final, seconds, values
+from launch.study.results import StudyRun
+from launch.study.runs import Job
+
+FIGURES = (
+    ("task_reward", "task reward", "{:+.2f}"),
+    ("kl", "KL", "{:.2f}"),
+    ("combined_reward", "combined", "{:+.3f}"),
+)
+
+
+def arms_table(study: Study, arms: Sequence[Arm]) -> Table:
+    """Returns what arms differ in."""
+    made = _table("arm", "differs from", "in", "seeds", "tier")
+    for arm in arms:
+        changes = ", ".join(word(*item) for item in arm.changes.items())
+        made.add_row(arm.name, arm.against or "", changes, str(len(arm.seeds)), str(arm.tier))
+    return made
+
+
+def plan_table(found: Mapping[Job, StudyRun | None], todo: Sequence[Job]) -> Table:
+    """Returns how many runs of each arm are done and missing, and how long the missing ones will take."""
+    made = _table("arm", "done", "to do", "takes")
+    done = [run for run in found.values() if run is not None]
+    total = 0.0
+    for name, group in groupby(sorted(found, key=lambda job: job.study.place(job.arm)), lambda job: job.arm.name):
+        of_arm = list(group)
+        missing = sum(job in todo for job in of_arm)
+        seconds = missing * _seconds(name, done)
+        total += seconds
+        made.add_row(name, str(len(of_arm) - missing), str(missing), clock(seconds) if seconds else "")
+    made.add_row("all", str(len(found) - len(todo)), str(len(todo)), clock(total) if total else "")
+    return made
+
+
+def _seconds(arm: str, done: Sequence[StudyRun]) -> float:
+    """Returns how long a run takes: as those of its arm did, or else as all did; 0 where none is done."""
+    whole = [run for run in done if not run.cost["resumed"] and run.status == "done"]
+    like = [run for run in whole if run.arm == arm] or whole
+    return sum(run.cost["wall_seconds"] for run in like) / len(like) if like else 0.0
+
+
+def result_line(run: StudyRun) -> str:
+    """Returns what a run that has just ended found."""
+    figures = "  ".join(f"{label} {show(final(name)(run), form):>6}" for name, label, form in FIGURES)
+    remark = "" if run.status == "done" else f"  {run.status}"
+    if run.status in ("done", "collapsed") and collapse(run):
+        remark += f"  collapse: {', '.join(sorted({sign.signature for sign in collapse(run)}))}"
+    return f"{run.arm:<18} seed {run.seed}  {figures}  {clock(run.cost['wall_seconds']):>6}{remark}"
+
+
+def summary_table(runs: Sequence[StudyRun]) -> Table:
+    """Returns each arm's figures after training: the mean over seeds ± half its 95 % interval."""
+    made = _table("arm", "seeds", *(label for _, label, _ in FIGURES), "collapsed", "CPU min", "minutes")
+    for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.place, run.arm)), lambda run: run.arm):
+        ended = [run for run in group if run.status != "failed"]
+        if not ended:
+            continue
+        made.add_row(
+            ended[0].label,
+            str(len(ended)),
+            *(_cell(ended, final(name), form) for name, _, form in FIGURES),
+            f"{collapses(ended)} of {len(ended)}",
+            _minutes(ended, cpu_seconds),
+            _minutes(ended, seconds),
+        )
+    return made
+
+
+def _minutes(runs: Sequence[StudyRun], measure: Measure) -> str:
+    """Returns the mean of seconds as minutes, and of how many runs where others were resumed or disturbed."""
+    known = list(values(runs, measure).values())
+    if not known:
+        return ""
+    return f"{sum(known) / len(known) / 60:.1f}" + ("" if len(known) == len(runs) else f", {len(known)} of {len(runs)}")
+
+
+def _cell(runs: Sequence[StudyRun], measure: Measure, form: str) -> str:
+    found = list(values(runs, measure).values())
+    if not found:
+        return ""
+    mean, low, _, n = estimate(found)
+    interval = f" ± {form.replace('+', '').format(mean - low)}" if low is not None else ""
+    return form.format(mean) + interval + ("" if n == len(runs) else f", {n} of {len(runs)}")
+
+
+def _table(first: str, *headings: str) -> Table:
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    made.add_column(first, no_wrap=True)
+    for heading in headings:
+        made.add_column(heading, justify="right", no_wrap=True)
+    return made

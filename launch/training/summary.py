@@ -1,0 +1,59 @@
+"""What a finished run says: held-out figures and sample texts before and after, and where everything lies."""
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from launch.display.rows import show
+from launch.display.terminal import Terminal
+from launch.display.texts import before_and_after
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.records import Update
+from policies.settings.settings import Settings
+
+COLUMNS = (
+    ("task_reward", "task reward", "{:+.2f}"),
+    ("kl", "KL", "{:.2f}"),
+    ("combined_reward", "combined", "{:+.2f}"),
+    ("response_length", "length", "{:.1f}"),
+    ("eos_rate", "EOS rate", "{:.2f}"),
+)
+NARROW = 78
+"""Below so many characters of width only the first three columns fit."""
+
+
+def summarise(run: RunDirectory, settings: Settings, terminal: Terminal) -> None:
+    """Prints the summary of a run whose last update is evaluated."""
+    evaluated = [line for line in run.updates() if "evaluation" in line]
+    first, last = evaluated[0], evaluated[-1]
+    updates = f"update {first['update']} {terminal.arrow} {last['update']}"
+    terminal.say()
+    terminal.say(Text(f"Queries never trained on, each policy alone, {updates}", style="bold"))
+    terminal.say(table(first, last, terminal))
+    before, after = run.held_out_samples(first["update"]), run.held_out_samples(last["update"])
+    if before and after:
+        terminal.say(Text("\nThe chain on such queries, before and after", style="bold"))
+        for earlier, later in list(zip(before, after, strict=False))[: max(6 // settings.num_agents, 1)]:
+            terminal.say(before_and_after(earlier, f"update {first['update']}", later, f"update {last['update']}"))
+    best = run.best_update()
+    terminal.say()
+    terminal.say(f"Curves      {run.shown(run.curves)}", True)
+    if best is not None:  # every evaluation's reward may have failed
+        terminal.say(f"Best        {run.shown(run.checkpoints.folder / 'best')}, from update {best}", True)
+    terminal.say(f"Longer      {run.resume_command()} updates={2 * settings.updates}", True)
+
+
+def table(first: Update, last: Update, terminal: Terminal) -> Table:
+    """Returns the held-out figures of each policy at two updates."""
+    columns = COLUMNS if terminal.console.width >= NARROW else COLUMNS[:3]
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    made.add_column("", no_wrap=True)
+    for _, label, _ in columns:
+        made.add_column(label, justify="right", no_wrap=True)
+    names = list(last["evaluation"])
+    for name in names if len(names) > 2 else names[:1]:  # the mean of one policy says nothing
+        old, new = first["evaluation"][name], last["evaluation"][name]
+        made.add_row(
+            name, *(f"{show(old[key], form)} {terminal.arrow} {show(new[key], form)}" for key, _, form in columns)
+        )
+    return made

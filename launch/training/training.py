@@ -1,0 +1,262 @@
+"""A run from the first line on the terminal to the last: start Ray and the algorithm, train, record, save, report."""
+
+import contextlib
+import gc
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from launch.cluster import session
+from launch.cluster.room import counted
+from launch.console import output
+from launch.console.interrupts import Interrupts
+from launch.display.terminal import Terminal
+from launch.run_folder import final
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.mirror import hand_over, stranded
+from launch.run_folder.records import Sample, Update, plain
+from launch.run_folder.storage import StorageError
+from launch.training.recovery import last_whole, may_pass
+from launch.training.tracking import Trackers, figures_of, open_trackers
+from policies.settings.placement import processes
+from policies.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from policies.cory import Cory
+
+COLLAPSED = 3
+"""Exit code of a run that `stop_on_collapse` ended."""
+
+HELD_OUT_SAMPLES = 3
+"""Held-out queries whose responses are kept from before and after training."""
+
+
+def train(
+    run: RunDirectory, settings: Settings, done: int | None, *, max_failures: int = 0, quiet: bool, debug: bool
+) -> int:
+    """Trains in a locked run folder, to the end or until the user stops it.
+
+    Args:
+        run: where everything is written.
+        settings: of the whole run.
+        done: continue from the checkpoint of this update; None starts anew.
+        max_failures: go on from the latest checkpoint after so many failures that may pass (`recovery.may_pass`).
+        quiet: print only where the results are.
+        debug: show the libraries' logs.
+
+    Returns:
+        0; 3 when a collapse ended the run (`stop_on_collapse`); 128 + the number of the signal that stopped it.
+    """
+    terminal = Terminal(settings, output.own_output(), done=done or 0, quiet=quiet, bar=not debug)
+    interrupts = Interrupts(
+        lambda: terminal.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True)
+    )
+    terminal.say(_what(settings, terminal.arrow))
+    terminal.say(
+        f"Run folder: {run.shown(run.path)}" + (f" (going on after update {done})" if done is not None else "")
+    )
+    terminal.say()
+    try:
+        with contextlib.ExitStack() as around:
+            if not debug:
+                around.enter_context(output.output_into(run.log))
+            around.enter_context(output.warnings_told(lambda text: terminal.say(text, True)))
+            around.enter_context(terminal)
+            around.enter_context(interrupts)
+            reached = _Run(run, settings, terminal, interrupts, debug).work(done, max_failures)
+    except KeyboardInterrupt:
+        terminal.say(f"Aborted. {_how_to_go_on(run)}", True)
+        return interrupts.exit_code
+    except Exception as error:
+        kept = _keep_batch(run, error)
+        try:
+            run.mirror(settings.keep_checkpoints)
+        except StorageError as unsaved:
+            error.add_note(f"{unsaved} {stranded(run)}")
+        if kept:
+            error.add_note(f"What it was to learn from is in {kept}, to be looked at by safetensors.torch.load_file.")
+        error.add_note(_how_to_go_on(run))
+        raise
+    if reached < settings.updates and interrupts.requested is not None:
+        terminal.say(f"Stopped. {_how_to_go_on(run)}", True)
+        hand_over(run, settings)
+        return interrupts.exit_code
+
+    from launch.display.curves import draw
+    from launch.training.summary import summarise
+
+    draw(run.updates(), settings, run.curves)
+    summarise(run, settings, terminal)
+    hand_over(run, settings)
+    if reached < settings.updates:
+        terminal.say(f"Stopped after update {reached}, because a policy has collapsed (stop_on_collapse).", True)
+        return COLLAPSED
+    return 0
+
+
+class _Run:
+    """The algorithm's life within a run."""
+
+    def __init__(
+        self, run: RunDirectory, settings: Settings, terminal: Terminal, interrupts: Interrupts, debug: bool
+    ) -> None:
+        self.run = run
+        self.settings = settings
+        self.terminal = terminal
+        self.interrupts = interrupts
+        self.debug = debug
+        self.trackers = Trackers([])
+
+    def work(self, done: int | None, max_failures: int) -> int:
+        """Trains, through failures that may pass; returns the number of updates that are done and saved."""
+        failures = 0
+        while True:
+            try:
+                return self._attempt(done, again=failures > 0)
+            except Exception as error:
+                failures += 1
+                if failures > max_failures or self.interrupts.requested is not None or not may_pass(error):
+                    raise
+                done = last_whole(self.run, lambda text: self.terminal.say(text, True))
+                if done is None and not self.run.checkpoints.empty():  # all are damaged, and worth a look
+                    raise
+                what = (str(error).strip() or type(error).__name__).splitlines()[0]
+            where = "Starting anew." if done is None else f"Going on after update {done}."
+            self.terminal.say(f"Failure {failures} of at most {max_failures}: {what} {where}", True)
+            self.terminal.set_back(done or 0)
+            self.run.cut_after(-1 if done is None else done)
+            self.interrupts.training = False
+            gc.collect()  # the models of the attempt that failed, before those of the next one are loaded
+
+    def _attempt(self, done: int | None, again: bool) -> int:
+        self.terminal.stage("Starting Ray")
+        with contextlib.ExitStack() as ending:
+            # Machines that are lost may take as long to come back as runners may.
+            patience = 2 * self.settings.generation_timeout if again else 0.0
+            ending.enter_context(session.ray_session(processes(self.settings), self.debug, patience))
+            self.interrupts.install()  # Ray took SIGTERM
+            self.terminal.stage("Loading the models")
+            algo = self._build()
+            ending.push(partial(_stop_failed, algo))
+            latest = self.run.checkpoints.latest()
+            if done is not None and latest is not None:
+                algo.restore_from_path(str(latest[1].resolve()))
+            self.trackers = ending.enter_context(open_trackers(self.run.path, self.settings, after=done))
+            if done is None:
+                self._start(algo)
+            self._loop(algo)
+            algo.stop()
+            return algo.updates
+
+    def _build(self) -> "Cory":
+        from policies.cory import CoryConfig
+
+        return CoryConfig().cory(**self.settings.model_dump()).build_algo()
+
+    def _start(self, algo: "Cory") -> None:
+        """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""
+        self.terminal.stage("Evaluating the start")
+        line = cast(Update, plain({"update": 0, "evaluation": algo.evaluate_policies()}))
+        self._keep(0, algo.held_out_samples(HELD_OUT_SAMPLES), held_out=True)
+        self._record(line)
+        self.terminal.start(line)
+        self._save(algo)
+
+    def _loop(self, algo: "Cory") -> None:
+        """Trains until all updates are done or the user asks to stop; either way the last update is saved.
+
+        An update's metrics are on the disk before its checkpoint is, so a resumed run never misses a line.
+        """
+        settings = self.settings
+        self.interrupts.training = True
+        self.terminal.begin()
+        ended = False
+        while algo.updates < settings.updates and self.interrupts.requested is None and not ended:
+            result = algo.train()["cory"]
+            ended = settings.stop_on_collapse and result["collapsed"]
+            update, done = algo.updates, ended or algo.updates == settings.updates
+            if done and "evaluation" not in result:
+                result = {**result, "evaluation": algo.evaluate_policies()}
+            samples = cast(list[Sample], plain(result["samples"]))
+            line = cast(Update, plain({key: value for key, value in result.items() if key != "samples"}))
+            if update % settings.samples_every == 0:
+                self._keep(update, samples, held_out=False)
+            if done:
+                self._keep(update, algo.held_out_samples(HELD_OUT_SAMPLES), held_out=True)
+                if settings.final_queries is not None:
+                    final.write(self.run.final, final.final_responses(algo, settings.final_queries))
+            self._record(line)
+            self.terminal.update(line)
+            if update % settings.samples_every == 0:
+                self.terminal.samples(samples)
+            better = "evaluation" in line and self.run.best_update() == update
+            if done or better or self.interrupts.requested is not None or update % settings.checkpoint_every == 0:
+                self._save(algo)
+        self.interrupts.training = False
+
+    def _record(self, line: Update) -> None:
+        self.run.metrics.append(line)
+        self.trackers.log(line["update"], figures_of(line))
+
+    def _keep(self, update: int, samples: Sequence[Mapping[str, object]], held_out: bool) -> None:
+        for sample in samples:
+            self.run.samples.append({"update": update, "held_out": held_out, **sample})
+
+    def _save(self, algo: "Cory") -> None:
+        checkpoints, best = self.run.checkpoints, self.run.best_update()
+        checkpoints.save(algo.updates, lambda folder: algo.save_to_path(str(folder.resolve())))
+        if best is not None:
+            checkpoints.name_best(best)
+        checkpoints.prune(self.settings.keep_checkpoints)
+        try:
+            self.run.mirror(self.settings.keep_checkpoints)
+        except StorageError as error:
+            self.terminal.say(f"Warning: {error} Training goes on; the next save copies what is missing.", True)
+
+
+def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:
+    """Ends what an algorithm that failed has in this process and others, as far as it still can be ended."""
+    if kind is not None and issubclass(kind, Exception):
+        with contextlib.suppress(Exception):
+            algo.stop()
+
+
+def _what(settings: Settings, arrow: str) -> str:
+    """Returns what is trained on what, in two sentences."""
+    if settings.num_agents == 1:
+        who, exchange = f"{settings.algorithm}: one agent learns", ""
+    else:
+        roles = settings.roles if settings.num_agents < 4 else (*settings.roles[:2], "...", settings.roles[-1])
+        by = "" if settings.critic else f" by {settings.algorithm}"
+        who = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(roles)}) learn"
+        period = settings.exchange_period
+        exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
+    updates = counted(settings.updates, "update")
+    times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
+    return (
+        f"{who} task {settings.task}, starting from {settings.model}.\n"
+        f"{updates} of {settings.queries} queries{times}{exchange}. Generation: {settings.backend}."
+    )
+
+
+def _keep_batch(run: RunDirectory, error: Exception) -> Path | None:
+    """Saves the batch of an update that was refused, and returns the file."""
+    from safetensors.torch import save_file
+
+    from policies.rllib.token_ppo_learner import NonFiniteUpdate
+
+    if not isinstance(error, NonFiniteUpdate):
+        return None
+    file = run.path / f"refused_update_{error.update:06d}_{error.module_id}.safetensors"
+    beside = file.with_name(f".{file.name}.new")
+    save_file({name: column.contiguous() for name, column in error.rows.items()}, beside)
+    beside.replace(file)
+    return file
+
+
+def _how_to_go_on(run: RunDirectory) -> str:
+    latest = run.checkpoints.latest()
+    if latest is None:
+        return "Nothing was saved yet."
+    return f"Update {latest[0]} is saved. Go on with:\n  {run.resume_command()}"

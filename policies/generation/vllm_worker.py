@@ -1,0 +1,60 @@
+"""What runs inside a vLLM worker to take new weights; with `vllm_lora`, every word of vLLM's internals that we rely on.
+
+vLLM imports this module in a worker before it loads the model there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from safetensors import safe_open
+
+from policies.generation import vllm_lora
+from policies.generation.generator import checksum
+from policies.generation.orphans import end_with_parent
+from policies.models.adapters import peft_names
+
+vllm_lora.prepare()
+end_with_parent()
+
+
+class WeightSync:
+    """Mixed into vLLM's worker (`worker_extension_cls`), reached through `collective_rpc`."""
+
+    model_runner: Any
+
+    def load_safetensors(self, path: str) -> int:
+        """Reads a safetensors file of Hugging Face names into the running model.
+
+        Only the path crosses the RPC. On a CPU, vLLM packs a tied `lm_head` at load time and `reload_weights` leaves
+        the packed copy as it was, so every language-model head is processed again (vLLM 0.32).
+
+        Returns:
+            `checksum` of the tensors as read.
+        """
+        import torch
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a dict)
+        with torch.inference_mode():
+            self.model_runner.reload_weights(weights_iterator=iter(tensors.items()), is_checkpoint_format=True)
+            for module in self.model_runner.get_model().modules():
+                if isinstance(module, ParallelLMHead):
+                    module.quant_method.process_weights_after_loading(module)
+        return checksum({name: tensor.float().numpy() for name, tensor in tensors.items()})
+
+    def load_adapter(self, path: str, number: int, rank: int, alpha: float) -> int:
+        """Reads a safetensors file with an adapter's weights, by the learner's names, in the place of the old ones.
+
+        Returns:
+            `checksum` of the tensors as read.
+
+        Raises:
+            ModelError: vLLM cannot adapt a layer that the learner adapts.
+        """
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a dict)
+        read = checksum({name: tensor.numpy() for name, tensor in tensors.items()})  # before vLLM scales them
+        vllm_lora.put(self.model_runner, peft_names(tensors), number, rank, alpha)
+        return read

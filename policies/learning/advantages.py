@@ -1,0 +1,76 @@
+"""Advantages without a critic: a response is compared with other responses, not with a value that was learned.
+
+Pure functions, as in `token_ppo`. `B` responses of one LLM to the queries of one update; `queries` names the query of
+each, so equal numbers are a group: what the LLM answered, in its role, to the same query. Groups may differ in size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from policies.learning import token_ppo
+
+Estimator = Callable[[Tensor, Tensor], Tensor]
+
+EPSILON = 1e-4
+"""What GRPO adds to a group's deviation (trl's number): below it, differences of scores count as noise."""
+
+
+def reinforce(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """REINFORCE++ (Hu et al. 2025): the rewards from each token on, whitened over the batch.
+
+    The batch's mean is the baseline, so one response per query will do.
+
+    Args:
+        rewards, mask: `[B, T]`, of `token_ppo.token_rewards`.
+        gamma: discount per token.
+
+    Returns:
+        `[B, T]`, zero outside the mask.
+    """
+    to_go, _ = token_ppo.gae(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)
+    return token_ppo.whiten(to_go, mask, token_ppo.masked_moments(to_go, mask))
+
+
+def rloo(scores: Tensor, queries: Tensor) -> Tensor:
+    """REINFORCE leave-one-out (Kool et al. 2019, Ahmadian et al. 2024): less the mean of the *others* of the group.
+
+    Args:
+        scores: `[B]`, reward of each whole response.
+        queries: `[B]`, int64.
+
+    Returns:
+        `[B]`, fp32; 0 for a response alone in its group, which has nothing to be compared with.
+    """
+    centred, size, _ = _centred(scores, queries)
+    return (centred * size / (size - 1).clamp(min=1)).float()
+
+
+def dr_grpo(scores: Tensor, queries: Tensor) -> Tensor:
+    """Dr. GRPO (Liu et al. 2025): less the mean of the group; arguments and result as of `rloo`."""
+    return _centred(scores, queries)[0].float()
+
+
+def grpo(scores: Tensor, queries: Tensor) -> Tensor:
+    """GRPO (Shao et al. 2024): less the mean of the group, by its unbiased deviation; as `rloo` otherwise.
+
+    A group whose scores are equal teaches nothing: all get 0.
+    """
+    centred, size, place = _centred(scores, queries)
+    squares = torch.zeros_like(centred).index_add(0, place, centred**2)[place]
+    return (centred / ((squares / (size - 1).clamp(min=1)).sqrt() + EPSILON)).float()
+
+
+GROUPED: dict[str, Estimator] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
+"""The estimators that compare responses to the same query."""
+
+
+def _centred(scores: Tensor, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores less the mean of their group, the size of the group, and its number; `[B]` each, float64 but the last."""
+    _, place, sizes = queries.unique(return_inverse=True, return_counts=True)
+    scores = scores.double()
+    means = torch.zeros_like(sizes, dtype=torch.float64).index_add(0, place, scores) / sizes
+    return scores - means[place], sizes[place].double(), place

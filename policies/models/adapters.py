@@ -1,0 +1,94 @@
+"""LoRA: every policy is a low-rank adapter on one frozen base, which a process holds once.
+
+A policy is modules of its own around the base's very tensors, with adapters injected by PEFT. So the base without
+adapters stays what it was, the reference policy, and nothing has to be switched on or off between policies (PEFT's
+`set_adapter` flips `requires_grad`, which costs all adapters but the last their gradients).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from policies.models.language_model import ModelError
+from policies.models.lora import Lora
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+T = TypeVar("T")
+
+_NAME = "default"  # PEFT's, of the one adapter that a skeleton has
+
+
+def adapted(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
+    """Returns a model that shares every tensor of `base` and has an adapter of its own, fp32 and trainable.
+
+    The adapter starts as PEFT's do, A random and B zero, so the model answers as the base does. A depends on the seed
+    alone: the policies of a run start alike, as copies of a model would.
+
+    Args:
+        base: frozen; it is not changed.
+        lora: what the adapter is like.
+
+    Raises:
+        ModelError: the base has no linear layer of a name in `lora.targets`.
+    """
+    from peft import inject_adapter_in_model
+
+    layers = linear_layers(base)
+    if unknown := sorted(set(lora.targets) - set(layers)):  # PEFT would adapt the others without a word
+        raise ModelError(
+            f"`{base.name_or_path}` has no linear layer {', '.join(map(repr, unknown))} to adapt. It has "
+            f"{', '.join(layers)}; set lora_targets to some of them, or leave it out."
+        )
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
+    for module in base.modules():  # bitsandbytes keeps scales beside its 4-bit weights
+        if (scales := vars(module).get("quant_state")) is not None:
+            shared[id(scales)] = scales
+    skeleton = copy.deepcopy(base, shared)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(lora.seed)
+        inject_adapter_in_model(peft_config(base, lora), skeleton, _NAME)
+    for parameter in skeleton.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # PEFT gives them the type of the base
+    return skeleton
+
+
+def linear_layers(model: PreTrainedModel) -> list[str]:
+    """The names of a model's linear layers, without where they are and without the output head."""
+    head = model.get_output_embeddings()
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear | Conv1D) and module is not head
+        }
+    )
+
+
+def peft_config(base: PreTrainedModel, lora: Lora) -> LoraConfig:
+    """PEFT's description of the adapters, as it stands in an `adapter_config.json`."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base.name_or_path,
+        r=lora.rank,
+        lora_alpha=cast(int, lora.alpha),
+        lora_dropout=0.0,  # sampler and learner must see one distribution
+        target_modules=list(lora.targets or linear_layers(base)),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in base.modules()),
+    )
+
+
+def peft_names(weights: Mapping[str, T]) -> dict[str, T]:
+    """An adapter's weights by the names that PEFT saves, and vLLM reads, instead of `adapted`'s."""
+    return {f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": array for name, array in weights.items()}

@@ -1,0 +1,62 @@
+"""A folder in the user's cache that one process fills once, for all: under its name it is whole, or absent.
+
+It is filled under another name beside its place, forced to the disk, and renamed. So a kill at any moment leaves
+nothing that counts, and whoever finds the folder needs no lock and writes nothing.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from policies.models.whole_folder import whole_folder
+
+
+class CacheError(Exception):
+    """The user's cache cannot be written; the message says where, why, and what to do."""
+
+
+def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
+    """Returns a folder of the user's cache, filled by the first process that asks for it; others wait meanwhile.
+
+    The cache is `user_cache()`.
+
+    Args:
+        name: the folder's; it names whatever its content depends on, as a folder that is there is never filled again.
+        fill: writes files into the (existing, empty) folder that it is given. Its errors pass, but for an `OSError`.
+
+    Raises:
+        CacheError: the cache cannot be written, as on a full disk.
+    """
+    place = user_cache() / name
+    if not place.is_dir():
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with locked(place.with_name(f".{name}.lock")):
+                if not place.is_dir():  # else another process has filled it while this one waited
+                    with whole_folder(place) as unfinished:
+                        fill(unfinished)
+                        for path in unfinished.iterdir():
+                            path.chmod(0o644)  # safetensors makes files that only their owner can read
+        except OSError as error:
+            raise CacheError(
+                f"{place} cannot be written: {error.strerror or error}. Put that right, or set XDG_CACHE_HOME to a "
+                "folder that has room and can be written."
+            ) from error
+    return place
+
+
+def user_cache() -> Path:
+    """Returns `$XDG_CACHE_HOME/cory-rllib`, by default `~/.cache/cory-rllib`; it may not exist yet."""
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    # Paths that are not absolute do not count, by the XDG base directory specification.
+    return (Path(configured) if os.path.isabs(configured) else Path.home() / ".cache") / "cory-rllib"
+
+
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Waits until no other process holds this lock. The kernel frees it when its holder ends, however that happens."""
+    with file.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

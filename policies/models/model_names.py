@@ -1,0 +1,20 @@
+"""What the setting `model` may name: two models that need no hub, or anything that `from_pretrained` takes."""
+
+from cory_env.tokenizer import DEFAULT_TOKENIZER
+from policies.models import smollm2
+
+BUNDLED_LM = DEFAULT_TOKENIZER.name
+
+
+def model_path(name: str) -> str:
+    """Returns what `from_pretrained` is given for a name: a folder of this machine, or the name itself.
+
+    Every process resolves names by itself, because folders lie elsewhere on another machine. A path stays what it is.
+
+    Raises:
+        SmolLM2Error: `smollm2` is named, but its package is not installed.
+        CacheError: `smollm2` is named for the first time, and the cache cannot be written.
+    """
+    if name == BUNDLED_LM:
+        return str(DEFAULT_TOKENIZER)
+    return str(smollm2.folder()) if name == smollm2.NAME else name

@@ -1,0 +1,75 @@
+"""RLlib's own settings, as they follow from ours."""
+
+from __future__ import annotations
+
+from ray import tune
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
+from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
+
+from cory_env import cory_v0
+from policies.rllib.causal_lm_module import CausalLMModule, module_config
+from policies.rllib.token_batch import TokenBatch
+from policies.rllib.token_ppo_learner import TokenPPOLearner
+from policies.role_exchange import RoleExchange
+from policies.rollout.chain_runner import ChainRunner
+from policies.rollout.role_mapping import RoleMapping
+from policies.settings.placement import named_resources
+from policies.settings.settings import Settings
+
+ENV = "cory_v0"
+
+tune.register_env(ENV, lambda settings: PettingZooEnv(cory_v0.env(**settings)))
+
+
+def derive(config: AlgorithmConfig, s: Settings) -> None:
+    """Sets RLlib's fields."""
+    learners = max(s.num_learners, 1)
+    config.environment(ENV, env_config=s.env_settings())
+    config.framework("torch")
+    config.debugging(seed=s.seed)
+    config.multi_agent(policies=set(s.modules), policy_mapping_fn=RoleMapping(s.roles, s.modules))
+    config.rl_module(
+        rl_module_spec=MultiRLModuleSpec(
+            rl_module_specs={
+                module_id: RLModuleSpec(module_class=CausalLMModule, model_config=module_config(s))
+                for module_id in s.modules
+            }
+        )
+    )
+    config.env_runners(
+        env_runner_cls=ChainRunner,
+        num_env_runners=s.num_runners,
+        create_local_env_runner=s.num_runners == 0,
+        num_cpus_per_env_runner=s.runner_threads,
+        num_gpus_per_env_runner=s.gpus_per_runner,
+        custom_resources_per_env_runner=named_resources("runner_resources", s.runner_resources),
+        batch_mode="complete_episodes",
+        sample_timeout_s=None,
+        add_default_connectors_to_env_to_module_pipeline=False,
+        add_default_connectors_to_module_to_env_pipeline=False,
+        merge_env_runner_states=False,
+        broadcast_env_runner_states=True,
+    )
+    config._dont_auto_sync_env_runner_states = True  # weights go through ChainRunner.load_weights, and are checked
+    config.learners(
+        learner_class=TokenPPOLearner,
+        num_learners=s.num_learners,
+        num_gpus_per_learner=s.gpus_per_learner,
+        custom_resources_per_learner=named_resources("learner_resources", s.learner_resources),
+        learner_connector=lambda *spaces: TokenBatch(),
+        add_default_connectors_to_learner_pipeline=False,
+    )
+    config.training(
+        lr=s.lr,
+        gamma=s.gamma,
+        lambda_=s.lam,
+        clip_param=s.clip,
+        vf_loss_coeff=s.value_coef,
+        use_kl_loss=False,
+        num_epochs=s.epochs,
+        train_batch_size_per_learner=s.responses * s.num_agents // learners,
+        minibatch_size=s.minibatch // learners,
+    )
+    config.fault_tolerance(restart_failed_env_runners=True, ignore_env_runner_failures=False)
+    config.callbacks(RoleExchange)

@@ -1,0 +1,317 @@
+"""Plays chains: one batched generation per position, batched reward calls, RLlib episodes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.utils.framework import get_device
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED
+
+from cory_env.chain import Chain
+from cory_env.episode import ChainEpisode
+from cory_env.rewards import RewardWorker, score_episodes, score_observed
+from cory_env.tasks.task import Split
+from policies.generation.generator import GenerationError, Generator, Loaded, Response, Sampling, Weights, sampling_seed
+from policies.learning.token_ppo import repetition
+from policies.rllib.token_batch import ENDED, LOGPROBS, QUERY, TASK_REWARD
+from policies.rollout.dealing import Deal
+from policies.rollout.role_mapping import RoleMapping
+from policies.settings.settings import Settings
+
+
+class Rollout(NamedTuple):
+    """What one call of `sample` brings back."""
+
+    episodes: list[MultiAgentEpisode]
+    """One per chain whose reward could be computed, in the order dealt."""
+    deals: list[Deal]
+    """What was dealt, per episode."""
+    samples: list[dict[str, Any]]
+    """The same chains as text: query, and per role the policy, response and task reward."""
+    version: int
+    """Version of the weights that generated them."""
+    tokens: int
+    """Response tokens generated."""
+    truncated_prompts: int
+    """Prompts whose reference was cut."""
+    reward_errors: int
+    """Chains dropped because their reward failed (`on_reward_error: skip`)."""
+    rollout_seconds: float
+    reward_seconds: float
+
+
+class ChainRunner(EnvRunner, Checkpointable):
+    """An RLlib EnvRunner for chains. Its episodes equal those of stepping `cory_v0` alone with the same tokens.
+
+    Which queries it plays, in which roles and with which weights comes with every call, so a runner that was
+    restarted has nothing to remember. With vLLM it builds no torch copy of the model.
+    """
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        """Builds task, reward process and generation backend.
+
+        Args:
+            config: a `CoryConfig`.
+            **kwargs: RLlib's: `worker_index` and others.
+        """
+        super().__init__(config=config, **kwargs)
+        self.settings: Settings = self.config.settings
+        self.generator: Generator | None = None
+        self.rewards: RewardWorker | None = None
+        self._versions: dict[str, int] = {}
+        self._env_steps = 0
+        self.make_env()
+        self.make_module()
+
+    def make_env(self) -> None:
+        """Loads the task and tokenizer: the chain of all agents, and for evaluation a chain of one."""
+        s = self.settings
+        task, tokenizer = s.make_task(), s.make_tokenizer()
+        self.chains = {n: s.make_chain(task, tokenizer, num_agents=n) for n in {1, s.num_agents}}
+        self.env = self.chains[s.num_agents]
+        self.rewards = RewardWorker(task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
+
+    def make_module(self) -> None:
+        """Starts the generation backend, on the device that Ray gave this runner."""
+        s = self.settings
+        common: dict[str, Any] = {
+            "stop_token_ids": self.env.stop_token_ids,
+            "dtype": s.dtype,
+            "device": get_device(self.config, self.config.num_gpus_per_env_runner),
+            "trust_remote_code": s.trust_remote_code,
+            "lora": s.lora,
+        }
+        if s.backend == "vllm":
+            from policies.generation.vllm_generator import VLLMGenerator
+
+            self.generator = VLLMGenerator(
+                s.model_path,
+                s.modules,
+                **common,
+                max_prompt=s.max_prompt,
+                max_response=s.max_response,
+                max_sequences=min(s.responses, 256),
+                seed=s.seed,
+                gpu_share=s.gpus_per_runner,
+                tensor_parallel=s.tensor_parallel,
+                in_process=bool(self.worker_index),  # the driver's own runner shares its process with the learner
+                timeout=s.generation_timeout,
+            )
+        else:
+            from policies.generation.transformers_generator import TransformersGenerator
+
+            self.generator = TransformersGenerator(s.model_path, s.modules, **common, quantization=s.quantization)
+
+    def sample(
+        self,
+        *,
+        deals: Sequence[Deal] = (),
+        stream: int = 0,
+        mapping: RoleMapping | None = None,
+        version: int = 0,
+        split: Split = "train",
+        **kwargs: Any,
+    ) -> Rollout:
+        """Plays queries through the chain in lockstep.
+
+        Args:
+            deals: the queries.
+            stream: what the sampling seeds, and with `min_response` the longest response, are drawn from: the update's
+                number.
+            mapping: who plays which role; its number of roles chooses the chain.
+            version: version of the weights that must be loaded.
+            split: `train` or `test`.
+
+        Raises:
+            GenerationError: the engine failed, or other weights are loaded than asked for.
+            RewardError: the reward failed and `on_reward_error` is `stop`.
+        """
+        assert self.generator is not None and self.rewards is not None and mapping is not None
+        chain = self.chains[len(mapping.roles)]
+        queries = chain.task.queries(split)
+        limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
+        episodes = [ChainEpisode(chain, queries[deal.query]) for deal in deals]
+        responses: list[list[Response]] = []
+        started, reward_seconds = time.perf_counter(), 0.0
+        for position, role in enumerate(chain.roles):
+            module_id = mapping(role)
+            if self._versions.get(module_id) != version:
+                raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
+            seeds = [sampling_seed(self.settings.seed, stream, d.query, position, d.sample) for d in deals]
+            sampling = Sampling(self.settings.temperature, limit, seeds)
+            asked = time.perf_counter()
+            score_observed(self.rewards, episodes)
+            reward_seconds += time.perf_counter() - asked
+            prompts = [episode.prompt_ids() for episode in episodes]
+            responses.append(self.generator.generate(prompts, module_id, sampling))
+            for episode, response in zip(episodes, responses[-1], strict=True):
+                episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
+        rollout_seconds = time.perf_counter() - started - reward_seconds
+        asked = time.perf_counter()
+        scores = score_episodes(self.rewards, episodes)
+        reward_seconds += time.perf_counter() - asked
+        known = [
+            (deal, episode, turns, rewards)
+            for deal, episode, turns, found in zip(deals, episodes, zip(*responses, strict=True), scores, strict=True)
+            if len(rewards := [reward for reward in found if reward is not None]) == len(found)
+        ]
+        self._env_steps += len(known) * len(chain.roles)
+        return Rollout(
+            episodes=[as_rllib_episode(episode, turns, rewards, mapping) for _, episode, turns, rewards in known],
+            deals=[deal for deal, *_ in known],
+            samples=[as_text(episode, rewards, mapping) for _, episode, _, rewards in known],
+            version=min(self._versions[mapping(role)] for role in chain.roles),
+            tokens=sum(len(response.tokens) for turn in responses for response in turn),
+            truncated_prompts=sum(sum(episode.truncated) for episode in episodes),
+            reward_errors=len(episodes) - len(known),
+            rollout_seconds=rollout_seconds,
+            reward_seconds=reward_seconds,
+        )
+
+    def probe(self, module_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
+        """Responses to raw prompts: what the self-test compares with the learner."""
+        assert self.generator is not None
+        sampling = Sampling(self.settings.temperature, self.settings.max_response, seeds)
+        return self.generator.generate(prompts, module_id, sampling)
+
+    def load_weights(self, weights: dict[str, Weights], version: int) -> dict[str, Loaded]:
+        """Hands new weights to the backend.
+
+        Args:
+            weights: `{llm: {parameter name: fp32 array}}`, Hugging Face names.
+            version: their version.
+
+        Returns:
+            What the engine holds now, per LLM.
+
+        Raises:
+            GenerationError: the engine failed, and was started anew.
+        """
+        assert self.generator is not None
+        loaded = {}
+        for module_id in sorted(weights):
+            loaded[module_id] = self.generator.load(module_id, weights[module_id], version)
+            self._versions[module_id] = version
+        return loaded
+
+    # What RLlib asks of every EnvRunner.
+
+    def get_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Observation and action space of every LLM, and of the environment as a whole."""
+        observation, action = self.env.observation_space(), self.env.action_space()
+        whole = (dict.fromkeys(self.env.roles, observation), dict.fromkeys(self.env.roles, action))
+        return {
+            INPUT_ENV_SPACES: whole,
+            INPUT_ENV_SINGLE_SPACES: whole,
+            **dict.fromkeys(self.settings.modules, (observation, action)),
+        }
+
+    def get_metrics(self) -> dict[str, int]:
+        """Environment steps (responses) since the last call."""
+        steps, self._env_steps = self._env_steps, 0
+        return {NUM_ENV_STEPS_SAMPLED: steps}
+
+    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls `func(self, ...)` for the driver; what it raises reaches the driver.
+
+        RLlib's own version ends the process a minute after any exception, so that a failing reward would look like a
+        runner that died, for ever.
+        """
+        return func(self, *args, **kwargs)
+
+    def assert_healthy(self) -> None:
+        """Raises AssertionError where there is no backend."""
+        assert self.generator is not None
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """A runner has no state of its own."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Nothing to set: weights come through `load_weights`, which answers with version and checksum."""
+
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """How to build this runner again."""
+        return (), {"config": self.config}
+
+    def stop(self) -> None:
+        """Ends the engines and the reward process."""
+        if self.generator is not None:
+            self.generator.close()
+        if self.rewards is not None:
+            self.rewards.close()
+
+
+def as_rllib_episode(
+    episode: ChainEpisode, responses: Sequence[Response], task_rewards: Sequence[float], mapping: RoleMapping
+) -> MultiAgentEpisode:
+    """Turns a finished chain into an RLlib episode: one step per role, every reward with the last step.
+
+    Args:
+        episode: all roles have answered.
+        responses: what was generated, per role.
+        task_rewards: r_i per role; agents receive the collective reward.
+        mapping: roles at generation time; the episode keeps it.
+    """
+    chain: Chain = episode.chain
+    observation_space, action_space = _spaces(chain)
+    out = MultiAgentEpisode(
+        observation_space=observation_space,
+        action_space=action_space,
+        agent_to_module_mapping_fn=mapping,
+    )
+    out.add_env_reset(observations={chain.roles[0]: episode.observation(chain.roles[0])})
+    for position, role in enumerate(chain.roles):
+        last = position == len(chain.roles) - 1
+        tokens = episode.responses[position]
+        following = () if last else (chain.roles[position + 1],)
+        out.add_env_step(
+            observations={other: episode.observation(other) for other in following},
+            actions={role: {"tokens": tokens, "length": len(tokens)}},
+            rewards=episode.collective_rewards(task_rewards) if last else {},
+            terminateds={"__all__": last},
+            extra_model_outputs={
+                role: {
+                    LOGPROBS: responses[position].logprobs[: len(tokens)],
+                    TASK_REWARD: task_rewards[position],
+                    QUERY: episode.query.id,
+                    ENDED: tokens[-1] in chain.ends,
+                }
+            },
+        )
+    return out
+
+
+@lru_cache(maxsize=4)
+def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Observation and action space of every role: one object for all episodes of a chain, so pickled once with them."""
+    observation, action = chain.observation_space(), chain.action_space()
+    return dict.fromkeys(chain.roles, observation), dict.fromkeys(chain.roles, action)
+
+
+def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:
+    """A finished chain for people: the query, what each role answered, and what of it would be a sign of collapse."""
+    return {
+        "query": episode.query.text,
+        "responses": [
+            {
+                "role": role,
+                "policy": mapping(role),
+                "text": text,
+                "task_reward": reward,
+                "ended": tokens[-1] in episode.chain.ends,
+                "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
+            }
+            for role, text, tokens, reward in zip(
+                episode.chain.roles, episode.completions, episode.responses, task_rewards, strict=True
+            )
+        ],
+    }

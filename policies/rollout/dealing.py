@@ -1,0 +1,42 @@
+"""Which queries an update plays. All of it follows from (seed, update), so a restored run deals on as it would have."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Deal(NamedTuple):
+    """A query to play: its index in the split, and which sample of it this is (a query may be dealt twice)."""
+
+    query: int
+    sample: int = 0
+
+
+def deal(seed: int, update: int, size: int, total: int, samples: int = 1) -> list[Deal]:
+    """The queries of one update: the next ones of an endless row of seeded permutations of all of them.
+
+    Args:
+        seed: of the run.
+        update: counted from 0.
+        size: queries per update.
+        total: training queries that there are.
+        samples: times that each query is played.
+    """
+    deals: list[Deal] = []
+    dealt: dict[int, int] = {}
+    for place in range(update * size, (update + 1) * size):
+        epoch, offset = divmod(place, total)
+        query = int(query_order(seed, epoch, total)[offset])
+        first = dealt.get(query, 0)
+        dealt[query] = first + samples
+        deals += [Deal(query, sample) for sample in range(first, first + samples)]
+    return deals
+
+
+@lru_cache(maxsize=2)
+def query_order(seed: int, epoch: int, total: int) -> np.ndarray:
+    """The order of the training queries in one pass over them: a permutation drawn from (seed, epoch)."""
+    return np.random.default_rng([seed, epoch]).permutation(total)

@@ -1,0 +1,249 @@
+"""How the driver talks to its runners: who is alive, which queries each plays, which weights each holds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
+from policies.generation.generator import GenerationError, Loaded, Weights, checksum
+from policies.rollout.chain_runner import Rollout
+from policies.rollout.dealing import Deal
+from policies.settings.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+_ATTEMPTS = 3  # at the same queries, by all runners
+_FAREWELL = 20.0  # seconds that runners have to end their engines and reward processes
+_REWARD_CALLS = 5  # as long as a reward that hangs may keep `RewardWorker.score` busy, in its time limits
+
+
+class WeightSyncError(RuntimeError):
+    """A runner does not hold the weights that it was sent."""
+
+
+class Runners:
+    """RLlib's env runners, called with explicit work. With `num_runners=0` the one in the driver does it all.
+
+    A runner that dies, hangs beyond `timeout` or loses its engine costs nothing: its queries are dealt again, RLlib
+    restarts it, and it gets the present weights before it plays.
+    """
+
+    def __init__(self, group: EnvRunnerGroup, settings: Settings, fetch: Callable[[str], Weights]) -> None:
+        """Wraps RLlib's group.
+
+        Args:
+            group: the algorithm's env runners.
+            settings: names the LLMs and the longest waits. Playing may take so much longer than `generation_timeout`
+                that a runner whose reward hangs can say so.
+            fetch: the learner's present weights of an LLM. They are fetched when they are sent, one LLM at a time, so
+                that the driver keeps no copy.
+        """
+        self.group = group
+        self.timeout = settings.generation_timeout
+        batches = max(settings.num_agents - 1, 1) if settings.observed == "best" else 1
+        self.play_timeout = self.timeout + batches * _REWARD_CALLS * settings.reward_timeout
+        self.modules = settings.modules
+        self.fetch = fetch
+        self.version = -1
+        self._sent: dict[str, int] = {}
+
+    def play(self, deals: Sequence[Deal], **arguments: Any) -> list[Rollout]:
+        """Plays queries on all runners.
+
+        Args:
+            deals: the queries.
+            **arguments: the others of `ChainRunner.sample`.
+
+        Returns:
+            Rollouts that hold every query once, in the order dealt.
+
+        Raises:
+            RewardError, QueryTooLong, …: what a runner raised about the work itself.
+            GenerationError: no runner came back in time, or all failed again and again.
+        """
+        local = self.group.local_env_runner
+        if local is not None:
+            try:
+                return [local.sample(deals=deals, **arguments)]
+            except GenerationError as error:  # its engine was started anew
+                logger.warning("%s The queries are played again.", error)
+                return [local.sample(deals=deals, **arguments)]
+        done: dict[int, Rollout] = {}  # by the place of the first query
+        pending = [(0, list(deals))]
+        failures = 0
+        while pending:
+            alive = self.alive()
+            shares = list(split(pending, len(alive)))
+            calls = [{"deals": share, **arguments} for _, share in shares]
+            answers = self._call("sample", calls, alive[: len(shares)], self.play_timeout)
+            failures = 0 if any(answer is not None for answer in answers) else failures + 1
+            if failures == _ATTEMPTS:
+                raise GenerationError(
+                    f"All runners failed {_ATTEMPTS} times in a row on the same queries. Check their logs and memory; "
+                    "queries, max_prompt or num_runners may be too large for this machine."
+                )
+            done |= {place: answer for (place, _), answer in zip(shares, answers, strict=True) if answer is not None}
+            unsent = pending[len(shares) :] if len(shares) < len(pending) else []
+            pending = [share for share, answer in zip(shares, answers, strict=True) if answer is None] + unsent
+        return [done[place] for place in sorted(done)]
+
+    def check_started(self, wait: float | None = None) -> None:
+        """Raises what kept a runner from starting: RLlib goes on without such a runner, and without a word.
+
+        Args:
+            wait: for runners that are being restarted, in seconds; None waits until they are up.
+
+        Raises:
+            RewardError, EngineStartError, …: as the runner's constructor raised it.
+        """
+        actors = self.group._worker_manager.actors()
+        calls = [actors[runner].ping.remote() for runner in set(actors) - set(self.group.healthy_worker_ids())]
+        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=wait) if calls else ([], [])
+        for call in ready:
+            try:
+                ray.get(call)
+            except RayError as error:  # else it is still being restarted
+                if isinstance(error, RayActorError) and error.actor_init_failed:
+                    raise error.args[0].cause from error
+
+    def send(self, version: int) -> None:
+        """Sends the learner's present weights to all runners; those that come back later get them then.
+
+        Args:
+            version: of the weights.
+
+        Raises:
+            WeightSyncError: an engine read something else than was sent.
+        """
+        self.version = version
+        self._send_to(sorted(self.group.healthy_worker_ids()))
+
+    def _send_to(self, runners: Sequence[int]) -> None:
+        local = self.group.local_env_runner
+        for module_id in self.modules:
+            weights = {module_id: self.fetch(module_id)}
+            self._sent[module_id] = checksum(weights[module_id])
+            if local is not None:
+                try:
+                    loaded = local.load_weights(weights, self.version)
+                except GenerationError as error:  # its engine was started anew
+                    logger.warning("%s The weights are sent again.", error)
+                    loaded = local.load_weights(weights, self.version)
+                self.check([loaded])
+            else:
+                call = {"weights": ray.put(weights), "version": self.version}
+                del weights
+                alive = [runner for runner in runners if self.group._worker_manager.is_actor_healthy(runner)]
+                self.check(self._call("load_weights", [call] * len(alive), alive))
+
+    def check(self, answers: Sequence[Mapping[str, Loaded] | None]) -> None:
+        """Compares what engines read with what was sent; None stands for a runner that is gone.
+
+        Raises:
+            WeightSyncError: they differ.
+        """
+        for answer in answers:
+            for module_id, loaded in (answer or {}).items():
+                if (loaded.version, loaded.checksum) != (self.version, self._sent[module_id]):
+                    raise WeightSyncError(
+                        f"{module_id}: version {self.version} with checksum {self._sent[module_id]} was sent, but the "
+                        f"engine read version {loaded.version} with checksum {loaded.checksum}."
+                    )
+
+    def call_one(self, method: str, **arguments: Any) -> Any:
+        """Calls a method of one runner.
+
+        Raises:
+            GenerationError: it died or hung.
+        """
+        local = self.group.local_env_runner
+        if local is not None:
+            return getattr(local, method)(**arguments)
+        runner = self.alive()[0]
+        answer = self._call(method, [arguments], [runner])[0]
+        if answer is None:
+            raise GenerationError(f"Runner {runner} failed. Check its log, memory and device.")
+        return answer
+
+    def alive(self) -> list[int]:
+        """Remote runners that can be called; while there are none, waits for restarts.
+
+        Raises:
+            GenerationError: none came back within twice the timeout.
+        """
+        deadline = time.monotonic() + 2 * self.timeout
+        while not (runners := sorted(self.group.healthy_worker_ids())):
+            if time.monotonic() > deadline:
+                raise GenerationError("All runners are gone and none came back. Check their logs, memory and devices.")
+            time.sleep(1.0)
+            self.check_started(wait=0.1)
+            self.welcome_back()
+        return runners
+
+    def welcome_back(self) -> list[int]:
+        """Finds runners that were restarted, gives them the present weights, and returns them.
+
+        Raises:
+            WeightSyncError: an engine read something else than was sent.
+        """
+        restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
+        if restored:
+            self._send_to(restored)
+        return restored
+
+    def _call(
+        self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int], timeout: float | None = None
+    ) -> list[Any]:
+        """Calls a method of remote runners, each with its own arguments; waits `self.timeout` s unless told otherwise.
+
+        Returns:
+            Per runner its answer, or None where it died, hung (it is restarted then) or lost its engine. The manager
+            then counts it out until `welcome_back` finds it and gives it its weights.
+        """
+        if not runners:  # RLlib would take none for all
+            return []
+        manager = self.group._worker_manager
+        timeout = self.timeout if timeout is None else timeout
+        answers = manager.foreach_actor(
+            method, kwargs=list(calls), remote_actor_ids=list(runners), timeout_seconds=timeout
+        )
+        found: dict[int, Any] = {}
+        for answer in answers:
+            error = None if answer.ok else answer.get()
+            found[answer.actor_id] = answer.get() if error is None else None
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, RayError):  # beside its death: its node's, or the loss of its answer with that
+                logger.warning("Runner %d died; its queries are dealt again.", answer.actor_id)
+            elif isinstance(cause, GenerationError):
+                logger.warning("Runner %d: %s", answer.actor_id, cause)
+            elif cause is not None:
+                raise cause
+        for runner in runners:
+            if runner not in found:
+                logger.warning("Runner %d gave no answer in %.0f s; it is restarted.", runner, timeout)
+                ray.kill(manager.actors()[runner], no_restart=False)
+                manager.set_actor_state(runner, healthy=False)
+        return [found.get(runner) for runner in runners]
+
+
+def end(group: EnvRunnerGroup) -> None:
+    """Ends all remote runners by their own `stop`, and those that do not answer all the same; RLlib would wait."""
+    manager = group._worker_manager
+    manager.foreach_actor("stop", timeout_seconds=_FAREWELL)
+    manager.clear()
+
+
+def split(pending: Sequence[tuple[int, list[Deal]]], runners: int) -> Iterator[tuple[int, list[Deal]]]:
+    """Splits pending runs of queries, each with the place of its first one, into at most `runners` shares."""
+    parts = max(runners // len(pending), 1)
+    for place, deals in pending[:runners]:
+        for part in np.array_split(np.arange(len(deals)), min(parts, len(deals))):
+            yield place + int(part[0]), [deals[i] for i in part]

@@ -1,0 +1,145 @@
+"""Settings that contradict each other, although each is right by itself."""
+
+from __future__ import annotations
+
+from policies.settings.fields import Fields
+from policies.settings.placement import named_resources
+
+
+def refuse_contradictions(settings: Fields) -> None:
+    """Checks what only settings together can show.
+
+    Raises:
+        ValueError: for the first contradiction, in one sentence, with what would work.
+    """
+    k, batch = settings.num_generations, f"queries={settings.queries}"
+    if k > 1:
+        batch += f" * num_generations={k}"
+    if settings.responses % settings.minibatch:
+        fitting = ", ".join(str(d) for d in range(1, settings.responses + 1) if settings.responses % d == 0)
+        raise ValueError(
+            f"minibatch={settings.minibatch} does not divide {batch}: every policy answers each query "
+            f"{'once' if k == 1 else f'{k} times'}. Mini-batches that would work: {fitting}."
+        )
+    if settings.advantage in ("rloo", "grpo", "dr_grpo"):
+        _refuse_for_groups(settings)
+    for what, low, high in (
+        ("query", settings.min_query, settings.max_query),
+        ("response", settings.min_response, settings.max_response),
+    ):
+        if low is not None and (high is None or low > high):
+            raise ValueError(f"min_{what}={low}, but max_{what}={high}. Set max_{what} to {low} or more.")
+    if settings.stop == "":
+        raise ValueError("stop is empty, so every token would end a response. Name a text, or leave it null.")
+    if settings.system is not None and not settings.chat:
+        raise ValueError("system is set, but chat is off, so no model would see it. Set chat=true.")
+    if settings.kl_control == "adaptive":
+        _refuse_to_steer(settings)
+    learners = max(settings.num_learners, 1)
+    if settings.minibatch % learners:
+        raise ValueError(
+            f"minibatch={settings.minibatch} is not divisible by num_learners={learners}. The next one that would "
+            f"work is {(settings.minibatch // learners + 1) * learners} (it must divide {batch} too)."
+        )
+    if learners > 1 and 0 < settings.gpus_per_learner < 1:
+        raise ValueError(
+            f"gpus_per_learner={settings.gpus_per_learner:g} with num_learners={learners} puts several learners on one "
+            "GPU, which NCCL, by which they average gradients, refuses. Set gpus_per_learner=1, or num_learners=1."
+        )
+    if settings.quantization != "none" and settings.weights != "lora":
+        raise ValueError(
+            f"quantization={settings.quantization} stores weights that cannot be trained. Set weights=lora, or "
+            "quantization=none."
+        )
+    if settings.quantization != "none" and settings.backend == "vllm":
+        raise ValueError("quantization=nf4 is not in vLLM 0.32. Use backend=transformers, or quantization=none.")
+    if settings.quantization != "none" and not (settings.gpus_per_learner and settings.gpus_per_runner):
+        raise ValueError(
+            f"quantization={settings.quantization} needs a CUDA GPU for learners and runners. Set gpus_per_learner and "
+            "gpus_per_runner (0.5 each share one GPU), or quantization=none."
+        )
+    if settings.backend == "vllm" and settings.num_runners == 0 and not settings.gpus_per_runner:
+        raise ValueError(
+            "backend=vllm with num_runners=0 would run the engine inside the learner's process, where it switches "
+            "torch's threads off. Use num_runners=1, or backend=transformers."
+        )
+    if settings.backend == "vllm" and settings.temperature < 0.01:
+        raise ValueError(
+            f"temperature={settings.temperature:g}: vLLM samples at 0.01 or above, and training would be for another "
+            "one. Set temperature to 0.01 or more, or backend=transformers."
+        )
+    if settings.tensor_parallel > 1:
+        _refuse_split(settings)
+    for of, count in (("runner", settings.num_runners), ("learner", settings.num_learners)):
+        wanted = settings.runner_resources if of == "runner" else settings.learner_resources
+        if wanted is not None and not named_resources(f"{of}_resources", wanted):
+            raise ValueError(f"{of}_resources is empty. Name a resource, such as sampling=1, or leave it null.")
+        if wanted is not None and count == 0:
+            raise ValueError(
+                f"{of}_resources={wanted} places processes that num_{of}s=0 does not start: the driver does their "
+                f"work. Set num_{of}s to 1 or more, or {of}_resources=null."
+            )
+
+
+def _refuse_to_steer(settings: Fields) -> None:
+    """Checks that the adaptive controller can move `kl_coef`, and keeps it above 0."""
+    if settings.kl_coef == 0:
+        raise ValueError(
+            "kl_control=adaptive multiplies kl_coef, and kl_coef=0 stays 0 whatever it is multiplied by. Set kl_coef "
+            "above 0, or kl_control=fixed."
+        )
+    if settings.kl_horizon < settings.responses:
+        raise ValueError(
+            f"kl_horizon={settings.kl_horizon} is shorter than an update of {settings.responses} responses, so one "
+            f"update could turn kl_coef around. Set kl_horizon to {settings.responses} or more."
+        )
+
+
+def _refuse_split(settings: Fields) -> None:
+    """Checks that every runner owns the devices that its engines are split over."""
+    parts = settings.tensor_parallel
+    if settings.backend != "vllm":
+        raise ValueError(
+            f"tensor_parallel={parts} splits vLLM's engines, and backend={settings.backend} has none. Use "
+            "backend=vllm, or tensor_parallel=1."
+        )
+    if settings.weights == "lora":
+        raise ValueError(
+            f"tensor_parallel={parts} with weights=lora was never tried: whether an engine's parts hold the right ones "
+            "of every adapter is not proven. Use weights=full, or tensor_parallel=1."
+        )
+    if settings.num_runners == 0:
+        raise ValueError(
+            f"tensor_parallel={parts} splits an engine over devices of its runner, but num_runners=0 starts none. Set "
+            "num_runners to 1 or more, or tensor_parallel=1."
+        )
+    if settings.gpus_per_runner not in (0, parts):
+        raise ValueError(
+            f"gpus_per_runner={settings.gpus_per_runner:g} with tensor_parallel={parts}: an engine is split over whole "
+            f"GPUs, and no others of its runner would be used. Set gpus_per_runner={parts}, or lower tensor_parallel."
+        )
+    if settings.gpus_per_runner == 0 and settings.runner_threads < parts:
+        raise ValueError(
+            f"tensor_parallel={parts} without GPUs splits an engine over {parts} processes, but runner_threads="
+            f"{settings.runner_threads}. Set runner_threads to {parts} or more, or gpus_per_runner={parts}."
+        )
+
+
+def _refuse_for_groups(settings: Fields) -> None:
+    """Checks what estimators need that compare a policy's responses to the same query."""
+    name = settings.advantage
+    if settings.num_generations == 1:
+        raise ValueError(
+            f"advantage={name} compares a policy's responses to the same query, but num_generations=1. Set it to 2 or "
+            "more (4 or 8 are usual), or advantage=reinforce, which needs one."
+        )
+    if settings.gamma != 1.0:
+        raise ValueError(
+            f"advantage={name} takes a response as one action, so gamma={settings.gamma:g} has no effect. Set gamma=1."
+        )
+    if settings.kl_in_loss and settings.kl_coef and settings.kl_estimator != "k3":
+        raise ValueError(
+            f"advantage={name} has the KL in its loss, where kl_estimator={settings.kl_estimator} "
+            f"{'has no gradient on average' if settings.kl_estimator == 'k1' else 'is not computed'}. Set "
+            "kl_estimator=k3, or kl_coef=0."
+        )

@@ -1,0 +1,282 @@
+"""Every setting: its type, default and meaning, and what it decides."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+from cory_env.chain import Observed, role_names
+from cory_env.tasks import Operations
+from policies.models.lora import Lora
+from policies.models.model_names import BUNDLED_LM
+from policies.settings.about import (
+    of_computing,
+    of_learning,
+    of_policy,
+    of_sampling,
+    of_task,
+    of_watching,
+    of_writing,
+)
+
+
+class Fields(BaseModel):
+    """The settings of one run, and what follows from them alone. Defaults are the paper's, where it names one (the IMDB
+    column of its table).
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
+    )
+
+    # What is trained, on what.
+    task: str = of_task("imdb")
+    """Name of the task: `arithmetic`, `custom`, `gsm8k` or `imdb`."""
+    data: str | None = of_task(None)
+    """The training queries, instead of the task's own: a .jsonl, .csv or .parquet file, or a data set `hub:OWNER/NAME`.
+    Settings may follow: `?query=COLUMN`, and those of a data set, `&split=train&config=...&revision=...`."""
+    eval_data: str | None = of_task(None)
+    """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
+    max_query: int | None = of_task(None, ge=1)
+    """Cut queries to their first tokens, at most so many; null: leave them whole."""
+    min_query: int | None = of_task(None, ge=1)
+    """With `max_query`: each query is cut to a length drawn from these two."""
+    digits: int | None = of_task(None, ge=1)
+    """Digits of each number in the queries (`arithmetic`); null: 2."""
+    operations: Operations | None = of_task(None)
+    """What is asked (`arithmetic`): `sums`, `differences` or `both`; null: `both`."""
+    prompt: str | None = of_task(None)
+    """Template of the pioneer's prompt (`custom`): `{query}` and the data's columns."""
+    observer_prompt: str | None = of_task(None)
+    """Template of every later agent's prompt (`custom`): `{query}`, `{reference}` and the data's columns."""
+    reward: str | None = of_task(None)
+    """The reward function, `module:function`; each task but `custom` has its own."""
+    on_reward_error: Literal["stop", "skip"] = of_watching("stop", resume=True)
+    """What a failing reward does: stop the run, or drop that query and count it."""
+    reward_timeout: float = of_computing(300.0, gt=0)
+    """Seconds that one reward call may take before its process is killed."""
+    model: str = of_policy(BUNDLED_LM)
+    """A Hugging Face causal LM: the bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id."""
+    trust_remote_code: bool = of_sampling(False)
+    """Run Python code that comes with the model."""
+    chat: bool = of_sampling(False)
+    """Give prompts to the model as a user's message in its chat template, as instruction-tuned models expect them."""
+    system: str | None = of_sampling(None)
+    """With `chat`: a system message before it."""
+    stop: str | None = of_task(None)
+    """A response also ends with the first token that holds this text, such as a line break after a few-shot answer.
+    Rewards and later agents see the response without that token."""
+
+    # The chain.
+    num_agents: int = of_policy(2, ge=1)
+    """Agents in the chain: 1 is single-agent PPO, 2 is CORY."""
+    exchange_period: int | None = of_learning(5, ge=1, clone=True)
+    """Updates between role exchanges (T_REx); null: never."""
+    reset_on_exchange: bool = of_learning(False, clone=True)
+    """At each role exchange forget Adam's moments, the adaptive KL coefficient and the moments of score scaling, as the
+    paper's code does. One agent has no exchanges, so is never reset."""
+    knowledge_transfer: bool = of_sampling(True)
+    """Later agents see the responses before them."""
+    observed: Observed = of_sampling("all")
+    """Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward. For `best`, rewards are
+    computed position by position instead of all at once."""
+    partner_reward: float = of_learning(1.0, clone=True)
+    """Agent i trains on r_i + partner_reward * sum of the others' r."""
+
+    # How it is computed.
+    weights: Literal["full", "lora"] = of_policy("full")
+    """How a policy owns its weights: `full`, a copy each; `lora`, an adapter each on one frozen base, which is the
+    reference too."""
+    lora_rank: int = of_policy(16, ge=1, le=512)
+    """Rank of the adapters (r)."""
+    lora_alpha: float = of_policy(32.0, gt=0)
+    """An adapter's output is scaled by lora_alpha / lora_rank."""
+    lora_targets: str | None = of_policy(None)
+    """The layers that get an adapter, such as `q_proj,v_proj`; null: every linear layer but the output head."""
+    quantization: Literal["none", "nf4"] = of_policy("none")
+    """Store the frozen base in 4 bits per weight, by bitsandbytes (`lora` on CUDA GPUs, backend `transformers`)."""
+    gradient_checkpointing: bool = of_computing(False)
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
+    backend: Literal["vllm", "transformers"] = of_sampling("vllm")
+    """What generates the responses."""
+    dtype: Literal["auto", "bf16", "fp32"] = of_sampling("auto")
+    """Compute type; trained weights stay fp32. `auto`: bf16 where the device multiplies it in hardware, else fp32."""
+    seed: int = of_sampling(0, ge=0, lt=2**31)
+    """Seed of everything that is drawn: query order, responses, mini-batches."""
+    num_runners: int = of_computing(1, ge=0)
+    """Rollout processes; 0 generates in the driver (`transformers` only)."""
+    num_learners: int = of_computing(0, ge=0)
+    """Learner processes; 0 learns in the driver."""
+    gpus_per_runner: float = of_computing(0, ge=0)
+    """GPUs of each runner, fractions allowed."""
+    tensor_parallel: int = of_computing(1, ge=1)
+    """Devices that each vLLM engine's model is split over: GPUs of its runner, or without any, processes on CPUs."""
+    gpus_per_learner: float = of_computing(0, ge=0)
+    """GPUs of each learner."""
+    runner_threads: int = of_computing(1, ge=1)
+    """CPU threads (and Ray CPUs) of each runner."""
+    runner_resources: str | None = of_computing(None)
+    """What else a node must have to hold a runner, and how much of it one takes: custom resources of a Ray cluster,
+    such as `sampling=1,fast=0.5`."""
+    learner_resources: str | None = of_computing(None)
+    """The same of learner processes."""
+    generation_timeout: float = of_computing(600.0, gt=0)
+    """Seconds that one update's rollout may take, beside its rewards, before its runner is given up and restarted."""
+    learner_timeout: float = of_computing(3600.0, gt=0)
+    """Seconds that a learner process may take for anything, such as one update, before it is given up."""
+    self_test: bool = of_computing(True)
+    """At start, prove that perturbed weights reach the generation engine."""
+
+    # One update.
+    updates: int = of_learning(100, ge=1, search=False, resume=True)
+    """Updates of the whole run."""
+    queries: int = of_learning(256, ge=1)
+    """Queries per update."""
+    num_generations: int = of_learning(1, ge=1)
+    """Chains played per query, so responses of each policy to it."""
+    minibatch: int = of_learning(256, ge=1, clone=True)
+    """Responses of one policy per optimizer step, over all learners."""
+    micro_batch: int = of_computing(64, ge=1)
+    """Responses per forward and backward pass."""
+    epochs: int = of_learning(4, ge=1, clone=True)
+    """PPO passes over each batch."""
+    lr: float = of_learning(1.41e-5, gt=0, clone=True)
+    """Adam's learning rate."""
+    max_prompt: int = of_sampling(64, ge=1)
+    """Longest prompt, in tokens."""
+    max_response: int = of_sampling(15, ge=1)
+    """Longest response, in tokens."""
+    min_response: int | None = of_sampling(None, ge=1)
+    """Draw each training update's longest response from `min_response` to `max_response`; null: always the latter."""
+    temperature: float = of_sampling(1.0, gt=0, clone=True)
+    """Sampling temperature; also divides the logits that are trained."""
+
+    # The objective.
+    advantage: Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"] = of_policy("gae")
+    """What an action is compared with (docs/estimators.md): the estimate of a value head (`gae`: PPO); without one, the
+    policy's other responses to the query (`rloo`, `grpo`, `dr_grpo`), or all of its responses (`reinforce`)."""
+    kl_coef: float = of_learning(0.3, ge=0, clone=True)
+    """Weight of the KL penalty to the reference policy (eta)."""
+    kl_estimator: Literal["full", "k1", "k3"] = of_learning("k1")
+    """Per-token KL of the penalty: from the sampled token (k1, k3), or over the whole vocabulary (full). Only k1's
+    gradient is that of the KL: full does not depend on the token that was chosen, so restrains later tokens alone.
+    `grpo` and `dr_grpo` have it in the loss instead of the reward, and there it is k3."""
+    kl_control: Literal["fixed", "adaptive"] = of_learning("fixed")
+    """Keep `kl_coef`, or steer it towards `kl_target`."""
+    kl_target: float = of_learning(6.0, gt=0, clone=True)
+    """KL per response that the adaptive controller seeks, in nats."""
+    kl_horizon: int = of_learning(10000, ge=1, clone=True)
+    """Responses over which the adaptive controller moves."""
+    score_scaling: Literal["none", "scale", "normalize"] = of_learning("none", clone=True)
+    """Divide training rewards by their running deviation, or also subtract their running mean."""
+    eval_kl_coef: float | None = of_learning(None, ge=0, search=False)
+    """KL weight in the combined reward that is reported; default: the initial `kl_coef`."""
+    gamma: float = of_learning(1.0, ge=0, le=1, clone=True)
+    """Discount per token."""
+    lam: float = of_learning(0.95, ge=0, le=1, clone=True)
+    """GAE's lambda."""
+    clip: float = of_learning(0.2, gt=0, clone=True)
+    """Clip range of the probability ratio."""
+    value_clip: float = of_learning(0.2, gt=0, clone=True)
+    """Clip range of the value's change."""
+    value_coef: float = of_learning(0.1, ge=0, clone=True)
+    """Weight of the value loss (beta)."""
+    grad_clip: float | None = of_learning(1.0, gt=0, clone=True)
+    """Largest global gradient norm of a policy; null: no limit, as in the paper's code."""
+
+    # Health: when to warn. The limits lie well outside of what healthy runs showed (docs/health.md).
+    stop_on_collapse: bool = of_watching(False)
+    """End the run, saved, when a policy has collapsed: repetition, a lost end of sequence, or KL beyond its limit."""
+    health_patience: int = of_watching(3, ge=1)
+    """Updates in a row that a sign must show before it is a warning."""
+    max_repetition: float = of_watching(0.2, gt=0, le=1)
+    """Share of a response's token pairs that stand earlier in it too."""
+    min_eos_share: float = of_watching(0.5, ge=0, le=1)
+    """Least end-of-sequence rate, as a share of the first update's."""
+    max_token_kl: float = of_watching(2.0, gt=0)
+    """Most KL to the reference per response token, in nats."""
+    max_observer_loss: float = of_watching(0.5, gt=0)
+    """By how many standard deviations a later role's task reward may lie below the pioneer's."""
+    max_role_gap: float = of_watching(2.0, gt=0)
+    """By how many standard deviations the roles' task rewards may differ."""
+    max_sampler_gap: float = of_watching(0.05, gt=0)
+    """Most mean |sampler - learner| log-probability."""
+
+    # What is written, and when.
+    eval_every: int = of_watching(10, ge=1)
+    """Updates between held-out evaluations."""
+    eval_queries: int = of_watching(128, ge=1)
+    """Held-out queries of one evaluation."""
+    final_queries: int | None = of_watching(None, ge=1, resume=True)
+    """Held-out queries of a last evaluation, of which every response is kept, in `final.json`; null: none."""
+    checkpoint_every: int = of_writing(10, ge=1)
+    """Updates between checkpoints."""
+    keep_checkpoints: int = of_writing(2, ge=1)
+    """Latest checkpoints kept, beside the best."""
+    samples_every: int = of_writing(5, ge=1)
+    """Updates between sample texts."""
+    wandb: bool = of_writing(False)
+    """Also log to Weights & Biases (extra `wandb`)."""
+    mlflow: bool = of_writing(False)
+    """Also log to MLflow, where MLFLOW_TRACKING_URI says (extra `mlflow`)."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The environment's agents, in the order they answer."""
+        return role_names(self.num_agents)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The LLMs: `llm_1 ... llm_n`."""
+        return tuple(f"llm_{k + 1}" for k in range(self.num_agents))
+
+    @property
+    def responses(self) -> int:
+        """Responses of one policy per update."""
+        return self.queries * self.num_generations
+
+    @property
+    def critic(self) -> bool:
+        """Whether policies have a value head."""
+        return self.advantage == "gae"
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether the KL penalty is a term of the loss, instead of the reward."""
+        return self.advantage in ("grpo", "dr_grpo")
+
+    @property
+    def algorithm(self) -> str:
+        """What the field calls the learning of one policy."""
+        return {"gae": "PPO", "dr_grpo": "Dr. GRPO"}.get(self.advantage, self.advantage.upper())
+
+    @property
+    def lora(self) -> Lora | None:
+        """What the adapters are like; None: there are none."""
+        if self.weights == "full":
+            return None
+        targets = () if self.lora_targets is None else tuple(self.lora_targets.replace(" ", "").split(","))
+        return Lora(self.lora_rank, self.lora_alpha, targets, self.seed)
+
+    def response_limit(self, update: int) -> int:
+        """The longest response of one training update, the same on all runners and at all positions of the chain."""
+        if self.min_response is None:
+            return self.max_response
+        drawn = random.Random(f"response limit {self.seed} {update}")
+        return drawn.randint(self.min_response, self.max_response)
+
+    @property
+    def report_kl_coef(self) -> float:
+        """The fixed KL weight of the combined reward."""
+        return self.kl_coef if self.eval_kl_coef is None else self.eval_kl_coef
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses `lr=yes`, which YAML reads as true and pydantic as 1."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+            raise ValueError("should be a number, not true or false")
+        return value

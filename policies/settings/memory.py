@@ -1,0 +1,171 @@
+"""An estimate of the memory that each process of a run needs, from the model's shape and the settings.
+
+Weights, optimizer, reference and KV caches are counted; activations are a rule of thumb, libraries and an allowance on
+top of all are what was measured (docs/plan.md).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from policies.models.adapters import linear_layers
+from policies.models.language_model import base_dtype, check_split, compute_dtype, empty_language_model, key_value_heads
+from policies.settings.settings import Settings
+
+LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0.3e9}
+"""Bytes of a process before it holds a model, as measured (benchmarks/README.md)."""
+ACTIVATIONS = 34
+"""Values that a layer keeps for the backward pass, per token and hidden unit: Korthikanti et al. 2022, in half
+precision, in bytes."""
+LOGITS = 4
+"""Copies of a micro-batch's logits at the peak: they, their log-softmax, and the gradient of both."""
+BLOCK = 128
+"""Tokens of a KV-cache block on a CPU."""
+GPU_SHARE = 0.9
+"""What a vLLM engine takes of its share of a GPU."""
+NF4 = 0.5
+"""Bytes of a weight in 4 bits."""
+ALLOWANCE = 0.25
+"""For what is not counted: buffers, copies on their way, fragments of the heap."""
+
+
+class Shape(NamedTuple):
+    """A model's sizes."""
+
+    parameters: int
+    adapter: int
+    """Of one policy's adapter; 0 without."""
+    layers: int
+    hidden: int
+    vocabulary: int
+    heads: int
+    """Of keys and values."""
+    head: int
+    """Keys and values of one token and head, over all layers."""
+
+
+class Memory(NamedTuple):
+    """Bytes that one process needs, by what they are for."""
+
+    device: str
+    """`cpu` or `cuda`: where models are."""
+    parts: dict[str, float]
+    """On that device; where an engine is split over several, on each."""
+    host: float
+    """Beside it in the machine's memory."""
+    share: float | None = None
+    """The part of a GPU that is taken whatever is needed."""
+
+    @property
+    def total(self) -> float:
+        """On the device."""
+        return sum(self.parts.values())
+
+
+def shape(settings: Settings) -> Shape:
+    """Reads a model's sizes, without its weights.
+
+    Raises:
+        ModelError: there is no such model, or `tensor_parallel` cannot split it.
+    """
+    model = empty_language_model(settings.model_path, settings.trust_remote_code)
+    config = model.config.get_text_config()
+    check_split(config, settings.tensor_parallel)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    adapter = 0
+    if settings.lora is not None:
+        wanted = set(settings.lora.targets or linear_layers(model))
+        head = model.get_output_embeddings()
+        for name, layer in model.named_modules():
+            if layer is not head and name.rpartition(".")[2] in wanted and isinstance(layer, nn.Linear | Conv1D):
+                adapter += settings.lora.rank * sum(layer.weight.shape)
+    return Shape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        adapter=adapter,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        vocabulary=config.vocab_size,
+        heads=key_value_heads(config),
+        head=2 * config.num_hidden_layers * width,
+    )
+
+
+def learner(settings: Settings, model: Shape) -> Memory:
+    """Estimates a process that learns: the driver, or a learner."""
+    device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
+    size = _bytes(settings, device)
+    agents = settings.num_agents
+    if settings.lora is None:
+        trained = agents * model.parameters
+        parts = {
+            "weights": 4.0 * trained,
+            "reference": 4.0 * model.parameters,
+        }
+    else:
+        trained = agents * model.adapter
+        parts = {"base and reference": _base(settings, model, device), "adapters": 4.0 * trained}
+    parts |= {"gradients": 4.0 * trained, "Adam": 8.0 * trained}
+    if size == 2 and settings.lora is None:
+        parts["bf16 copy"] = 2.0 * model.parameters  # autocast's, of the policy in work
+    rows = min(settings.micro_batch, settings.minibatch // max(settings.num_learners, 1))
+    tokens = rows * (settings.max_prompt + settings.max_response)
+    kept = 2 if settings.gradient_checkpointing else ACTIVATIONS
+    layers = model.layers * kept + (ACTIVATIONS if settings.gradient_checkpointing else 0)
+    parts["activations"] = tokens * model.hidden * layers * size / 2
+    parts["logits"] = LOGITS * 4.0 * rows * settings.max_response * model.vocabulary
+    return _placed(parts, device, LIBRARIES["learner"])
+
+
+def runner(settings: Settings, model: Shape) -> Memory:
+    """Estimates a process that generates, with its reward process (whose own model is not known here)."""
+    device = torch.device("cuda" if settings.gpus_per_runner else "cpu")
+    size = _bytes(settings, device)
+    agents = settings.num_agents
+    engines = 1 if settings.lora is not None else agents
+    at_once = min(settings.responses, 256)
+    context = settings.max_prompt + settings.max_response
+    libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
+    split = settings.tensor_parallel
+    if settings.backend == "vllm":
+        blocks = at_once * -(-context // BLOCK) + 16
+        parts = {
+            "weights": engines * float(size) * model.parameters / split,
+            "adapters": 4.0 * agents * model.adapter,  # on each device, at most
+            "KV caches": engines * float(blocks * BLOCK * max(model.heads // split, 1) * model.head * size),
+        }
+        if device.type == "cpu":
+            parts = {name: split * held for name, held in parts.items()}
+        if split > 1:
+            libraries += engines * (split + 1) * LIBRARIES["vllm"]
+        share = GPU_SHARE * min(settings.gpus_per_runner, 1.0) if device.type == "cuda" else None
+        return _placed(parts, device, libraries, share)
+    held = _base(settings, model, device) if settings.lora is not None else 4.0 * agents * model.parameters
+    parts = {
+        "weights": held,
+        "adapters": 4.0 * agents * model.adapter,
+        "KV cache": float(at_once * context * model.heads * model.head * size),
+    }
+    return _placed(parts, device, libraries)
+
+
+def _base(settings: Settings, model: Shape, device: torch.device) -> float:
+    if settings.quantization != "none":
+        return NF4 * model.parameters
+    return float(base_dtype(settings.dtype, device).itemsize * model.parameters)
+
+
+def _bytes(settings: Settings, device: torch.device) -> int:
+    """Bytes of a number in the compute type; `auto` on a GPU that is not here counts as bf16."""
+    if device.type == "cuda" and settings.dtype == "auto" and not torch.cuda.is_available():
+        return 2
+    return compute_dtype(settings.dtype, device).itemsize
+
+
+def _placed(parts: dict[str, float], device: torch.device, libraries: float, share: float | None = None) -> Memory:
+    if device.type == "cpu":
+        parts["libraries"] = libraries
+    parts["allowance"] = ALLOWANCE * sum(parts.values())
+    parts = {name: size for name, size in parts.items() if size}
+    return Memory(device.type, parts, 0.0 if device.type == "cpu" else libraries, share)

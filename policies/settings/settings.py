@@ -1,0 +1,172 @@
+"""Every setting of a run: flat keys, validated once, trusted afterwards."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import ValidationError, model_validator
+
+from cory_env.chain import Chain
+from cory_env.tasks import Task, make_task
+from cory_env.tokenizer import load_tokenizer, tokens_holding
+from policies.models.model_names import model_path
+from policies.settings.about import Decides, about
+from policies.settings.contradictions import refuse_contradictions
+from policies.settings.fields import Fields
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class SettingsError(ValueError):
+    """A setting is unknown, of the wrong type, or contradicts another; the message says which and what would work."""
+
+
+class Settings(Fields):
+    """The settings of one run, which go together; how to make what they describe."""
+
+    def make_task(self) -> Task:
+        """The task, with its queries loaded.
+
+        Raises:
+            ValueError: the task is unknown, or its data cannot be read; the message says what to do.
+        """
+        return make_task(
+            self.task,
+            data=self.data,
+            eval_data=self.eval_data,
+            reward=self.reward,
+            prompt=self.prompt,
+            observer_prompt=self.observer_prompt,
+            min_query=self.min_query,
+            max_query=self.max_query,
+            digits=self.digits,
+            operations=self.operations,
+            tokenizer=None if self.max_query is None else self.make_tokenizer(),
+        )
+
+    def make_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer.
+
+        Raises:
+            ValueError: none can be loaded.
+        """
+        return load_tokenizer(self.model_path, trust_remote_code=self.trust_remote_code)
+
+    def make_chain(self, task: Task, tokenizer: PreTrainedTokenizerBase, num_agents: int | None = None) -> Chain:
+        """The chain these settings describe, or one of another length.
+
+        Raises:
+            ModelError: model, tokenizer and lengths do not go together.
+        """
+        return Chain(
+            task,
+            tokenizer,
+            num_agents=self.num_agents if num_agents is None else num_agents,
+            knowledge_transfer=self.knowledge_transfer,
+            observed=self.observed,
+            partner_reward=self.partner_reward,
+            max_prompt=self.max_prompt,
+            max_response=self.max_response,
+            vocab_size=self._vocab_size(tokenizer),
+            stop_token_ids=self.stop_token_ids(tokenizer),
+            chat=self.chat,
+            system=self.system,
+        )
+
+    def env_settings(self) -> dict[str, Any]:
+        """Keyword arguments of `cory_v0.env` for the same chain, but for tokenizers that are code of a model's own.
+
+        Raises:
+            ModelError: model, tokenizer and lengths do not go together.
+        """
+        same = "task num_agents knowledge_transfer observed partner_reward max_prompt max_response data eval_data"
+        also = "reward prompt observer_prompt min_query max_query digits operations chat system reward_timeout"
+        names = [*same.split(), *also.split()]
+        tokenizer = self.make_tokenizer()
+        return {name: getattr(self, name) for name in names} | {
+            "tokenizer": self.model_path,
+            "vocab_size": self._vocab_size(tokenizer),
+            "stop_token_ids": self.stop_token_ids(tokenizer),
+        }
+
+    def _vocab_size(self, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Rows of the model's embedding, which may be more than the tokenizer has tokens."""
+        from policies.models.language_model import check_model  # brings torch along
+
+        longest = self.max_prompt + self.max_response
+        return check_model(self.model_path, len(tokenizer), longest, self.trust_remote_code, self.tensor_parallel)
+
+    def stop_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The tokens that end a response beside the tokenizer's own: those that the model names, and those of `stop`.
+
+        Raises:
+            ModelError: there is no model.
+            SettingsError: no token holds the text of `stop`.
+        """
+        from policies.models.language_model import stop_token_ids
+
+        ends = stop_token_ids(self.model_path, self.trust_remote_code)
+        if self.stop is None:
+            return ends
+        found = tokens_holding(tokenizer, self.stop)
+        if not found:
+            raise SettingsError(f"stop={self.stop!r}: no single token of `{self.model}` holds it. Set a shorter text.")
+        return [*ends, *found]
+
+    @property
+    def model_path(self) -> str:
+        """What `from_pretrained` is given, in this process.
+
+        Raises:
+            SmolLM2Error: `smollm2` is named, but its package is not installed.
+            CacheError: `smollm2` is named for the first time, and the cache cannot be written.
+        """
+        return model_path(self.model)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        refuse_contradictions(self)
+        return self
+
+
+def nearest_key(key: str, known: list[str]) -> str:
+    """Returns ` Did you mean X?` for the closest known key, or an empty string."""
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f" Did you mean `{close[0]}`?" if close else ""
+
+
+def make_settings(values: Mapping[str, Any]) -> Settings:
+    """Validates flat settings.
+
+    Args:
+        values: setting name → value; names that are left out take their defaults.
+
+    Raises:
+        SettingsError: for the first unknown key, wrong value or contradiction, in one sentence.
+    """
+    known = list(Settings.model_fields)
+    for key in values:
+        if key not in known:
+            raise SettingsError(f"Unknown setting `{key}`.{nearest_key(key, known)}")
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        if not first["loc"]:
+            raise SettingsError(reason) from None
+        raise SettingsError(f"Setting `{first['loc'][0]}`={first['input']!r}: {reason}.") from None
+
+
+ABOUT = about(Settings)
+"""What is known of each setting."""
+RESUMABLE = tuple(name for name, known in ABOUT.items() if known.resume)
+"""Settings that may change when a run goes on."""
+
+
+def deciding(*what: Decides) -> frozenset[str]:
+    """Returns the names of the settings that decide any of this."""
+    return frozenset(name for name, known in ABOUT.items() if known.decides in what)

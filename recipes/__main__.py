@@ -1,0 +1,5 @@
+"""`python -m recipes`: rebuild the bundled assets."""
+
+from recipes.command import main
+
+raise SystemExit(main())

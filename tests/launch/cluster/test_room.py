@@ -1,0 +1,181 @@
+"""What a run asks Ray for finds room on nodes, or is refused with what they lack."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from launch.cluster.room import Lack, Node, check, node, place
+from launch.console.errors import CommandError
+from policies.cory import Cory
+from policies.cory_config import CoryConfig
+from policies.settings.memory import Memory
+from policies.settings.placement import Process, processes
+from policies.settings.settings import make_settings
+
+SMALL = Memory("cpu", {"libraries": 1e9}, 0.0)
+
+
+def some(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custom: float) -> Node:
+    return Node(name, cpus, [1.0] * gpus, custom, memory)
+
+
+def placed(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Lack]]:
+    filled, lacking = place(kinds, nodes, {kind.name: [SMALL] for kind in kinds})
+    return {each.name: each.holds for each in filled}, lacking
+
+
+def cluster(*resources: dict[str, float]) -> list[Node]:
+    return [node(f"10.0.0.{number}", has) for number, has in enumerate(resources, 1)]
+
+
+def test_processes_go_where_what_they_ask_for_is() -> None:
+    kinds = [
+        Process("runner", 2, 1, 0, {"sampling": 1}),
+        Process("learner", 1, 0, 1, {}),
+        Process("driver", 1, 1, 0, {}),
+    ]
+    holds, lacking = placed(kinds, some("a"), some("b", gpus=1), some("c", sampling=2))
+    assert lacking == []
+    assert holds == {"a": ["1 driver"], "b": ["1 learner"], "c": ["2 runners"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "left", "reason"),
+    [
+        (Process("runner", 1, 1, 2, {}), [some("a", gpus=1), some("b", gpus=1)], 1, "a has 1 GPUs left"),
+        (Process("runner", 3, 1, 0.6, {}), [some("a", gpus=2)], 1, "a has 0.8 GPUs left"),
+        (Process("runner", 1, 8, 0, {}), [some("a"), some("b")], 1, "b has 4 CPUs left"),
+        (Process("runner", 1, 1, 0, {"fast": 1}), [some("a", sampling=2)], 1, "a has 0 fast left"),
+        (Process("runner", 1, 8, 1, {"fast": 1}), [some("a")], 1, "a has 4 CPUs and 0 GPUs and 0 fast left"),
+        (Process("runner", 2, 1, 0, {}), [some("a", memory=1.5e9)], 1, "a has 0.5 GB of memory left"),
+    ],
+)
+def test_what_no_node_has_is_named(kind: Process, nodes: list[Node], left: int, reason: str) -> None:
+    _, (lack,) = placed([kind], *nodes)
+    assert lack.left == left and reason in lack.reasons
+
+
+def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
+    fifths = [Process("runner", 5, 0.2, 0.2, {"fast": 0.2})]
+    check(fifths, cluster({"CPU": 1, "GPU": 1, "fast": 1}))
+    with pytest.raises(CommandError, match="1 of 6 runners"):
+        check([Process("runner", 6, 0.2, 0.2, {"fast": 0.2})], cluster({"CPU": 1, "GPU": 1, "fast": 1}))
+
+
+def is_room(processes: Sequence[Process], nodes: Sequence[Node]) -> bool:
+    """Tries every node for every process."""
+    for where in itertools.product(range(len(nodes)), repeat=len(processes)):
+        held = [[p for p, its in zip(processes, where, strict=True) if its == number] for number in range(len(nodes))]
+        if all(
+            sum(p.cpus for p in own) <= has.cpus
+            and sum(p.gpus for p in own) <= len(has.gpus)  # halves and wholes fill GPUs without a gap
+            and all(sum(p.custom.get(name, 0) for p in own) <= has.custom.get(name, 0) for name in ("x", "y"))
+            for own, has in zip(held, nodes, strict=True)
+        ):
+            return True
+    return False
+
+
+def test_uneven_parts_of_gpus_find_the_room_that_there_is() -> None:
+    kinds = [Process("runner", 4, 1, 0.3, {}), Process("learner", 2, 0, 0.4, {})]
+    filled, lacking = place(kinds, [some("a", gpus=1), some("b", gpus=1)])
+    assert not lacking
+    assert [sorted(node.holds) for node in filled] == [["1 learner", "2 runners"]] * 2
+
+
+def test_no_room_that_there_is_is_missed() -> None:
+    draw = random.Random(0)
+    found = []
+    for _ in range(300):
+        nodes = [
+            some(str(k), draw.randint(0, 4), draw.randint(0, 2), **{n: 1.0 for n in "xy" if draw.random() < 0.5})
+            for k in range(3)
+        ]
+        gpus = draw.choice([0, 0.5, 1])
+        kinds = [
+            Process("driver", 1, draw.choice([0, 1]), draw.choice([0, 1]), {}),
+            Process("runner", 2, draw.randint(1, 3), draw.choice([0, 0.5, 1]), draw.choice([{}, {"x": 0.5}])),
+            Process("learner", 2, 0 if gpus else 1, gpus, draw.choice([{}, {"y": 0.5}])),
+        ]
+        fits = not place(kinds, nodes)[1]
+        assert fits == is_room([kind for kind in kinds for _ in range(kind.count)], nodes), (kinds, nodes)
+        found.append(fits)
+    assert 60 < sum(found) < 240
+
+
+@pytest.mark.parametrize(
+    ("values", "nodes", "refused"),
+    [
+        (
+            {"num_runners": 4, "runner_threads": 2},
+            [{"CPU": 3}] * 3,
+            r"^Ray has no room for 1 of 4 runners with CPU=2 \(node 10\.0\.0\.1 has 1 CPUs left; .*10\.0\.0\.3 has 1 "
+            r"CPUs left\)\. Lower num_runners, runner_threads, or add nodes\.$",
+        ),
+        (
+            {"num_runners": 2, "num_learners": 2},
+            [{"CPU": 3}],
+            r"1 of 2 learners with CPU=1 \(.* has 0 CPUs left\), beside 2 runners\. Lower num_runners, runner_threads, "
+            r"num_learners, or add nodes\.$",
+        ),
+        (
+            {"num_runners": 9},
+            [{"CPU": 1}] * 6,
+            r"3 of 9 runners .*10\.0\.0\.4 has 0 CPUs left; and 2 more nodes\)\. Lower num_runners",
+        ),
+        (
+            {"runner_resources": "sampling=2"},
+            [{"CPU": 8, "sampling": 1}] * 2,
+            r"has 1 sampling left.*Lower num_runners, runner_resources, or add nodes that have it \(`ray start --res",
+        ),
+        (
+            {"runner_threads": 2, "gpus_per_runner": 1},
+            [{"CPU": 8}, {"CPU": 1, "GPU": 2}],
+            r"\.1 has 0 GPUs left; node 10\.0\.0\.2 has 1 CPUs left\)\. Lower num_runners, runner_threads, gpus_per",
+        ),
+        (
+            {"num_learners": 1, "gpus_per_learner": 2, "runner_threads": 16},
+            [{"CPU": 8, "GPU": 1}],
+            r"1 of 1 learner with GPU=2 \(.* has 1 GPUs left\), and none for 1 of 1 runner with CPU=16 \(.* has 8 "
+            r"CPUs left\)\. Lower num_runners, runner_threads, num_learners, gpus_per_learner, or add nodes\.$",
+        ),
+        ({"gpus_per_learner": 2}, [{"CPU": 8, "GPU": 1}] * 2, "1 of 1 driver with GPU=2 .* Lower gpus_per_learner, or"),
+        ({}, [], r"1 of 1 runner with CPU=1 \(the cluster has no nodes\)"),
+    ],
+)
+def test_a_run_is_refused_with_what_nodes_lack_and_what_to_change(
+    values: dict[str, object], nodes: list[dict[str, float]], refused: str
+) -> None:
+    kinds = processes(make_settings({"num_runners": 1, **values}))
+    with pytest.raises(CommandError, match=refused):
+        check(kinds, cluster(*nodes))
+    check(kinds, cluster(*nodes, {"CPU": 32, "GPU": 2, "sampling": 2}))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_runners": 0, "backend": "transformers", "gpus_per_learner": 1},
+        {"num_runners": 3, "runner_threads": 2, "gpus_per_runner": 0.5, "num_learners": 2},
+        {"gpus_per_runner": 2, "tensor_parallel": 2, "num_learners": 1, "gpus_per_learner": 1},
+        {"runner_resources": "sampling=1, fast=0.5", "num_learners": 1, "learner_resources": "big=1"},
+    ],
+)
+def test_what_is_placed_is_what_tune_asks_ray_for_of_a_trial_and_a_run_asks_for_no_cpu_of_its_driver(
+    values: dict[str, Any],
+) -> None:
+    settings = make_settings({"queries": 4, "minibatch": 4, **values})
+    trial = processes(settings, trial=True)
+    asked = Cory.default_resource_request(CoryConfig().cory(**settings.model_dump()))
+    bundles = [
+        {key: amount for key, amount in {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}.items() if amount}
+        for kind in trial
+        for _ in range(kind.count)
+    ]
+    assert asked.strategy == "PACK"
+    assert asked.bundles == bundles
+    assert processes(settings)[0] == Process("driver", 1, 0, trial[0].gpus, {})
+    assert processes(settings)[1:] == trial[1:]

@@ -1,0 +1,141 @@
+"""A Ray that starts slowly, as on a busy machine; who may reach it, and which clusters want a token."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ray._private import services
+
+from launch.cluster import session
+from launch.console.errors import IN_JOB, CommandError
+from tests.launch.conftest import ENVIRONMENT
+
+LATE = """
+import time
+from ray._private import services
+
+look, began = services.get_node, time.monotonic()
+
+def late(*arguments):
+    if time.monotonic() < began + 60:
+        raise RuntimeError("not yet")
+    return look(*arguments)
+
+services.get_node = late
+from launch.cluster.session import ray_session
+from policies.settings.placement import processes
+from policies.settings.settings import Settings
+
+with ray_session(processes(Settings()), debug=False):
+    import ray
+    print(len(ray.nodes()), "node")
+"""
+
+LISTENING = """
+import psutil
+from launch.cluster.session import quiet_libraries, ray_session
+
+quiet_libraries(debug=False)
+with ray_session([], debug=False):
+    import ray
+
+    class Worker:
+        def here(self):
+            return True
+
+    worker = ray.remote(Worker).remote()
+    assert ray.get(worker.here.remote())
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                print(connection.laddr.ip)
+"""
+JOINING = """
+from launch.cluster.session import join, quiet_libraries
+
+quiet_libraries(debug=False)
+join()
+"""
+
+
+def test_a_node_that_has_not_registered_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def look(*arguments: str) -> str:
+        asked.append(arguments)
+        if len(asked) < 3:
+            raise RuntimeError("not yet")
+        return "up"
+
+    monkeypatch.setattr(services, "get_node", look)
+    with session._slow_start():
+        assert services.get_node("address", "node") == "up"
+    assert asked == [("address", "node")] * 3
+    assert services.get_node is look
+    asked.clear()
+    monkeypatch.setattr(session, "STARTED", 0.0)
+    with session._slow_start(), pytest.raises(RuntimeError, match="not yet"):
+        services.get_node("address", "node")
+
+
+def test_a_machine_on_which_ray_does_not_start_in_time_is_told_of_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(**options: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because ...")  # as Ray's node.py
+
+    monkeypatch.setattr("ray.init", late)
+    with pytest.raises(CommandError, match="Ray did not start within 120 s"):
+        session.join()
+
+
+@pytest.mark.slow
+def test_ray_has_longer_than_its_own_half_minute_to_start() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", LATE], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (found.returncode, found.stdout) == (0, "1 node\n"), found.stderr
+
+
+def test_a_local_ray_listens_to_this_machine_alone() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", LISTENING], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    addresses = [address.removeprefix("::ffff:") for address in found.stdout.split()]
+    assert len(addresses) > 3 and set(addresses) <= {"127.0.0.1", "::1"}, addresses
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode"),
+    [
+        ({}, "disabled"),
+        ({"RAY_ADDRESS": "127.0.0.1:6379"}, "disabled"),
+        ({"RAY_ADDRESS": "ray://localhost:10001"}, "disabled"),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, "token"),
+        ({"RAY_ADDRESS": "10.0.0.1:6379", "RAY_AUTH_MODE": "disabled"}, "disabled"),
+        ({"RAY_ADDRESS": "auto"}, None),  # Ray knows
+        ({"RAY_ADDRESS": "[::1:6379"}, None),  # none at all, as `join` says
+        ({"RAY_ADDRESS": "10.0.0.1:6379", IN_JOB: "{}"}, None),  # its node does
+    ],
+)
+def test_a_cluster_elsewhere_is_joined_with_a_token_as_jobs_are_sent_to_it(
+    environment: dict[str, str], mode: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", environment)
+    session.quiet_libraries(debug=True)
+    assert environment.get("RAY_AUTH_MODE") == mode
+
+
+def test_a_token_that_is_missing_is_asked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as cluster:
+        address = f"127.0.0.1:{cluster.getsockname()[1]}"
+        environment = {**ENVIRONMENT, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_ADDRESS": address}
+        found = subprocess.run(
+            [sys.executable, "-c", JOINING], env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+    assert f"CommandError: No token, or a wrong one, for the cluster at RAY_ADDRESS={address}. Set" in found.stderr

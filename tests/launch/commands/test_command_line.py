@@ -1,0 +1,161 @@
+"""`cory` in a process of its own, from an empty folder: what a user sees, and the exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch.console.configuration import presets
+from tests.launch.conftest import ENVIRONMENT, Cory
+
+COMMANDS = ("train", "study", "evaluate", "plot", "report", "generate", "export", "validate")
+
+
+def refused(result: "subprocess.CompletedProcess[str]") -> str:
+    """Checks that a command was refused with one sentence, and returns it."""
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    return result.stderr
+
+
+def test_help_names_every_command_and_loads_no_heavy_library() -> None:
+    script = (
+        "import sys, launch.main\nlaunch.main.main(['--help'])\n"
+        "assert not {'torch', 'ray', 'transformers', 'pydantic'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert all(f"  {command} " in result.stdout for command in COMMANDS)
+
+
+def test_settings_are_read_without_a_heavy_library() -> None:
+    script = (
+        "import sys, launch.commands.train\nassert launch.commands.train.main(['--print-config']) == 0\n"
+        "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
+
+
+@pytest.mark.parametrize("buffering", ["", "1"])
+def test_a_reader_that_takes_no_more_ends_a_command_without_a_word(buffering: str) -> None:
+    command = [sys.executable, "-m", "launch.main", "train", "--print-config"]
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": buffering}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.communicate()[1] == ""
+    assert process.returncode == 141
+
+
+def test_train_help_lists_the_presets(cory: Cory) -> None:
+    text = cory("train", "--help").stdout
+    assert all(f"  {name} " in text for name in presets())
+
+
+def test_an_unknown_command_is_refused_with_the_nearest(cory: Cory) -> None:
+    assert "Did you mean `train`?" in refused(cory("trian"))
+
+
+def test_an_unknown_option_is_refused(cory: Cory) -> None:
+    assert "--outt" in refused(cory("train", "--outt", "x"))
+
+
+def test_a_number_of_failures_that_is_none_is_refused(cory: Cory) -> None:
+    assert "--max-failures: -1 is not 0 or a larger whole number" in refused(cory("train", "--max-failures=-1"))
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_and_leaves_nothing(cory: Cory, tmp_path: Path) -> None:
+    message = refused(cory("train", "exchange_perod=3"))
+    assert "`exchange_perod` on the command line" in message and "`exchange_period`" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_setting_in_a_file_is_refused_with_the_file(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("lrr: 1.0e-5\n")
+    assert "`lrr` in mine.yaml. Did you mean `lr`?" in refused(cory("train", "-c", "mine.yaml"))
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest(cory: Cory) -> None:
+    assert "Did you mean `imdb-tiny`?" in refused(cory("train", "imdb-tinny"))
+
+
+def test_two_presets_are_refused(cory: Cory) -> None:
+    assert "One preset at a time" in refused(cory("train", "imdb-tiny", "imdb-tiny-ppo"))
+
+
+def test_a_wrong_value_is_refused_with_what_was_given(cory: Cory) -> None:
+    assert "`updates`='many'" in refused(cory("train", "updates=many"))
+
+
+def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
+    cory: Cory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "set XDG_CACHE_HOME to a folder that has room" in refused(cory("train", "model=smollm2"))
+
+
+def test_an_unknown_task_is_refused_before_a_folder_is_made(cory: Cory, tmp_path: Path) -> None:
+    assert "The known tasks are" in refused(cory("train", "task=imbd"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_lengths_beyond_the_model_are_refused_before_a_folder_is_made(cory: Cory, tmp_path: Path) -> None:
+    assert "max_prompt + max_response" in refused(cory("train", "max_prompt=5000"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_that_ray_would_give_twice_is_refused_before_a_folder_is_made(cory: Cory, tmp_path: Path) -> None:
+    assert "Set num_learners=1." in refused(cory("train", "gpus_per_runner=1", "gpus_per_learner=1"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_folder_that_is_not_there_is_refused(cory: Cory) -> None:
+    assert "./no-model" in refused(cory("train", "model=./no-model"))
+
+
+def test_debug_shows_the_traceback_of_a_mistake(cory: Cory) -> None:
+    result = cory("train", "lrr=1", "--debug")
+    assert result.returncode == 2 and "Traceback" in result.stderr
+
+
+def test_a_run_that_is_not_there_cannot_be_resumed(cory: Cory) -> None:
+    assert "does not exist" in refused(cory("train", "--resume", "runs/nothing"))
+
+
+@pytest.mark.parametrize("key", ["lr=3", "seed=2"])
+def test_resume_refuses_what_would_change_the_training(cory: Cory, key: str) -> None:
+    assert "Start a new run" in refused(cory("train", "--resume", "runs/any", key))
+
+
+def test_print_config_prints_every_setting_as_yaml_and_takes_it_back(cory: Cory, tmp_path: Path) -> None:
+    first = cory("train", "imdb-tiny-ppo", "lr=3e-5", "exchange_period=null", "--print-config")
+    (tmp_path / "saved.yaml").write_text(first.stdout)
+    second = cory("train", "-c", "saved.yaml", "--print-config")
+    assert first.returncode == second.returncode == 0
+    settings = yaml.safe_load(first.stdout)
+    assert settings == yaml.safe_load(second.stdout)
+    assert (settings["num_agents"], settings["lr"], settings["exchange_period"]) == (1, 3e-5, None)
+
+
+def test_preset_gives_way_to_files_in_order_and_files_to_words(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("lr: 1.0e-5\nupdates: 11\nseed: 1\n")
+    (tmp_path / "two.yaml").write_text("updates: 22\nseed: 2\n")
+    settings = yaml.safe_load(cory("train", "-c", "one.yaml", "-c", "two.yaml", "seed=3", "--print-config").stdout)
+    default = yaml.safe_load(cory("train", "--print-config").stdout)
+    changed = {key: value for key, value in settings.items() if value != default[key]}
+    assert changed == {"lr": 1e-5, "updates": 22, "seed": 3}
+
+
+def test_validate_proves_the_bundled_task(cory: Cory) -> None:
+    result = cory("validate", "imdb")
+    assert result.returncode == 0 and "The task is sound." in result.stdout
+
+
+def test_validate_finds_what_is_wrong_with_a_task_of_ones_own(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def half(completions):\n    return [0.5]\n")
+    (tmp_path / "mine.jsonl").write_text('{"query": "One"}\n{"query": "Two"}\n{"query": "Three"}\n')
+    result = cory("validate", "custom", "data=mine.jsonl", "reward=rewards:half")
+    assert result.returncode == 2 and "rewards:half" in result.stdout

@@ -1,0 +1,212 @@
+"""`cory export`: a folder that plain `transformers` loads, all of it or nothing, and a card that says what it is."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
+
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from launch.commands.export import main
+from launch.models.trained import POLICIES, open_trained
+from launch.run_folder.directory import RunDirectory
+from policies.learning.rows import make_rows
+from policies.rllib.causal_lm_module import CausalLMModule
+from policies.settings.settings import Settings
+from tests.launch.conftest import mount, record, write_policies
+
+TEXT = "This movie is a wonderful film, and I liked it."
+
+
+def test_plain_transformers_loads_it_and_gives_the_log_probabilities_that_training_gave(
+    policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "models" / "out"
+    assert main([str(policies_run.path), "--policy", "llm_2", "--checkpoint", "latest", "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: llm_2 after update 6, fp32, 17 MB.\n"
+    assert [entry.name for entry in out.parent.iterdir()] == ["out"]
+    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}
+    assert (out / "model.safetensors").is_file()
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    tokens = tokenizer(TEXT)["input_ids"]
+    assert tokens == load_tokenizer()(TEXT)["input_ids"]
+    folder = open_trained(policies_run.path, "latest").folder
+    module = CausalLMModule.from_checkpoint(str(folder / POLICIES / "llm_2"))
+    with torch.no_grad():
+        rows = make_rows([tokens[:4]], [tokens[4:]], [[0.0] * len(tokens[4:])], [0.0], [0.0], [True])
+        expected = module._forward(rows)["action_logp"][0]
+        logits = model(torch.tensor([tokens])).logits[0, 3:-1] / model.generation_config.temperature
+    found = logits.log_softmax(-1).gather(1, torch.tensor(tokens[4:])[:, None]).squeeze(1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_training_did(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    tokenizer = load_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    tokenizer.save_pretrained(base)
+    config = GPT2Config(vocab_size=4096, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.3)
+    model = GPT2LMHeadModel(config)
+    model.generation_config = GenerationConfig(eos_token_id=[5, 7], do_sample=True, top_p=0.5, repetition_penalty=1.2)
+    model.save_pretrained(base)
+    (base / "README.md").write_text("---\nlicense: mit\n---\n# Base\n")
+    settings = Settings(model=str(base), num_agents=1, temperature=1.5, chat=True, system="Be kind.", num_runners=1)
+    run = record(tmp_path / "run", settings, updates=[0])
+    run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
+
+    out = tmp_path / "out"
+    out.mkdir()
+    assert main([str(run.path), "--out", str(out), "--dtype", "bf16"]) == 0
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    assert (loaded.dtype, loaded.config.resid_pdrop) == (torch.bfloat16, 0.3)
+    generation = GenerationConfig.from_pretrained(out)
+    assert generation.eos_token_id == [tokenizer.eos_token_id, 5, 7]
+    assert (generation.do_sample, generation.temperature, generation.top_k, generation.top_p) == (True, 1.5, 0, 1.0)
+    assert generation.repetition_penalty in (None, 1.0)
+    chat = AutoTokenizer.from_pretrained(out)
+    messages = [{"role": "user", "content": "Hello"}]
+    assert chat.apply_chat_template(messages, tokenize=False) == "<Hello>"
+    card = (out / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["license"] == "mit"
+    assert "{'role': 'system', 'content': 'Be kind.'}" in card
+
+
+def test_the_card_names_base_task_results_and_commands_and_its_example_runs(
+    policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0
+    card = (out / "README.md").read_text()
+    header = yaml.safe_load(card.split("---")[1])
+    assert header["library_name"] == "transformers" and "cory" in header["tags"] and "base_model" not in header
+    assert "# llm_1 of run\n" in card and "`imdb-gpt2-tiny`" in card and "the task `imdb`: 5 updates" in card
+    assert 'I can make this sentence "{query}{reference}" more positive: {query}' in card
+    line = policies_run.updates()[5]
+    task = line["policy"]["llm_1"]["task_reward"]
+    assert task is not None and re.search(rf"\| task reward \| \+0\.00 \| \{task:+.2f} \|", card)
+    assert "| held-out, update 0 | training, update 5 |" in card
+    assert "\ncory train\n" in card and "\nlr: 1.41e-05\n" in card
+
+    example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
+    capsys.readouterr()
+    exec(example.replace("FOLDER", str(out)).replace("PROMPT", "This movie"), {})
+    assert capsys.readouterr().out.startswith("This movie")
+
+
+def test_a_policy_that_was_collapsing_is_exported_with_a_warning_there_and_in_the_card(
+    policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = policies_run.updates()
+    sick = {"signature": "repetition", "of": "llm_1", "text": "llm_1 repeats itself: 61%.", "updates": 4}
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    (run.path / "checkpoints").symlink_to(policies_run.path / "checkpoints")
+    (run.path / "config.yaml").write_text((policies_run.path / "config.yaml").read_text())
+    for line in lines:
+        run.metrics.append({**line, "health": [sick] if line["update"] == 6 else []})
+    for policy, checkpoint, warned in (("llm_1", "6", True), ("llm_1", "5", False), ("llm_2", "6", False)):
+        out = tmp_path / f"{policy}-{checkpoint}"
+        assert main([str(run.path), "--policy", policy, "--checkpoint", checkpoint, "--out", str(out)]) == 0
+        assert ("Warning: at update 6, llm_1 repeats itself: 61%." in capsys.readouterr().err) == warned
+        assert ("**Warning.** llm_1 repeats itself: 61%." in (out / "README.md").read_text()) == warned
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
+    adapters_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str], merge: bool
+) -> None:
+    out = tmp_path / "out"
+    assert main([str(adapters_run.path), "--policy", "llm_2", "--out", str(out), *["--merge"] * merge]) == 0
+    assert (out / "adapter_model.safetensors").is_file() != merge
+    assert (out / "model.safetensors").is_file() == merge
+    kind = AutoModelForCausalLM if merge else AutoPeftModelForCausalLM
+    model, tokenizer = kind.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    trained = open_trained(adapters_run.path)
+    module = CausalLMModule.from_checkpoint(str(trained.folder / POLICIES / "llm_2"))
+    tokens = torch.tensor([tokenizer(TEXT)["input_ids"]])
+    with torch.no_grad():
+        found, base = model(tokens).logits, module.reference()(tokens).logits
+        torch.testing.assert_close(found, module.lm(tokens).logits, atol=1e-4, rtol=0)
+    assert (found - base).abs().max() > 0.1
+    card = (out / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["library_name"] == ("transformers" if merge else "peft")
+    assert ("--enable-lora --max-lora-rank 8" in card) != merge
+    example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
+    capsys.readouterr()
+    exec(example.replace("FOLDER", str(out)).replace("PROMPT", "This movie"), {})
+    assert capsys.readouterr().out.startswith("This movie")
+
+
+def test_an_adapter_of_a_quantised_base_is_not_merged(
+    adapters_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(adapters_run.path, run.path)
+    config = (run.path / "config.yaml").read_text()
+    config = config.replace("quantization: none", "quantization: nf4")
+    config = re.sub(r"gpus_per_(runner|learner): 0(\.0)?", r"gpus_per_\1: 0.5", config)
+    (run.path / "config.yaml").write_text(config)
+    assert main([str(run.path), "--policy", "llm_1", "--out", str(tmp_path / "out"), "--merge"]) == 2
+    assert "The adapter was trained on a base in nf4." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--out", "new", "--policy", "llm_1", "--merge"], "there is no adapter to merge. Leave out --merge."),
+        (["--out", "new"], "Which policy? Name it with --policy: llm_1, llm_2."),
+        (["--out", "new", "--policy", "llm_9"], "no policy `llm_9`. Its policies are: llm_1, llm_2."),
+        (["--out", "new", "--policy", "llm_1", "--checkpoint", "7"], "no checkpoint `7`. It has: best (5), latest (6)"),
+        (["--out", "full", "--policy", "llm_1"], "full is not empty"),
+        (["--out", "file", "--policy", "llm_1"], "file is a file"),
+        (["--out", "file/deep", "--policy", "llm_1"], "cannot be made: File exists"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(
+    policies_run: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    what: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert main([str(policies_run.path), *words]) == 2
+    message = capsys.readouterr().err
+    assert what in message and len(message.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_model_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = tmp_path / "base"
+    load_tokenizer().save_pretrained(base)
+    GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=16, n_layer=1, n_head=2)).save_pretrained(base)
+    settings = Settings(model=str(base), num_agents=1)
+    run = record(tmp_path / "run", settings, updates=[0])
+    run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
+    GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=16, n_layer=2, n_head=2)).save_pretrained(base)
+    assert main([str(run.path), "--out", str(tmp_path / "out")]) == 2
+    assert "is not the one that" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("megabytes", [2, 17])
+def test_a_full_disk_leaves_nothing_of_it(
+    policies_run: RunDirectory, disk: Path, capsys: pytest.CaptureFixture[str], megabytes: int
+) -> None:
+    if megabytes > 2:  # room for the weights, but not for the tokenizer
+        size = (DEFAULT_TOKENIZER / "model.safetensors").stat().st_size * 2 // 1024 + 64
+        mount("-o", f"remount,size={size}k", str(disk))
+    assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(disk / "out")]) == 2
+    message = capsys.readouterr().err
+    assert f"{disk / 'out'}" in message and "No space left on device. Make room there" in message
+    assert not list(disk.iterdir())

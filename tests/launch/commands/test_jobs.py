@@ -1,0 +1,173 @@
+"""What a cluster answers where it does not do as it is asked, and what the user is told of it."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from launch.cluster.client import connect
+from launch.cluster.session import ray_session
+from launch.commands import jobs
+from launch.commands.submit import _check_free
+from launch.console.errors import CommandError
+from tests.launch.conftest import ENVIRONMENT
+
+ASKING = """
+from launch.cluster.session import ray_session
+from policies.settings.placement import processes
+from policies.settings.settings import Settings
+
+with ray_session(processes(Settings(num_runners=1, runner_resources="sampling=1")), debug=False):
+    print("begun")
+"""
+VERSION = json.dumps({"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""})
+TRACE = "Traceback (most recent call last):\n  File x\nOSError: no GCS\n"
+
+
+def job(status: str, **more: object) -> tuple[int, str]:
+    """Returns how a dashboard answers who asks for a job."""
+    known = {
+        "type": "SUBMISSION",
+        "submission_id": "one",
+        "status": status,
+        "entrypoint": "python -m launch.main train",
+    }
+    return 200, json.dumps({**known, **more})
+
+
+class Dashboard(HTTPServer):
+    """A dashboard that gives its answers to each path in turn, and the last one for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.address = f"http://127.0.0.1:{self.server_port}"
+        self.answers = {"/api/version": [(200, VERSION)]}
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Gives one of the answers of a `Dashboard`."""
+
+    server: Dashboard
+
+    def do_GET(self) -> None:
+        """Answers."""
+        answers = self.server.answers.get(self.path, [(404, TRACE)])
+        status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
+    server = Dashboard()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", server.address)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there_is_none(
+    dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dashboard.answers |= {"/api/jobs/": [(500, TRACE)], "/api/jobs/ill": [(500, TRACE)]}
+    assert jobs.main(["logs", "gone"]) == 2
+    assert capsys.readouterr().err == "Error: There is no job gone; `cory jobs list` shows all.\n"
+    for words in (["logs", "ill"], ["stop", "ill"], ["list"]):
+        assert jobs.main(words) == 2
+        assert capsys.readouterr().err == (
+            f"Error: The cluster at {dashboard.address} does not do what it is asked: Request failed with status code "
+            "500: OSError: no GCS. The logs of its dashboard, on the head, say more.\n"
+        )
+    with pytest.raises(CommandError, match="does not do what it is asked"):
+        _check_free(connect(dashboard.address), "/shared/one")
+
+
+def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboard: Dashboard) -> None:
+    for code, shown in ((-9, 137), (3, 3)):
+        dashboard.answers["/api/jobs/one"] = [job("FAILED", driver_exit_code=code)]
+        assert jobs.main(["logs", "one"]) == shown
+
+
+def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
+    dashboard: Dashboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for action in ("logs", "stop"):
+        dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
+        dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad"), (502, "bad"), job("SUCCEEDED")]
+        assert jobs.main([action, "one"]) == 0
+        told = capsys.readouterr().err
+        assert told.startswith("Warning: The cluster at") and told.endswith(" Asking again for a minute.\n")
+        assert told.count("\n") == 1
+    monkeypatch.setattr(jobs, "PATIENCE", 0.0)
+    dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad")]
+    assert jobs.main(["logs", "one"]) == 2
+    assert capsys.readouterr().err.startswith("Error: The cluster at")
+
+
+WAITS = {"runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "3600"}}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told", "code"),
+    [
+        (job("RUNNING", **WAITS), "STOPPED", "finishes its update and saves it.", 0),
+        (job("RUNNING", **WAITS), "FAILED", "finishes its update and saves it.", 1),
+        (job("RUNNING"), "STOPPED", "has 3 seconds to save its update, as it was sent without RAY_JOB", 0),
+        (job("RUNNING", entrypoint="cory evaluate /shared/one", **WAITS), "STOPPED", "is told to end.", 0),
+        (job("PENDING", **WAITS), "STOPPED", "has not started: it ends when Ray has found a place", 0),
+    ],
+)
+def test_who_stops_a_job_is_told_what_becomes_of_it(
+    before: tuple[int, str],
+    after: str,
+    told: str,
+    code: int,
+    dashboard: Dashboard,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dashboard.answers |= {"/api/jobs/one": [before, job(after)], "/api/jobs/one/stop": [(200, '{"stopped": true}')]}
+    assert jobs.main(["stop", "one"]) == code
+    output = capsys.readouterr().out
+    assert output.startswith(f"one {told}") and f"\none: {after}." in output
+
+
+@pytest.mark.slow
+def test_more_than_a_cluster_has_is_waited_for_where_it_grows() -> None:
+    def begin(**environment: str) -> "subprocess.CompletedProcess[str]":  # this process may have a Ray already
+        return subprocess.run(
+            [sys.executable, "-c", ASKING], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
+        )
+
+    grows = begin(CORY_UNCHECKED="1")
+    assert (grows.returncode, grows.stdout) == (0, "begun\n"), grows.stderr
+    stays = begin()
+    assert stays.returncode == 1 and "has 0 sampling left" in stays.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("nowhere", "Invalid"),
+        ("127.0.0.1:1", "Connection refused"),  # the port of a service that nobody runs: a cluster that is gone
+        ("ray://localhost:1", "Connection refused"),
+        ("head:x", "Port could not be cast"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_one_sentence(
+    address: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    said = rf"^No Ray cluster answers at RAY_ADDRESS={address}: {reason}.*\. Correct it, or"
+    with pytest.raises(CommandError, match=said), ray_session([], debug=False):
+        pass

@@ -1,0 +1,44 @@
+"""`cory train` through a full disk and a reward that ends its process: one message each, and the run goes on."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import Cory, mount
+from tests.launch.training.test_training import SMALL, updates_in
+
+REWARD = """
+import os
+
+def brevity(completions):
+    if os.path.exists("fail"):
+        os._exit(3)
+    return [-float(len(completion)) for completion in completions]
+"""
+
+
+def refused(result: "subprocess.CompletedProcess[str]") -> str:
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.mark.slow
+def test_a_full_disk_and_a_reward_that_ends_its_process_cost_no_checkpoint(
+    cory: Cory, tmp_path: Path, disk: Path
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(REWARD)
+    mount("-o", "remount,size=40m", str(disk))  # room for the untrained policies, not for Adam's moments
+    message = refused(cory("train", *SMALL, "num_runners=1", "checkpoint_every=1", "--out", "disk/run"))
+    checkpoints = disk / "run" / "checkpoints"
+    assert "update_000001: No space left on device" in message and "Update 0 is saved. Go on with:" in message
+    assert sorted(entry.name for entry in checkpoints.iterdir()) == ["best", "update_000000"]
+
+    mount("-o", "remount,size=400m", str(disk))
+    (tmp_path / "fail").touch()
+    message = refused(cory("train", "--resume", "disk/run"))
+    assert "my_rewards:brevity failed on sample 0 of 8" in message and "ended its process" in message
+    assert "Update 0 is saved. Go on with:\n  cory train --resume disk/run" in message
+    assert updates_in(disk / "run" / "metrics.jsonl") == [0]
+    assert sorted(entry.name for entry in checkpoints.iterdir()) == ["best", "update_000000"]

@@ -1,0 +1,154 @@
+"""`cory plan`: the estimate beside what was measured, who finds room where, and what a cluster lacks."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from launch.cluster.room import Node, check, node, place
+from launch.cluster.session import check_driver
+from launch.commands.plan import plan
+from launch.console.configuration import presets, resolve
+from launch.console.errors import CommandError
+from policies.cory_config import CoryConfig
+from policies.models.language_model import ModelError
+from policies.settings.memory import Memory, learner, runner, shape
+from policies.settings.placement import Process, processes
+from policies.settings.settings import make_settings
+from tests.launch.conftest import ENVIRONMENT
+
+ON_CLUSTER = """
+import os
+import ray
+from launch.commands.plan import plan
+from launch.cluster.session import join
+
+join(address="local", num_cpus=1, resources={"sampling": 1}, include_dashboard=False, log_to_driver=False)
+os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+for runners in (1, 2):
+    print("code", plan(["imdb-tiny", "runner_resources=sampling=1", f"num_runners={runners}"]))
+ray.shutdown()
+"""
+
+
+def test_the_estimate_is_near_what_the_benchmarks_measured() -> None:
+    # `scaling` in benchmarks/README.md: 2.4 GB for driver, runner and reward of imdb-tiny, in bf16.
+    settings = make_settings(
+        {"queries": 128, "minibatch": 64, "micro_batch": 64, "max_response": 12, "dtype": "bf16", "epochs": 2}
+    )
+    model = shape(settings)
+    assert model.parameters == 4_273_664
+    total = learner(settings, model).total + runner(settings, model).total
+    assert 0.8 < total / 2.4e9 < 1.2
+
+
+def test_adapters_are_counted_as_peft_makes_them_and_cost_less_than_copies() -> None:
+    from policies.models.adapters import adapted
+    from policies.models.language_model import load_language_model
+
+    settings = make_settings({"weights": "lora", "lora_rank": 4, "lora_targets": "c_attn"})
+    assert settings.lora is not None
+    model = adapted(load_language_model(settings.model_path).requires_grad_(False), settings.lora)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert shape(settings).adapter == trained > 0
+    full = make_settings({})
+    assert learner(settings, shape(settings)).total < learner(full, shape(full)).total
+
+
+def test_each_of_the_gpus_that_an_engine_is_split_over_holds_its_part_and_on_a_cpu_all_parts_are_one_sum() -> None:
+    whole = make_settings({"gpus_per_runner": 1, "dtype": "bf16"})
+    split = make_settings({"gpus_per_runner": 2, "tensor_parallel": 2, "dtype": "bf16"})
+    model = shape(split)
+    one, each = runner(whole, model), runner(split, model)
+    assert each.parts["weights"] == one.parts["weights"] / 2 == 2 * model.parameters
+    assert each.parts["KV caches"] == one.parts["KV caches"] / 2
+    assert each.host > one.host and each.share == one.share == 0.9
+    copied = runner(split, model._replace(heads=1))
+    assert copied.parts["KV caches"] == runner(whole, model._replace(heads=1)).parts["KV caches"]
+    on_cpu = runner(make_settings({"runner_threads": 2, "tensor_parallel": 2, "dtype": "bf16"}), model)
+    assert on_cpu.parts["weights"] == runner(make_settings({"dtype": "bf16"}), model).parts["weights"]
+
+
+def test_a_split_engine_finds_room_on_gpus_that_would_not_hold_it_alone_but_not_on_those_of_two_nodes() -> None:
+    need = {"runner": [Memory("cuda", {"weights": 15e9}, 0.0)]}
+    split = Process("runner", 1, 1, 2, {})
+
+    def gpus(count: int, memory: float) -> Node:
+        return Node("a", 4, [1.0] * count, {}, 8e9, memory)
+
+    assert place([split], [gpus(2, 16e9)], need)[1] == []
+    assert place([split], [gpus(2, 14e9)], need)[1][0].reasons == ["a: 1 of a GPU is 14.0 GB"]
+    assert place([split], [gpus(1, 80e9), gpus(1, 80e9)], need)[1][0].left == 1
+    values = {"tensor_parallel": 2, "gpus_per_runner": 2}
+    config = CoryConfig().cory(**values)
+    config.validate()
+    assert config.num_gpus_per_env_runner == 2
+    one, two = node("a", {"CPU": 1, "GPU": 1}), node("b", {"CPU": 1, "GPU": 2})
+    check(processes(make_settings(values)), [one, two])
+    with pytest.raises(CommandError, match=r"1 of 1 runner with CPU=1, GPU=2 \(node a has 1 GPUs left\)"):
+        check(processes(make_settings(values)), [one, one])
+
+
+def test_a_driver_that_learns_shares_no_gpu_with_runners_that_need_the_rest_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    both = {"num_runners": 1, "gpus_per_runner": 1, "gpus_per_learner": 1}
+    for crowded in (both, {"num_runners": 2, "gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
+        with pytest.raises(CommandError, match=r"do not fit on one\. Set num_learners=1\.$"):
+            check_driver(make_settings(crowded))
+        with pytest.raises(CommandError, match=r"do not fit on one\. Set num_learners=1\.$"):
+            plan([f"{key}={value}" for key, value in crowded.items()])
+        check_driver(make_settings({**crowded, "num_learners": 1}))
+        check_driver(make_settings(crowded), own=1.0)
+    for values in ({}, {**both, "gpus_per_runner": 0}, {"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
+        check_driver(make_settings(values))
+    for preset in presets():
+        check_driver(resolve(preset, [], []))
+
+
+def test_this_machine_holds_the_preset_and_no_gpu_it_does_not_have(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert plan([]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"^1 driver +0 +0 +\d\.\d \(leads and learns\)$", output, re.MULTILINE)
+    assert re.search(r"^1 runner +1 +0 +\d\.\d \(2 vLLM engines\)$", output, re.MULTILINE)
+    assert output.endswith("It fits.\n")
+    assert plan(["imdb-tiny", "num_learners=1", "gpus_per_learner=64"]) == 1
+    output = capsys.readouterr().out
+    assert "Lacking: no room for 1 of 1 learner: this machine" in output and output.endswith("It does not fit.\n")
+    with pytest.raises(ModelError, match="tensor_parallel=8 cannot split a model with 4 attention heads"):
+        plan(["imdb-tiny", "gpus_per_runner=8", "tensor_parallel=8"])
+    assert plan(["imdb-tiny", "gpus_per_runner=4", "tensor_parallel=4"]) == 1
+    output = capsys.readouterr().out
+    assert re.search(
+        r"^1 runner +1 +4 +\d\.\d of each of 4 GPUs, \d+\.\d beside them; its engines take 90% of each "
+        r"\(2 vLLM engines, each over 4 GPUs\)$",
+        output,
+        re.MULTILINE,
+    )
+
+
+def test_the_preset_like_the_released_code_is_planned_with_a_model_at_hand(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    small = ["model=imdb-gpt2-tiny", "gpus_per_runner=0", "gpus_per_learner=0"]
+    assert plan(["imdb-paper-compat", *small]) == 0
+    assert capsys.readouterr().out.endswith("It fits.\n")
+
+
+def test_a_cluster_is_asked_for_what_its_nodes_have() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", ON_CLUSTER], env=ENVIRONMENT, capture_output=True, text=True, timeout=200
+    )
+    assert result.returncode == 0, result.stderr
+    one, two = result.stdout.split("code 0\n")  # Ray is asked for no CPU of the driver
+    assert re.search(r"^node [\d.]+: 1 runner, 1 driver\nIt fits\.$", one, re.MULTILINE)
+    assert re.search(
+        r"^Lacking: no room for 1 of 2 runners: node [\d.]+ has 0 CPUs and 0 sampling left\.$", two, re.MULTILINE
+    )
+    assert two.endswith("code 1\n")

@@ -1,0 +1,353 @@
+"""`cory report`: what is on the page, for runs of every kind, and that it needs nothing but itself."""
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from launch.commands.report import main, report
+from launch.console.errors import CommandError
+from launch.display.texts import visible
+from launch.report.ends import sweeps
+from launch.report.marks import APART, spread
+from launch.report.runs import arms_of, names, read, read_run
+from launch.report.samples import moments_of
+from launch.report.series import over_seeds
+from launch.report.tables import environments
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.environment import in_words
+from launch.run_folder.manifest import own_version
+from policies.settings.settings import Settings
+from tests.launch.conftest import Cory, record
+
+CHROMIUM = shutil.which("chromium")
+HOSTILE = "<script>document.title = 'hacked'</script> & \x00\x1b[31m \u202eabc 日本語"
+
+
+class Words(HTMLParser):
+    """Collects a page's tags and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attributes if name in ("src", "href", "xlink:href", "data")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def sampled(run: RunDirectory, update: int, text: str, **signs: object) -> None:
+    responses = [
+        {"role": role, "policy": policy, "text": text, "task_reward": None, **signs}
+        for role, policy in zip(run.settings().roles, run.settings().modules, strict=True)
+    ]
+    run.samples.append({"update": update, "held_out": False, "query": HOSTILE, "responses": responses})
+
+
+def written(tmp_path: Path, *runs: RunDirectory) -> str:
+    """Writes the report of runs and returns it."""
+    assert report([run.path for run in runs], tmp_path / "report.html") == 0
+    return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_arm(tmp_path: Path) -> None:
+    folders = {
+        "a": Settings(seed=1, num_agents=1),
+        "b": Settings(seed=1),
+        "c": Settings(seed=2, updates=7, samples_every=1),
+        "d": Settings(seed=1, lr=1e-3, exchange_period=None),
+    }
+    for name, settings in folders.items():
+        record(tmp_path / name, settings, updates=range(2))
+    arms = arms_of([read_run(tmp_path / name, name) for name in folders])
+    assert [(arm.label, [run.name for run in arm.runs]) for arm in arms] == [
+        ("PPO", ["a"]),
+        ("CORY", ["b", "c"]),
+        ("CORY, exchange_period=null, lr=0.001", ["d"]),
+    ]
+
+
+def test_arms_that_differ_in_one_setting_are_called_by_it(tmp_path: Path) -> None:
+    runs = []
+    for period in (1, 5, None):
+        record(tmp_path / str(period), Settings(exchange_period=period), updates=range(2))
+        runs.append(read_run(tmp_path / str(period), str(period)))
+    assert [arm.label for arm in arms_of(runs)] == [f"exchange_period={value}" for value in (1, 5, "null")]
+
+
+def test_an_arm_that_differs_in_much_has_a_name_that_fits_into_plots(tmp_path: Path) -> None:
+    much = Settings(task="custom", data="questions.csv", prompt="{query} " * 9, lr=1e-3, epochs=1, clip=0.1, gamma=0.9)
+    runs = []
+    for name, settings in (("usual", Settings()), ("own", much)):
+        record(tmp_path / name, settings, updates=range(2))
+        runs.append(read_run(tmp_path / name, name))
+    assert [arm.label for arm in arms_of(runs)] == ["CORY", "task=custom, data=questions.csv, 5 more"]
+
+
+def test_names_are_as_short_as_tells_folders_apart() -> None:
+    assert names([Path("/x/a/run"), Path("/x/b/run")]) == ["a/run", "b/run"]
+    assert names([Path("/x/a/run"), Path("/x/b/other")]) == ["run", "other"]
+
+
+def test_means_and_intervals_are_over_the_seeds_that_have_a_value() -> None:
+    series = over_seeds([{1: 1.0, 2: 4.0}, {1: 2.0, 2: math.nan}, {1: 3.0, 2: 6.0}])
+    assert series.x == [1, 2] and series.mean == [2.0, 5.0]
+    # t(0.975, 2) = 4.3027; the standard error of 1, 2 and 3 is 1 / √3.
+    assert series.low[0] == pytest.approx(2 - 4.3027 / math.sqrt(3), abs=1e-4)
+    assert series.high[0] == pytest.approx(2 + 4.3027 / math.sqrt(3), abs=1e-4)
+    assert math.isnan(series.low[1])  # of two seeds
+
+
+def test_labels_are_moved_apart_and_no_further() -> None:
+    assert spread([0.1, 0.9]) == [0.1, 0.9]
+    moved = spread([0.5, 0.5, 0.52, 0.9])
+    assert sorted(moved) == pytest.approx([0.5067 - APART, 0.5067, 0.5067 + APART, 0.9], abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of runs of every kind."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = [
+        record(
+            folder / "<b>", Settings(num_agents=8, task="custom", data="$\\frac$.jsonl", reward="a:b", prompt="$x_1$")
+        ),
+        record(folder / "whole", Settings(seed=1, updates=12, lr=3e-5)),
+        record(folder / "short", Settings(seed=2, updates=12, lr=3e-5), updates=range(4)),
+        record(folder / "other", Settings(seed=1, updates=12, lr=1e-5, kl_coef=0.1)),
+        record(folder / "unevaluated", Settings(num_agents=1, updates=12), updates=range(1, 5)),
+        record(folder / "begun", Settings(num_agents=3, updates=12), updates=[]),
+    ]
+    broken = runs[1].updates()[-1]
+    broken["policy"]["llm_1"] = dict.fromkeys(broken["policy"]["llm_1"])
+    runs[1].metrics.append({**broken, "update": 13})
+    sampled(runs[0], 5, HOSTILE)
+    sampled(runs[0], 10, " \n")
+    sampled(runs[1], 5, "a a a", repetition=0.31)
+    evaluated(runs[1])
+    return written(folder, *runs)
+
+
+def evaluated(run: RunDirectory) -> Path:
+    """Writes what `cory evaluate` leaves."""
+    found = {"mean": 0.5, "low": 0.25, "high": None, "n": 4}
+    row = {"policy": "llm_2", "after": "llm_1", "figures": {"task_reward": found, "pass@4": found}}
+    file = run.path / "evaluation" / "best-1234" / "evaluation.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"split": "test", "rows": {"llm_2 after llm_1": row}}))
+    return file
+
+
+def test_every_role_and_policy_of_a_chain_is_on_the_page(html: str) -> None:
+    settings = Settings(num_agents=8)
+    text = Words(html).text
+    assert all(f"{role} · {module}" in text for role, module in zip(settings.roles, settings.modules, strict=True))
+    assert all(f"<span>{name}</span></li>" in html for name in (*settings.roles, *settings.modules))
+
+
+def test_only_chains_have_roles_that_are_exchanged(tmp_path: Path, html: str) -> None:
+    assert ": by role<" in html and "role exchange</span></li>" in html
+    alone = written(tmp_path, record(tmp_path / "run", Settings(num_agents=1, updates=12)))
+    assert ": by role<" not in alone and "role exchange</span></li>" not in alone and "PPO: by policy<" in alone
+
+
+def test_nothing_on_the_page_is_fetched_from_anywhere(html: str) -> None:
+    assert not re.findall(r"[a-z]+://[^\s\"'<>]*", html)
+    assert "@import" not in html and not re.search(r"url\((?!#)", html)
+    assert all(address.startswith("#") for address in Words(html).addresses)
+
+
+def test_texts_of_models_and_users_are_shown_and_not_obeyed(html: str) -> None:
+    page = Words(html)
+    assert page.tags.count("script") == 1 and "b" not in page.tags
+    assert page.text.count("<script>document.title = 'hacked'</script>") == 3 + 8
+    assert "日本語" in page.text and page.text.count("(empty)") == 8
+    assert not re.search(r"[\x00\x1b]", page.text)
+    assert visible("a\tb\n\ud800\r") == "a\tb\n��"
+
+
+def test_responses_beyond_the_limits_of_health_are_marked(tmp_path: Path, html: str) -> None:
+    run = record(tmp_path / "run", Settings(updates=12, max_repetition=0.3))
+    warning = {"signature": "eos", "of": "llm_1", "text": "llm_1 hardly ends its responses.", "updates": 3}
+    last = run.updates()[-1]
+    last["policy"]["llm_1"]["eos_rate"] = 0.01  # it was 0.1 before, of which half is the limit
+    run.metrics.append({**last, "update": 13, "health": [warning]})
+    sampled(run, 5, "a a a", repetition=0.31, ended=False)
+    sampled(run, 10, "a b a", repetition=0.3, ended=False)
+    sampled(run, 13, "a b c", repetition=0.0, ended=False)
+    moments = moments_of(read_run(run.path, "run"))
+    signs = {moment.update: [answer.signs for answer in moment.chains[0][1]] for moment in moments}
+    assert signs == {5: [["repeats itself: 31% of its token pairs"]] * 2, 10: [[], []], 13: [["does not end"], []]}
+    assert [moment.warnings for moment in moments] == [[], [], ["llm_1 hardly ends its responses."]]
+    assert [moment.collapsed for moment in moments] == [True, False, True]
+    assert "marked at update 5<" in html and html.count("repeats itself: 31% of its token pairs") == 2
+
+
+def test_all_responses_of_a_policy_that_is_too_far_from_the_initial_one_are_marked(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", Settings(updates=12))
+    last = run.updates()[-1]
+    last["policy"]["llm_2"]["kl"] = 30.1  # of 15 tokens; the limit is 2 nats for each
+    run.metrics.append({**last, "update": 13})
+    sampled(run, 13, "wonderful.")
+    (moment,) = moments_of(read_run(run.path, "run"))
+    far = {answer.policy: bool(answer.signs) for answer in moment.chains[0][1]}
+    assert moment.collapsed and far == {"llm_1": False, "llm_2": True}
+
+
+def test_the_rule_by_which_a_run_has_collapsed_is_stated(html: str) -> None:
+    text = Words(html).text
+    assert all(part in text for part in ("20% (max_repetition)", "that was 5% or more", "2 (max_token_kl) nats"))
+
+
+def test_what_does_not_compare_is_said_to(html: str) -> None:
+    text = Words(html).text
+    assert "Not finished, so in the curves alone: short." in text and "1 of 2" in text and "3 of 12" in text
+    assert "those so far: <b>, unevaluated, begun." in text and "0 of 12" in text
+    assert "weigh the KL differently here (η = 0.1, 0.3)" in text
+    assert "of different tasks, data or rewards" in text
+
+
+def test_settings_that_differ_come_first_and_all_are_there(html: str) -> None:
+    text = Words(html).text
+    assert text.index("What differs") < text.index("All settings of")
+    assert text.count("lora_alpha: 32.0") == 5 and "cory train" in text
+
+
+def test_arms_that_differ_in_one_setting_alone_show_its_effect(tmp_path: Path) -> None:
+    runs = []
+    for number, (period, agents) in enumerate([(1, 2), (None, 2), (5, 2), (5, 1), (1, 4), (5, 4)]):
+        record(tmp_path / str(number), Settings(exchange_period=period, num_agents=agents, updates=12))
+        runs.append(read_run(tmp_path / str(number), str(number)))
+    drawn = {plot.name: plot for plot in sweeps(arms_of(runs))}
+    assert set(drawn) == {"sweep-exchange_period", "sweep-num_agents"}
+    assert [key.label for key in drawn["sweep-exchange_period"].legend] == ["CORY", "CORY of 4"]
+    says = drawn["sweep-exchange_period"].panels[0].says
+    assert says.endswith("CORY: 1: 1.73, 5: 1.73, null: 1.73; CORY of 4: 1: 1.73, 5: 1.73")
+
+
+def test_what_cory_evaluate_found_is_a_table(tmp_path: Path, html: str) -> None:
+    assert "pass@4" in html and "+0.25\u00a0… -" in html
+    run = record(tmp_path / "run", Settings(updates=12))
+    evaluated(run).write_text("{}")
+    with pytest.raises(CommandError, match="is not what `cory evaluate` wrote there"):
+        read_run(run.path, "run")
+
+
+def test_where_a_run_was_made_is_said_once_for_all_that_share_it(tmp_path: Path) -> None:
+    runs = [record(tmp_path / name, Settings(seed=seed, updates=12)) for seed, name in enumerate("abc")]
+    for run, cores in zip(runs, (2, 2, 4), strict=True):
+        run.write_settings(run.settings(), f"cory train --resume {run.path.name}  # torch 2.13.0; a CPU, {cores} cores")
+    found = [read_run(run.path, run.path.name) for run in runs]
+    assert found[0].commands == ["cory train", "cory train --resume a"]
+    assert environments(found) == [
+        ("a, b", {"made with": "torch 2.13.0; a CPU, 2 cores"}),
+        ("c", {"made with": "torch 2.13.0; a CPU, 4 cores"}),
+    ]
+    assert f"cory-rllib {own_version()}" in in_words() and f", {os.cpu_count()} cores, " in in_words()
+
+
+def test_plots_are_drawn_as_png_too(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", Settings(num_agents=1, updates=12))
+    assert report([run.path], tmp_path / "r.html", tmp_path / "png") == 0
+    drawn = {file.stem: imread(file) for file in (tmp_path / "png").iterdir()}
+    assert set(drawn) == {"pareto", "curves-1-policies", "health"}
+    assert all(image.shape[1] > 800 and image[..., :3].std() > 0.05 for image in drawn.values())
+
+
+def test_runs_are_named_by_the_last_parts_of_their_path_or_uri(tmp_path: Path) -> None:
+    for name in ("a/run", "b/run"):
+        record(tmp_path / name, Settings(num_agents=1, updates=12))
+    found = read([f"file://{tmp_path}/a/run", tmp_path / "b" / "run"])
+    assert [(run.name, len(run.updates)) for run in found] == [("a/run", 13), ("b/run", 13)]
+    assert names(["s3://bucket/one?region=here", "s3://bucket/two/?region=here"]) == ["one", "two"]
+
+
+def test_it_says_where_the_report_is(cory: Cory, tmp_path: Path) -> None:
+    record(tmp_path / "run", Settings(num_agents=1, updates=12)).unlock()
+    result = cory("report", "run", "--out", "made/here.html")
+    assert (result.returncode, result.stdout) == (0, "made/here.html\n"), result.stderr
+    assert [file.name for file in (tmp_path / "made").iterdir()] == ["here.html"]
+
+
+def test_what_is_no_run_is_refused_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / "run", Settings(updates=12))
+    record(tmp_path / "empty", Settings(), updates=[])
+    (tmp_path / "report.html").write_text("an older one")
+    record(tmp_path / "cut", Settings(updates=12)).final.write_text('{"update": 12, "pol')
+    for words, reason in {
+        ("run", "made"): "made is not a run's folder: it does not exist",
+        ("run", "report.html"): "report.html is not a run's folder: it is a file",
+        ("empty",): "empty has no metrics yet",
+        ("run", "run/../run"): "run/../run is named twice",
+        ("run", "--out", "run/config.yaml/x.html"): "run/config.yaml cannot be made: File exists",
+        ("run", "--out", "empty"): "empty is a folder",
+        ("cut",): "cut/final.json is damaged: ",
+    }.items():
+        assert main(list(words)) == 2
+        assert reason in capsys.readouterr().err
+    assert (tmp_path / "report.html").read_text() == "an older one"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_what_is_folded_is_printed_and_folded_again_but_for_samples_and_settings(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", Settings(updates=12))
+    sampled(run, 5, "a b c")
+    script = """<script>onload = () => {
+        document.querySelectorAll("details").forEach(each => each.open = false);
+        const closed = () => [...document.querySelectorAll("details")].filter(each => !each.open);
+        const within = each => each.closest("#samples, #settings") !== null;
+        const all = closed().length;
+        dispatchEvent(new Event("beforeprint"));
+        const kept = closed();
+        dispatchEvent(new Event("afterprint"));
+        document.title = [all > kept.length, kept.length > 0, kept.every(within), closed().length === all];
+    }</script>"""
+    (tmp_path / "page.html").write_text(written(tmp_path, run) + script, encoding="utf-8")
+    assert title_in_browser(tmp_path, "page.html") == "true,true,true,true"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [400, 1280])
+def test_in_a_browser_the_page_is_as_wide_as_its_window(tmp_path: Path, width: int) -> None:
+    run = record(tmp_path / "run", Settings(num_agents=4, updates=12))
+    sampled(run, 5, "x" * 300)
+    page = written(tmp_path, run)
+    script = """<script>onload = () => {
+        const page = frames[0].document;
+        page.querySelectorAll("details").forEach(each => each.open = true);
+        const texts = [...page.querySelectorAll(".panels text")].map(each => each.getBoundingClientRect().height);
+        document.title = [frames[0].innerWidth, page.documentElement.scrollWidth, Math.min(...texts)];
+    }</script>"""
+    # Windows of Chromium are 500 pixels wide at least, frames in them are not.
+    frame = f'<iframe style="border: 0" width={width} height=900 srcdoc="{escape(page)}"></iframe>'
+    (tmp_path / "frame.html").write_text(f"<!DOCTYPE html>{frame}{script}", encoding="utf-8")
+    inner, content, letters = map(float, title_in_browser(tmp_path, "frame.html").split(","))
+    assert inner == width and content <= width
+    assert letters > 9  # pixels of the smallest text of a plot
+
+
+def title_in_browser(folder: Path, page: str) -> str:
+    """Returns the title that a page's scripts give it."""
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += ["--window-size=1400,1000", "--dump-dom", (folder / page).as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.findall(r"<title>(.*?)</title>", dom)
+    assert found, dom[:1000]
+    return found[0]

@@ -1,0 +1,275 @@
+"""`cory report` on the results of a study, whose figures the test chooses."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from launch.commands.report import main, report
+from launch.console.errors import CommandError
+from launch.report import tables
+from launch.report.ends import pareto, side_by_side, sweeps
+from launch.report.plots import comparisons, health
+from launch.report.runs import arms_of, read
+from launch.report.samples import moments_of
+from launch.run_folder.records import Update
+from launch.study.results import result_file
+from tests.launch.conftest import record
+from tests.launch.results_of_studies import figures, keep, study_run
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three arms over three seeds, one run of which diverged, and one of which repeats itself."""
+    folder = tmp_path_factory.mktemp("study")
+    for seed in range(3):
+        good, bad = figures(1.0 + seed, 2.0), figures(1.0 + seed, 4.0)
+        keep(folder, study_run("cory", seed, good, bad)._replace(label="CORY <1>"))
+        ppo = study_run("ppo", seed, figures(0.5 + seed, 8.0, repetition=0.3 if seed == 1 else 0.0), place=1)
+        keep(folder, ppo._replace(label="PPO", against="cory"))
+        changed: dict[str, Any] = {"kl_coef": 0.3, "eval_kl_coef": 0.1}
+        strict = study_run("cory-eta", seed, good, good, place=2, status="diverged" if seed == 2 else "done", **changed)
+        keep(folder, strict._replace(label="CORY η", against="cory", reason="not finite" if seed == 2 else None))
+    return folder
+
+
+def test_arms_are_those_of_the_study_with_its_labels(study: Path) -> None:
+    arms = arms_of(read([study]))
+    assert [(arm.label, [run.name for run in arm.runs]) for arm in arms] == [
+        ("CORY <1>", ["cory/0", "cory/1", "cory/2"]),
+        ("PPO", ["ppo/0", "ppo/1", "ppo/2"]),
+        ("CORY η", ["cory-eta/0", "cory-eta/1", "cory-eta/2"]),
+    ]
+
+
+def test_figures_are_those_of_the_last_evaluation(study: Path) -> None:
+    cory, ppo, eta = tables.arm_rows(arms_of(read([study])))
+    # Means 2, 3 and 1.7 over seeds whose task rewards are 1, 2, 3: deviation 1; t of 2 degrees of freedom is 4.303.
+    assert cory["figures"][0] == ("+2.00", "-0.48\u00a0… +4.48")
+    assert [found.text for found in cory["figures"]] == ["+2.00", "3.00", "+1.70"]
+    assert (cory["collapsed"], ppo["collapsed"], eta["collapsed"]) == (0, 1, 1)
+    assert eta["figures"][0].text == "+1.50" and eta["figures"][0].small.endswith(", 2 of 3")  # one diverged
+    assert cory["more"][2].text == "1"  # of each policy
+    assert [found.text for found in cory["more"][5:]] == [
+        "1.7",
+        "0.2",
+    ]  # 100 s of processors, 10 s of updates
+
+
+def test_what_the_critic_leaves_of_the_returns_is_shown_where_it_is_known(tmp_path: Path) -> None:
+    run = study_run("ppo", 0, figures(1.0, 2.0), training=(0.0, 0.0))
+    for line, loss in zip([line for line in run.metrics if "policy" in line], (0.1, 0.3), strict=True):
+        line["policy"]["llm_1"] |= {"value_loss": loss}
+    keep(tmp_path, run, study_run("cory", 0, figures(1.0, 2.0), place=1))
+    ppo, older = tables.arm_rows(arms_of(read([tmp_path])))
+    assert (ppo["more"][3].text, older["more"][3].text) == ("0.20", "-")
+
+
+def test_differences_are_of_runs_with_the_same_seed(study: Path) -> None:
+    ppo, eta = tables.difference_rows(arms_of(read([study])))
+    assert (ppo["label"], ppo["against"], ppo["seeds"]) == ("PPO", "CORY <1>", 3)
+    assert ppo["figures"][0] == ("-0.50", "-0.50\u00a0… -0.50, p\u00a00.25")
+    assert [found.text for found in eta["figures"]] == ["+0.00", "-1.00", "+0.10"] and eta["seeds"] == 2
+
+
+def test_seconds_of_a_run_that_was_disturbed_are_not_shown(study: Path, tmp_path: Path) -> None:
+    quiet = read([study])[0].result
+    metrics = [{**line, "policy": {}, "roles": {}, "seconds": {"total": 10.0}} for line in quiet.metrics]
+    quiet = quiet._replace(metrics=cast(list[Update], metrics))
+    keep(tmp_path, quiet, quiet._replace(seed=1, undisturbed=False))
+    assert [row["seconds"] for row in tables.run_rows(arms_of(read([tmp_path])))] == ["10.0", "disturbed"]
+
+
+def test_runs_of_one_arm_that_differ_are_not_thrown_together(study: Path, tmp_path: Path) -> None:
+    keep(tmp_path, study_run("cory", 7, figures(1.0, 2.0), figures(1.0, 2.0), lr=1.0))
+    with pytest.raises(CommandError, match="/cory/7 are of one arm, but differ in lr"):
+        arms_of(read([study, tmp_path]))
+    with pytest.raises(CommandError, match="are of one arm and seed"):
+        arms_of(read([study, study]))
+
+
+def test_the_page_has_what_went_wrong(study: Path, tmp_path: Path) -> None:
+    assert report([study], tmp_path / "study.html") == 0
+    html = (tmp_path / "study.html").read_text(encoding="utf-8")
+    for text in (
+        "Study imdb",
+        "CORY &lt;1&gt;",
+        "diverged<small>not finite</small>",
+        '3<small class="alarm">1 collapsed</small>',
+        "llm_1 repeats itself: 30% of its token pairs",
+    ):
+        assert text in html, text
+    assert "<1>" not in html
+
+
+def test_the_last_responses_that_repeat_themselves_are_shown_and_marked(tmp_path: Path) -> None:
+    run = study_run("ppo", 0, figures(1.0, 2.0))
+    assert run.final is not None
+    texts: Any = [
+        {"query": "A film", "text": f"text {place}", "task_reward": 1.0, "kl": 1.0, "repetition": share}
+        for place, share in enumerate([0.0, 0.0, None, 0.1, 0.21])
+    ]
+    keep(tmp_path, run._replace(final={**run.final, "texts": {"llm_1": texts}}))
+    (moment,) = moments_of(read([tmp_path])[0])
+    ((_, answers),) = moment.chains
+    assert [(answer.text, bool(answer.signs)) for answer in answers] == [
+        ("text 0", False),
+        ("text 1", False),
+        ("text 2", False),
+        ("text 4", True),
+    ]
+
+
+def test_a_sweep_joins_the_arms_that_differ_in_its_setting_alone(study: Path) -> None:
+    (drawn,) = sweeps(arms_of(read([study])))
+    assert drawn.name == "sweep-kl_coef"
+    assert drawn.panels[1].says == "KL to the initial policy over kl_coef. CORY: 0.1: 3.00, 0.3: 2.00"
+
+
+def test_a_sweep_needs_several_values_and_is_of_one_study(tmp_path: Path) -> None:
+    for study in ("imdb", "sums"):
+        keep(tmp_path / study, study_run("cory", 0, figures(1.0, 2.0), figures(1.0, 2.0), study=study))
+    places = [tmp_path / "imdb", tmp_path / "sums"]
+    assert sweeps(arms_of(read(places))) == []
+    arms: dict[str, dict[str, Any]] = {"eta": {"kl_coef": 0.3, "eval_kl_coef": 0.1}, "longer": {"updates": 90}}
+    for place, (name, differs) in enumerate(arms.items(), start=1):
+        found = study_run(name, 0, *[figures(2.0, 2.0)] * 2, place=place, study="sums", **differs)
+        keep(tmp_path / "sums", found)
+    (sweep,) = sweeps(arms_of(read(places)))
+    assert sweep.name == "sweep-kl_coef" and sweep.panels[0].says.endswith(" CORY: 0.1: 1.00, 0.3: 2.00")
+
+
+def test_a_frontier_joins_arms_that_differ_in_the_kl_coefficient_alone(study: Path, tmp_path: Path) -> None:
+    steps = "Steps: the frontier over kl_coef"
+    (plot,) = pareto(arms_of(read([study])))
+    assert steps in plot.note
+    ablations: list[dict[str, Any]] = [{}, {"partner_reward": 0.0}, {"exchange_period": None}]
+    for place, changed in enumerate(ablations):
+        keep(tmp_path, study_run(f"arm-{place}", 0, *[figures(place, place)] * 2, place=place, **changed))
+    (plot,) = pareto(arms_of(read([tmp_path])))
+    assert steps not in plot.note
+
+
+def test_each_tier_has_an_axis_of_its_own_later_ones_without_sweeps(study: Path, tmp_path: Path) -> None:
+    """Else the differences between the others would vanish beside the collapsed runs of a sweep."""
+    (plot,) = side_by_side(arms_of(read([study])))
+    assert plot.name == "ablation" and plot.panels[0].says == "CORY <1>: 1.70; PPO: 0.70; CORY η: 1.30"
+    arms: list[tuple[int, dict[str, Any]]] = [(1, {}), (2, {"lr": 1e-3}), (1, {"lr": 1e-4}), (2, {"epochs": 4})]
+    for place, (tier, changed) in enumerate(arms):
+        run = study_run(f"arm-{place}", 0, *[figures(place, 0.0)] * 2, place=place, **changed)
+        against = "arm-2" if tier == 2 else None
+        keep(tmp_path, run._replace(tier=tier, label=f"arm {place}", against=against))
+    plots = side_by_side(arms_of(read([tmp_path])))
+    assert [(plot.name, plot.title) for plot in plots] == [
+        ("ablation", "Final combined reward"),
+        ("ablation-tier-2", "Final combined reward, tier 2"),
+    ]
+    assert [plot.panels[0].says for plot in plots] == ["arm 0: 0.00; arm 2: 2.00", "arm 2: 2.00; arm 3: 3.00"]
+
+
+def test_many_arms_share_the_colours_of_their_methods_in_the_pareto_plane(tmp_path: Path) -> None:
+    for place in range(9):
+        keep(tmp_path, study_run(f"arm-{place}", 0, *[figures(place, place)] * (1 + place % 2), place=place))
+    (plot,) = pareto(arms_of(read([tmp_path])))
+    assert [key.label for key in plot.legend] == ["PPO", "CORY"]
+
+
+def test_of_many_arms_the_first_tier_and_the_sweep_of_eta_have_a_pareto_plane_each(tmp_path: Path) -> None:
+    for place in range(6):
+        changed: list[dict[str, Any]] = [{"kl_coef": 0.3, "eval_kl_coef": 0.1}, {"epochs": 9 + place}]
+        for tier, differs in ((1, {"gamma": 1 - place / 10} if place else {}), (2, changed[place > 0])):
+            run = study_run(f"arm-{tier}-{place}", 0, *[figures(place, tier)] * 2, place=place, **differs)
+            keep(tmp_path, run._replace(tier=tier))
+    first, swept = pareto(arms_of(read([tmp_path])))
+    assert [key.label for key in first.legend] == [f"arm-1-{place}" for place in range(6)]
+    assert first.title == "Task reward against KL, tier 1" and "thin lines" in first.note
+    assert [key.label for key in swept.legend] == ["CORY"] and "Steps: the frontier" in swept.note
+    assert swept.panels[0].says == "arm-1-0: 0.00 at KL 1.00; arm-2-0: 0.00 at KL 2.00"
+
+
+def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_left_out(tmp_path: Path) -> None:
+    for place in range(8):
+        run = study_run(f"arm-{place}", 0, figures(1.0, 1.0), place=place)
+        keep(tmp_path, run._replace(metrics=run.metrics if place else []))
+    drawn = comparisons(arms_of(read([tmp_path])))
+    assert [[key.label for key in plot.legend] for plot in drawn] == [
+        ["arm-1", "arm-2", "arm-3", "arm-4"],
+        ["arm-5", "arm-6", "arm-7"],
+    ]
+    assert drawn[0].panels[0].says.startswith("Task reward of each arm. arm-1 ends at 1.00; arm-2")
+
+
+def test_every_arm_has_its_interval_in_the_curves_and_where_none_is_drawn_none_is_promised(tmp_path: Path) -> None:
+    for place in range(6):
+        for seed in range(3):
+            keep(tmp_path, study_run(f"arm-{place}", seed, figures(1.0, 1.0), place=place, training=(0.0, float(seed))))
+    arms = arms_of(read([tmp_path]))
+    (plot,) = comparisons(arms)
+    assert "128 held-out queries" in plot.note and "Bars: 95 % interval" in plot.note
+    panel = Figure().subplots()
+    plot.panels[0].draw(panel)
+    bars = [each for each in panel.collections if isinstance(each, LineCollection)]
+    assert len(bars) == 6 and len({bar.get_segments()[0][0][0] for bar in bars}) == 6  # none hides another
+    (signs,) = health(arms)
+    assert "interval" not in signs.note  # six bands would
+    (few,) = health(arms[:2])
+    assert "Bands: 95 % interval" in few.note
+
+
+def test_what_collapse_shows_in_is_drawn_with_its_limit(tmp_path: Path) -> None:
+    run = study_run("ppo", 0, figures(1.0, 1.0), training=(0.0,))
+    run.metrics[0]["policy"]["llm_1"] |= {"kl": 6.0, "response_length": 4.0}
+    keep(tmp_path, run)
+    (plot,) = health(arms_of(read([tmp_path])))
+    assert [panel.says.partition(". ")[2] for panel in plot.panels] == [
+        "ppo ends at nan",
+        "ppo ends at nan",
+        "ppo ends at 1.50",
+        "ppo ends at 4.00",
+    ]
+    panel = Figure().subplots()
+    plot.panels[2].draw(panel)
+    assert panel.lines[0].get_ydata() == [2.0, 2.0]  # max_token_kl
+
+
+def test_a_response_that_does_not_end_is_marked_by_the_rate_before_training(tmp_path: Path) -> None:
+    """Not by that of the first update, which is of fewer responses."""
+    responses: Any = [{"role": "pioneer", "policy": "llm_1", "text": "A", "task_reward": 0.0, "ended": False}]
+    sample: Any = {"update": 2, "held_out": False, "query": "Q", "responses": responses}
+    for place, before in enumerate((0.01, 0.4)):
+        run = study_run(f"arm-{place}", 0, figures(1.0, 2.0), training=(0.0, 0.0), place=place)
+        for line in run.metrics:
+            if "policy" in line:
+                line["policy"]["llm_1"] |= {"repetition": 0.0, "response_length": 9.0}
+                line["policy"]["llm_1"]["eos_rate"] = 0.3 if line["update"] == 1 else 0.02
+            elif line["update"] == 0:
+                line["evaluation"]["llm_1"] = {**line["evaluation"]["llm_1"], "eos_rate": before}
+        keep(tmp_path, run._replace(samples=[sample], final=None))
+    marked = [bool(moments_of(run)[0].collapsed) for run in read([tmp_path])]
+    assert marked == [False, True]
+
+
+def test_machines_that_could_compute_otherwise_but_did_not_are_no_caveat(study: Path, tmp_path: Path) -> None:
+    run = read([study])[0].result
+    keep(tmp_path, run, run._replace(seed=1, hardware={**run.hardware, "bf16": False}))
+    assert report([tmp_path], tmp_path / "study.html") == 0
+    assert "differ in that too" not in (tmp_path / "study.html").read_text(encoding="utf-8")
+
+
+def test_studies_and_runs_stand_side_by_side(study: Path, tmp_path: Path) -> None:
+    run = record(tmp_path / "own", study_run("", 0, figures(1.0, 2.0)).settings.model_copy(update={"lr": 1e-3}))
+    arms = arms_of(read([study, run.path]))
+    assert [arm.label for arm in arms] == ["CORY <1>", "PPO", "CORY η", "PPO (own)"]
+    (plot,) = comparisons(arms)
+    assert [key.label for key in plot.legend] == [arm.label for arm in arms]
+
+
+def test_a_damaged_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = result_file(tmp_path, "cory", 0)
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    assert main([str(tmp_path), "--out", str(tmp_path / "out.html")]) == 2
+    assert "seed_0.json cannot be read as a study's result" in capsys.readouterr().err
+    assert not (tmp_path / "out.html").exists()

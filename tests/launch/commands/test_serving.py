@@ -1,0 +1,115 @@
+"""Exported policies behind `vllm serve`, asked as any client asks: the tests that start a real server."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from cory_env.tokenizer import load_tokenizer
+from launch.commands.export import main
+from launch.run_folder.directory import RunDirectory
+from policies.generation.vllm_generator import vllm_installed
+from tests.launch.conftest import ENVIRONMENT, record_adapters
+
+pytestmark = pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+
+PROMPT = "This movie is"
+SMALL = ("--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str(2**26), "--max-num-seqs", "2")
+
+
+@contextlib.contextmanager
+def serve(folder: Path, *words: str) -> Iterator[str]:
+    """Yields the address of a server that is started in a folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    # As `vllm serve`, whose command line wants a distribution that is called vllm, which the CPU build is not.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", port]
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [*command, *words, *SMALL],
+            cwd=folder,
+            env={**ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        while not answers(f"{address}/health"):
+            assert server.poll() is None, (folder / "log").read_text()[-3000:]
+            time.sleep(0.5)
+        yield address
+    finally:
+        server.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)  # what it left of its own processes
+
+
+def answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=5) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def complete(address: str, **fields: object) -> str:
+    body = json.dumps({"model": "llm_1", "prompt": PROMPT, "max_tokens": 8, **fields}).encode()
+    request = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return str(json.load(reply)["choices"][0]["text"])
+
+
+def likeliest(model: Any, folder: Path) -> str:
+    """What transformers answers at temperature 0."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer(PROMPT)["input_ids"]
+    answer = model.generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)[0, len(tokens) :]
+    return str(tokenizer.decode(answer, skip_special_tokens=True))
+
+
+@pytest.mark.slow
+def test_vllm_serves_a_policy_and_answers_as_transformers_does(policies_run: RunDirectory, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0
+    with serve(tmp_path, "--model", "out", "--served-model-name", "llm_1") as address:
+        assert complete(address, temperature=0) == likeliest(AutoModelForCausalLM.from_pretrained(out), out)
+    log = (tmp_path / "log").read_text()
+    assert "'temperature': 0.7" in log and "'top_k': 0" in log  # what it samples by where a client says nothing
+
+
+@pytest.mark.slow
+def test_vllm_serves_an_adapter_on_its_base_as_the_card_says(tmp_path: Path) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = LlamaConfig(vocab_size=4096, num_attention_heads=2, max_position_embeddings=128, **shape)
+    LlamaForCausalLM(config).save_pretrained(base)
+    load_tokenizer().save_pretrained(base)
+    run = record_adapters(tmp_path / "run", model=str(base))
+    assert main([str(run.path), "--policy", "llm_1", "--out", str(out)]) == 0
+    command = re.search(r"`vllm serve (.+?)`", (out / "README.md").read_text())
+    assert command is not None
+    words = command[1].replace("NAME", "llm_1").replace("FOLDER", "out").split()
+    with serve(tmp_path, "--model", *words) as address:
+        adapted = complete(address, temperature=0)
+        alone = complete(address, temperature=0, model=str(base))
+    assert adapted == likeliest(AutoPeftModelForCausalLM.from_pretrained(out), out) != alone
+    assert alone == likeliest(LlamaForCausalLM.from_pretrained(base), base)

@@ -1,0 +1,168 @@
+"""`cory study` end to end: arms that train, fail, diverge, are stopped, and go on."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.commands import evaluate, export, study
+from launch.commands import report as report
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.locks import try_lock
+from launch.study.results import read
+from tests.launch.conftest import Cory, begin
+
+BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
+STUDY = """about: A trial.
+base: imdb-tiny
+settings:
+  backend: transformers
+  num_runners: 0
+  dtype: fp32
+  self_test: false
+  reward: my_rewards:brevity
+  updates: 2
+  queries: 4
+  minibatch: 4
+  micro_batch: 4
+  epochs: 1
+  eval_queries: 4
+  eval_every: 2
+  samples_every: 1
+  max_response: 6
+  final_queries: 18
+arms:
+"""
+TWO = STUDY + "  cory: {label: CORY}\n  broken: {task: nope}\n  absent: {lr: 1.0, needs: {nowhere: make it}}\n"
+CHANGED = "  cory: {label: Both}\n  new: {lr: 1.0}\n  broken: {also: [new], tier: 2, task: nope}\n"
+
+
+def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    (tmp_path / "mine.yaml").write_text(TWO)
+    result = cory("study", "mine.yaml", "--out", "study")
+    assert result.returncode == 1, result.stderr + result.stdout
+    assert "Left out: absent needs nowhere, which is not there. Make it: make it" in result.stdout
+    assert "broken, seed 0, failed: There is no task 'nope'." in result.stdout
+    broken, trained = sorted(read(tmp_path / "study"), key=lambda run: run.arm)
+    assert (broken.status, broken.final, trained.status) == ("failed", None, "done")
+    assert trained.final is not None and trained.final["queries"] == 18
+    for module in ("llm_1", "llm_2"):
+        assert trained.final["policy"][module]["response_length"] is not None
+        assert len(trained.final["texts"][module]) == 16
+        rewards = trained.final["responses"][module]["task_reward"]
+        texts = trained.final["texts"][module]
+        assert [text["task_reward"] for text in texts] == rewards[:16] == [-float(len(t["text"])) for t in texts]
+    assert [line["update"] for line in trained.metrics] == [0, 1, 2]
+    # The last evaluation in training asked the first four of the same queries with the same seeds.
+    last = trained.metrics[-1]["evaluation"]["llm_1"]["task_reward"]
+    assert last == pytest.approx(sum(r or 0.0 for r in trained.final["responses"]["llm_1"]["task_reward"][:4]) / 4)
+    assert trained.cost["cpu_seconds"] > 1.0 and 0.0 <= trained.cost["others"] <= 1.0
+    run = tmp_path / "study" / "runs" / "cory" / "seed_0"
+    assert [entry.name for entry in (run / "checkpoints").iterdir()] == ["update_000002"]
+
+    before = (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes()
+    again = cory("study", "mine.yaml", "--out", "study", "--only", "cory", "--seeds", "0,")
+    assert again.returncode == 0 and "CORY" in again.stdout
+    assert (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes() == before
+    file = tmp_path / "study" / "results" / "broken" / "seed_0.json"
+    before = file.read_bytes()
+    taken = try_lock(tmp_path / "study" / "runs" / "broken" / "seed_0.lock")
+    assert taken is not None
+    with taken:
+        elsewhere = cory("study", "mine.yaml", "--out", "study", "--only", "broken", "--retry")
+    assert "other processes of this study had 1 of the runs in hand" in elsewhere.stdout
+    assert file.read_bytes() == before
+
+    # What the file says of arms may change; their settings may not.
+    (tmp_path / "mine.yaml").write_text(STUDY + CHANGED)
+    assert cory("study", "mine.yaml", "--out", "study", "--only", "cory").returncode == 0
+    broken, trained = sorted(read(tmp_path / "study"), key=lambda run: run.arm)
+    assert (trained.label, broken.place, broken.tier, list(broken.also)) == ("Both", 2, 2, ["new"])
+    other = cory("study", "mine.yaml", "lr=1e-3", "--out", "study")
+    assert other.returncode == 2 and "was made with other settings: lr" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "s3://bucket/study"], "s3://bucket/study is a URI, but a path is needed here"),
+        (["--out", "taken"], "The study's folder taken cannot be made: File exists."),
+        (["--out", "new", "--seeds", "00"], "`00` is neither a count, such as 5, nor seeds"),
+    ],
+)
+def test_a_study_s_words_that_cannot_be_are_refused_in_a_sentence(
+    cory: Cory, tmp_path: Path, words: list[str], message: str
+) -> None:
+    (tmp_path / "taken").touch()
+    refused = cory("study", "imdb", "--only", "cory", *words)
+    assert refused.returncode == 2 and message in refused.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
+
+
+def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_along(
+    policies_run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    for main, what, words in (
+        (study.main, "study", ["imdb", "--out", "here"]),
+        (export.main, "model", [str(policies_run.path), "--policy", "llm_1", "--out", "here"]),
+        (evaluate.main, "evaluation", [str(policies_run.path), "--out", "here"]),
+        (report.main, "report", [str(policies_run.path), "--out", "here/report.html"]),
+        (report.main, "report", [str(policies_run.path), "--out", "/tmp/report.html", "--png", "here"]),
+    ):
+        assert main(words) == 2
+        assert f"Error: The {what}'s folder here is relative: in a Ray job it would vanish" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_study(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    (tmp_path / "mine.yaml").write_text(STUDY + "  cory: {}\n  ppo: {num_agents: 1}\n  warm: {temperature: 1.5}\n")
+    runs = tmp_path / "study" / "runs"
+    first = begin(tmp_path, "study", "mine.yaml", "--out", "study")
+    while not (runs / "cory" / "seed_0").exists():
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.1)
+    second = cory("study", "mine.yaml", "--out", "study", "--seeds", "0,1")
+    output, errors = first.communicate(timeout=180)
+    assert (first.returncode, second.returncode) == (0, 0), errors + second.stderr
+    assert "cory, seed 0" in output and "cory, seed 0" not in second.stdout
+    assert "ppo, seed 0" in second.stdout and "ppo, seed 0" not in output
+    found = read(tmp_path / "study")
+    assert [(run.arm, run.seed) for run in found] == [(arm, seed) for arm in ("cory", "ppo", "warm") for seed in (0, 1)]
+    assert all(run.status == "done" and not run.cost["resumed"] for run in found)
+
+
+@pytest.mark.slow
+def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    settings = STUDY.replace("updates: 2", "updates: 4")
+    (tmp_path / "mine.yaml").write_text(settings + "  cory: {}\n  wild: {lr: 1.0e+30, grad_clip: null}\n")
+    process = begin(tmp_path, "study", "mine.yaml", "--out", "study")
+    metrics = tmp_path / "study" / "runs" / "cory" / "seed_0" / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "Stopped: 0 of 2 runs are done. The same command goes on." in output
+    stopped = [json.loads(line)["update"] for line in metrics.read_text().splitlines()]
+    assert 1 <= stopped[-1] < 4
+
+    result = cory("study", "mine.yaml", "num_runners=1", "micro_batch=2", "--out", "study")  # as on another machine
+    assert result.returncode == 0, result.stderr
+    trained, wild = read(tmp_path / "study")
+    assert [line["update"] for line in trained.metrics] == [0, 1, 2, 3, 4]
+    assert trained.cost["resumed"] and not trained.undisturbed
+    assert (wild.status, wild.final) == ("diverged", None)
+    assert wild.reason is not None and "is not finite" in wild.reason
+    assert "1 of 1" in result.stdout  # of wild's runs, collapsed
+
+    # What is left of a run's checkpoints is enough for its policies to be used.
+    exported = cory("export", "study/runs/cory/seed_0", "--policy", "llm_2", "--out", "llm_2")
+    assert exported.returncode == 0, exported.stderr

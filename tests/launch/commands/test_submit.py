@@ -1,0 +1,319 @@
+"""What `cory submit` refuses before anything is sent, and what it sends."""
+
+import argparse
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
+
+from launch.commands.submit import _check_free, _command, _environment, _parser, check_cluster, check_size, main
+from launch.console.credentials import is_secret, load_secrets, on_workers
+from launch.console.errors import CommandError
+from policies.settings.placement import Process
+from tests.launch.cluster.test_room import cluster
+from tests.launch.conftest import ENVIRONMENT
+
+TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]
+
+
+def job(cpus: float = 0.0, gpus: float = 0.0, **custom: float) -> Process:
+    return Process("job", 1, cpus, gpus, custom)
+
+
+def options(*words: str) -> argparse.Namespace:
+    return _parser().parse_args(words)
+
+
+def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_leaves_behind_does_not_count(
+    tmp_path: Path,
+) -> None:
+    for name in ("data/large.bin", "ignored/huge.bin", "secret.bin", ".git/pack"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 60 * 2**20)  # sparse
+    (tmp_path / ".rayignore").write_text("ignored/\n")
+    (tmp_path / ".gitignore").write_text("secret.bin\n")
+    (tmp_path / "small.py").write_text("1")
+    with pytest.raises(CommandError, match=r"60 MiB to upload, and 50 are the limit: data/large\.bin \(60\.0 MiB\), "):
+        check_size(tmp_path)
+    (tmp_path / "data" / "large.bin").unlink()
+    check_size(tmp_path)
+    check_size(Path(__file__).parents[3])  # a checkout of this project
+
+
+@pytest.mark.parametrize(
+    ("own", "found", "what"),
+    [
+        (
+            job(),
+            [{"CPU": 2.0}, {"CPU": 1.0}],
+            r"1 of 2 learners with CPU=1 \(.*\), beside 2 runners\. Lower num_r",
+        ),
+        (
+            job(cpus=2.0),
+            [{"CPU": 5.0}],
+            r"1 of 2 learners .* beside 1 job and 2 runners\. Lower --num-cpus, num_r",
+        ),
+        (
+            job(cpus=4.0),
+            [{"CPU": 3.0}, {"CPU": 3.0}],
+            r"1 of 1 job with CPU=4 \(.*3 CPUs left\)\. Lower --num-cpus, o",
+        ),
+        (job(1.0, 1.0), [{"CPU": 8.0}, {"GPU": 1.0}], r"job with CPU=1, GPU=1 \(.* has 0 GPUs .* has 0 CPUs left"),
+        (
+            job(tpu=1.0),
+            [{"CPU": 8.0}],
+            r"with tpu=1 \(.*1 has 0 tpu left\)\. Lower --resources, or add nodes t",
+        ),
+        (job(), [], r"1 of 1 job \(the cluster has no nodes\)\. Add nodes\."),
+    ],
+)
+def test_what_a_cluster_can_never_place_is_refused_with_what_is_missing(
+    own: Process, found: list[dict[str, float]], what: str
+) -> None:
+    with pytest.raises(CommandError, match=what):
+        check_cluster(TRAIN, own, cluster(*found))
+
+
+def test_what_a_cluster_can_place_is_not_refused() -> None:
+    check_cluster(TRAIN, job(), cluster({"CPU": 2.0}, {"CPU": 2.0}))  # Ray is asked for no CPU of the driver
+    check_cluster(TRAIN, job(), cluster({"CPU": 0.0}, {"CPU": 4.0}))
+    check_cluster(TRAIN, job(cpus=2.0), cluster({"CPU": 6.0}))
+    check_cluster(["validate", "imdb"], job(tpu=1.0), cluster({"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}))
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "own", "cpus", "gpus"),
+    [
+        # the job of a run is its driver: the learner's GPU, if it learns, is the job's
+        ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], job(1.0, 1.0), 2, 2),
+        ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], job(2.0, 2.0), 3, 3),
+        ("train", ["num_runners=1", "num_learners=1", "gpus_per_learner=1"], job(0.0, 1.0), 1, 2),
+        # that of a search is none of its trials' drivers, each of which asks for a CPU
+        ("tune", ["num_runners=1", "gpus_per_learner=1", "--over", "lr=1e-5,1e-4"], job(1.0, 1.0), 3, 2),
+        ("tune", ["num_runners=2", "--over", "lr=1e-5,1e-4"], job(), 3, 0),
+    ],
+)
+def test_what_the_job_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_does(
+    command: str, words: list[str], own: Process, cpus: int, gpus: int
+) -> None:
+    asked = [command, "imdb-tiny", "backend=transformers", *words]
+    check_cluster(asked, own, cluster({"CPU": cpus, "GPU": gpus}))
+    with pytest.raises(CommandError, match="has 0 CPUs left"):
+        check_cluster(asked, own, cluster({"CPU": cpus - 1, "GPU": gpus}))
+    if gpus:
+        with pytest.raises(CommandError, match=r"has [01] GPUs left"):
+            check_cluster(asked, own, cluster({"CPU": cpus, "GPU": gpus - 1}))
+
+
+def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("num_learners: 4\n")
+    for command in (["train", "backend=transformers", "-c", "mine.yaml"], [*SEARCH[:-1], "lr=1e-5", "-c", "mine.yaml"]):
+        with pytest.raises(CommandError, match=r"of [24] learners"):
+            check_cluster(command, job(), cluster({"CPU": 4.0}), tmp_path)
+
+
+@pytest.mark.parametrize("asked", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
+def test_resources_that_are_none_are_refused(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--resources", asked, "--", "validate", "imdb"]) == 2
+    assert f"Error: --resources={asked}: `{asked}` is not a custom resource" in capsys.readouterr().err
+
+
+def test_a_command_without_the_dashes_before_it_is_refused_with_where_they_belong(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--storage", "/shared", "train", "imdb-tiny"])
+    expected = "Unrecognized arguments: train imdb-tiny. What the job runs stands after `--`. See `cory submit --help`."
+    assert expected in capsys.readouterr().err
+
+
+SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
+
+
+def test_a_search_that_a_cluster_can_never_place_is_refused_too() -> None:
+    check_cluster(SEARCH, job(), cluster({"CPU": 2.0}, {"CPU": 3.0}))
+    with pytest.raises(CommandError, match=r"1 of 2 learners with CPU=1 .* beside 1 driver and 2 runners"):
+        check_cluster(SEARCH, job(), cluster({"CPU": 4.0}))
+    with pytest.raises(CommandError, match="2 trials at a time: Ray has no room for 2 of 2 learners"):
+        check_cluster([*SEARCH, "--concurrent", "2"], job(), cluster({"CPU": 6.0}))
+    check_cluster(["tune", "--resume", "/shared/period"], job(), cluster({"CPU": 1.0}))
+
+
+def test_a_search_lies_in_a_shared_folder_under_its_name_and_goes_on_there() -> None:
+    words, name, place = _command(options("--storage", "/shared", "--name", "period"), SEARCH)
+    assert (words, name) == ([*SEARCH, "--out", "/shared/period", "--continue"], "period")
+    assert place == "/shared/period"
+    _, name, place = _command(options(), ["tune", "--resume", "/shared/old"])
+    assert (name, place) == ("old", "/shared/old")
+    _, name, _ = _command(options("--storage", "/shared"), SEARCH)
+    assert name.startswith("tune-imdb-tiny-")
+
+
+def test_a_run_lies_in_storage_under_its_name_and_goes_on_there() -> None:
+    words, name, place = _command(options("--storage", "s3://bucket/runs/", "--name", "first"), TRAIN)
+    assert (words, name) == ([*TRAIN, "--out", "s3://bucket/runs/first", "--continue"], "first")
+    assert place == "s3://bucket/runs/first"
+    _, _, place = _command(options("--storage", "s3://bucket/runs?scheme=http", "--name", "first"), TRAIN)
+    assert place == "s3://bucket/runs/first?scheme=http"
+    words, name, place = _command(options(), ["train", "--resume", "/shared/old", "updates=9"])
+    assert (words[-1], name, place) == ("updates=9", "old", "/shared/old")
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "what"),
+    [
+        ([], [], "Say what to run after `--`"),
+        ([], ["submit"], "Say what to run after `--`"),
+        ([], ["train"], "Say once where the run is kept"),
+        (["--storage", "/shared"], ["train", "imdb-tiny", "gsm8k"], "One preset at a time: imdb-tiny and gsm8k cannot"),
+        (["--storage", "/shared"], ["train", "--out", "/shared/one"], "Say once where the run is kept"),
+        (["--storage", "runs"], ["train"], "is relative, and the job's working directory goes when it ends"),
+        (["--storage", "s3://me:word@bucket"], ["train"], "holds a password"),
+        ([], ["tune"], "Say once where the search is kept"),
+        (["--storage", "s3://bucket"], SEARCH, "is a URI, and a search needs a folder"),
+    ],
+)
+def test_a_command_that_could_not_keep_its_run_is_refused(given: list[str], words: list[str], what: str) -> None:
+    with pytest.raises(CommandError, match=what):
+        _command(options(*given), words)
+
+
+def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -> None:
+    class Client(JobSubmissionClient):
+        """That of a cluster with one job."""
+
+        def __init__(self) -> None:
+            pass
+
+        def list_jobs(self) -> list[JobDetails]:
+            return [job]
+
+    job = JobDetails(
+        type=JobType.SUBMISSION,
+        submission_id="raysubmit_1",
+        status=JobStatus.RUNNING,
+        entrypoint="python -m launch.main train",
+        metadata={"run": "file:///shared/one"},
+    )
+    for place in ("file:///shared/one", "/shared/one", "/shared/one/"):
+        with pytest.raises(CommandError, match=f"raysubmit_1 is at work on {place}"):
+            _check_free(Client(), place)
+    _check_free(Client(), "/shared/two")
+    job.status = JobStatus.STOPPED
+    _check_free(Client(), "/shared/one")
+
+
+NODE = """
+import os, sys
+from launch.console.credentials import on_workers
+
+told = on_workers()
+os.environ["HOME"] = sys.argv[1]  # of the node that starts now
+import ray
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=told)
+print(ray.get(ray.remote(lambda: os.environ["HF_TOKEN"]).remote()))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_loads_its_nodes_own_file_although_the_driver_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "node" / ".config" / "cory" / "secrets.env"
+    file.parent.mkdir(parents=True)
+    file.write_text("HF_TOKEN=hf_1\n")
+    environment = {**ENVIRONMENT, "HOME": str(tmp_path)}
+    environment.pop("CORY_SECRETS", None)
+    command = [sys.executable, "-c", NODE, str(tmp_path / "node")]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert found.stdout == "hf_1\n", found.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "aws_access_key_id", "GITHUB_PAT"),
+        *("AZURE_STORAGE_CONNECTION_STRING", "PGPASS", "API_KEYS", "OPENAI_API_KEY_1"),
+    ],
+)
+def test_secrets_are_no_variables_of_a_job(name: str) -> None:
+    with pytest.raises(CommandError, match=f"{name} looks like a secret.*--secrets FILE") as raised:
+        _environment(options("--env", f"{name}=hunter2"))
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "held"),
+    [
+        (["--env", "MLFLOW_TRACKING_URI=http://me:hunter2@host", "--", "train"], "MLFLOW_TRACKING_URI=http://…"),
+        (["--env", "WHERE=https://host/a?sig=hunter2", "--", "train"], "WHERE=https://… holds sig"),
+        (["--", "evaluate", "s3://KEY:hunter2@bucket/run"], "s3://… holds a password"),
+        (["--", "train", "reward=mine:judge?scale=2&api_key=hunter2"], "reward=mine:judge?… holds api_key"),
+        (["--", "validate", "custom", "data=https://host/a.csv?token=hunter2"], "data=https://… holds token"),
+    ],
+)
+def test_secrets_inside_a_value_or_a_command_are_refused_and_not_shown(
+    words: list[str], held: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--storage", "/shared", "--address", "http://127.0.0.1:1", *words]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"Error: {held}") and "the cluster's jobs read" in told and "--secrets FILE" in told
+    assert "hunter2" not in told
+
+
+def test_uris_and_options_without_a_secret_are_sent() -> None:
+    for value in ("DATABASE_URL=postgresql://me@host:5432/runs", "MLFLOW_TRACKING_URI=http://host:5000"):
+        name, _, uri = value.partition("=")
+        assert _environment(options("--env", value))[name] == uri
+    words = ["evaluate", "abfs://runs@account.dfs.core.windows.net/one", "reward=m:f?scale=2"]
+    words += ["prompt=What is {query}? key=A", "prompt=Is it so? Reply with token=yes or token=no"]
+    assert _command(options(), words)[0] == words
+
+
+def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None:
+    for name in (
+        "TOKENIZERS_PARALLELISM",
+        "RAY_AUTH_TOKEN_PATH",
+        "WANDB_MODE",
+        "MONKEYS",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ):
+        assert not is_secret(name)
+    sent = _environment(options("--env", "WANDB_MODE=offline", "--secrets", "/etc/cory/secrets.env"))
+    assert sent == {
+        "RAY_JOB_STOP_WAIT_TIME_S": "3600",
+        "WANDB_MODE": "offline",
+        "CORY_SECRETS": "/etc/cory/secrets.env",
+    }
+    assert _environment(options("--unchecked"))["CORY_UNCHECKED"] == "1"
+    assert _environment(options("--env", "RAY_JOB_STOP_WAIT_TIME_S=9000"))["RAY_JOB_STOP_WAIT_TIME_S"] == "9000"
+
+
+def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("CORY_SECRETS", raising=False)
+    load_secrets()
+    assert on_workers() == {"worker_process_setup_hook": "launch.console.credentials.load_secrets"}
+    file = tmp_path / "secrets.env"
+    file.write_text("# mine\n\nexport HF_TOKEN='hf_1'\nWANDB_API_KEY=a=b\n")
+    file.chmod(stat.S_IRUSR)
+    monkeypatch.setenv("CORY_SECRETS", str(file))
+    monkeypatch.setenv("HF_TOKEN", "set before")
+    monkeypatch.setenv("WANDB_API_KEY", "")  # so that it is afterwards as it was
+    monkeypatch.delenv("WANDB_API_KEY")
+    load_secrets()
+    assert (os.environ["HF_TOKEN"], os.environ["WANDB_API_KEY"]) == ("set before", "a=b")
+    assert on_workers()["env_vars"] == {"CORY_SECRETS": str(file)}
+    file.unlink()
+    with pytest.raises(CommandError, match="the secrets that CORY_SECRETS names, cannot be read: No such file"):
+        load_secrets()
+    file.write_text("hunter2\n")
+    with pytest.raises(CommandError, match="line 1 is not NAME=VALUE") as raised:
+        load_secrets()
+    assert "hunter2" not in str(raised.value)
+    file.write_bytes(b"HF_TOKEN=\xff")
+    with pytest.raises(CommandError, match="is not UTF-8 text"):
+        load_secrets()

@@ -1,0 +1,152 @@
+"""`cory tune` end to end: its driver killed, continued, a trial that fails; and what it refuses."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch.commands.tune import main
+from launch.console.errors import CommandError
+from launch.run_folder.layout import LOCK
+from launch.search.search import Search, begun, check_same, recorded
+from launch.search.space import pinned, read_axes
+from policies.settings.settings import Settings
+from tests.launch.conftest import Cory, begin
+from tests.launch.training.test_training import BREVITY, SMALL
+
+SEARCH = (*SMALL, "dtype=fp32", "grad_clip=null", "checkpoint_every=1", "eval_every=1")
+
+
+@pytest.mark.slow
+def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_no_other(
+    cory: Cory, tmp_path: Path
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    command = ("tune", *SEARCH, "--over", "lr=1e-4,1e30", "--concurrent", "1", "--out", "found")
+    process = begin(tmp_path, *command, TUNE_GLOBAL_CHECKPOINT_S="0")
+    assert process.stdout and process.stderr
+    while line := process.stdout.readline():
+        if line.split()[:2] == ["trial_00000", "2/3"]:
+            break
+    assert line, process.stderr.read()  # it ended before
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+
+    assert "go on with it by `cory tune --resume found`" in refused(cory(*command))
+    assert "holds a search with over ['lr=0.0001,1e+30']" in refused(cory(*command, "--over", "seed=1", "--continue"))
+    resumed = cory(*command, "--continue")
+    assert resumed.returncode == 1, resumed.stderr
+    assert "trial_00000  goes on from trial_00000 after update" in resumed.stdout
+    with (tmp_path / "found" / "results.csv").open() as file:
+        good, bad = csv.DictReader(file)
+    assert (good["lr"], good["status"], good["updates"], good["exchanges"]) == ("0.0001", "done", "3", "3")
+    assert (bad["lr"], bad["status"]) == ("1e+30", "failed")
+    assert "The gradient of llm_1 is not finite in update 2" in bad["reason"]
+    assert bad["reason"] in resumed.stdout
+    again = cory(*command, "--continue")
+    assert again.returncode == 1 and "trial_00001  goes on from trial_00001 after update 1" in again.stdout
+
+    of_good = [report for report in recorded(tmp_path / "found") if report["trial"] == "trial_00000"]
+    assert [report["updates"] for report in of_good] == [1, 2, 3]
+    assert [report["cory"]["roles"]["pioneer"] for report in of_good] == ["llm_1", "llm_2", "llm_1"]
+    assert float(good["combined_reward"]) == of_good[-1]["combined_reward"]
+    assert yaml.safe_load((tmp_path / "found" / "best.yaml").read_text())["lr"] == 1e-4
+    for name in ("objective.png", "parallel.png"):
+        assert (tmp_path / "found" / name).stat().st_size > 5_000
+    assert json.loads((tmp_path / "found" / "trial_00000" / "params.json").read_text())["cory_settings"]["lr"] == 1e-4
+
+
+@pytest.mark.slow
+def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_better(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    settings = (*SEARCH, "lr=1e-3", "updates=3", "eval_every=2", "keep_checkpoints=3")
+    population = ("--over", "clip=uniform:0.1:0.3", "--scheduler", "pbt", "--samples", "2")
+    result = cory("tune", *settings, *population, "--out", "found")
+    assert result.returncode == 0, result.stderr
+    reports = recorded(tmp_path / "found")
+    second, third = (
+        {report["trial"]: report for report in reports if report["updates"] == update} for update in (2, 3)
+    )
+    worse, better = sorted(second, key=lambda trial: float(second[trial]["combined_reward"]))
+    assert second[worse]["combined_reward"] < second[better]["combined_reward"]
+    # With one step per batch `clip` changes nothing, so the clone does what its donor does, with the donor's seed.
+    for key in ("roles", "exchanges", "policy", "evaluation"):
+        assert third[worse]["cory"][key] == third[better]["cory"][key], key
+    assert third[worse]["cory"]["exchanges"] == 3
+    values = {report["trial"]: params(tmp_path / "found" / report["trial"])["clip"] for report in reports}
+    assert values[worse] != values[better]
+
+
+def params(trial: Path) -> dict[str, Any]:
+    """The settings with which a trial ended."""
+    found: dict[str, Any] = json.loads((trial / "params.json").read_text())["cory_settings"]
+    return found
+
+
+def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
+    asked = Search(pinned(Settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None)
+    asked.write(tmp_path, "cory tune")
+    assert not begun(tmp_path)
+    (tmp_path / "tuner.pkl").touch()
+    assert begun(tmp_path)
+    check_same(tmp_path, asked)  # no digit is lost on the way
+    with pytest.raises(CommandError, match=r"holds a search with over \['lr=0\.000123456,0\.0001'\], seeds 2\. Ask"):
+        check_same(tmp_path, asked._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
+    with pytest.raises(CommandError, match="holds a search with queries=256, minibatch=256"):
+        check_same(tmp_path, asked._replace(settings=pinned(Settings(queries=8, minibatch=8, backend="transformers"))))
+
+
+@pytest.mark.parametrize("option", ["--out", "--resume"])
+def test_a_search_in_storage_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([option, "s3://bucket/search"])
+    assert "s3://bucket/search is a URI, and a search needs a folder" in capsys.readouterr().err
+
+
+def refused(result: "subprocess.CompletedProcess[str]") -> str:
+    """The one sentence that a mistake is answered with."""
+    assert result.returncode == 2 and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "Nothing to search"),
+        (("--over", "lr=log:1:0"), "LOW must be above zero and below HIGH"),
+        (("--over", "lr=1e-5,1e-4", "--samples", "3"), "--samples is for ranges"),
+        (("--over", "seed=1,2", "--seeds", "2"), "say the same twice"),
+        (("--over", "lr=1e-5,1e-4", "--scheduler", "pbt", "--seeds", "2"), "do not go with --scheduler pbt"),
+        (("--over", "num_agents=1,2", "--scheduler", "pbt"), "cannot change num_agents while a trial runs"),
+        (("--over", "queries=128,256", "--scheduler", "pbt"), "cannot change queries while a trial runs"),
+        (("--over", "lora_alpha=16,32", "--scheduler", "pbt"), "cannot change lora_alpha while a trial runs"),
+        (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"), "the first of these is after 50 of 45"),
+        (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
+        (("--over", "lr=1e-5", "wandb=true"), "Set wandb=false"),
+        (("--over", "lr=1e-5", "mlflow=true"), "Set mlflow=false"),
+        (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
+        (("--resume", "taken"), "has no search.yaml"),
+        (("--over", "lr=1e-5", "--continue"), "--continue needs the search's folder"),
+    ],
+)
+def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
+    words: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    assert main(["backend=transformers", *words] if "--resume" not in words else list(words)) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
+    assert not (tmp_path / "taken" / LOCK).exists()

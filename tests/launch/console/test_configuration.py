@@ -1,0 +1,115 @@
+from pathlib import Path
+
+import pytest
+
+from cory_env.rewards.spec import parse_spec
+from cory_env.tasks.rows import parse_source
+from launch.console.configuration import (
+    Value,
+    as_yaml,
+    presets,
+    read_file,
+    read_preset,
+    read_words,
+    resolve,
+    run_name,
+    scalar,
+)
+from launch.console.errors import CommandError
+from policies.settings.settings import Settings
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_resolves_and_says_what_it_is(name: str) -> None:
+    assert resolve(name, [], [])
+    assert len(presets()[name].split()) > 3
+
+
+def test_ppo_and_cory_differ_in_the_number_of_agents_alone() -> None:
+    cory, ppo = (resolve(name, [], []).model_dump() for name in ("imdb-tiny", "imdb-tiny-ppo"))
+    assert {key for key in cory if cory[key] != ppo[key]} == {"num_agents"}
+    assert ppo["num_agents"] == 1
+
+
+def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
+    s = resolve("imdb-gpt2", [], [])
+    assert (s.task, s.model, s.num_agents, s.exchange_period) == ("imdb", "openai-community/gpt2-large", 2, 5)
+    assert parse_spec(s.reward or "") == (
+        "cory_env.rewards.sentiment",
+        "positive_logit",
+        {"model": "lvwerra/distilbert-imdb"},
+    )
+    assert parse_source(s.data or "") == ("hub:stanfordnlp/imdb", {"split": "train", "query": "text"})
+    assert parse_source(s.eval_data or "")[0] == "hub:stanfordnlp/imdb"
+    assert (s.min_query, s.max_query, s.min_response, s.max_response) == (2, 8, 4, 15)
+    assert (s.updates, s.queries, s.minibatch, s.epochs, s.lr, s.kl_coef) == (100, 256, 256, 4, 1.41e-5, 0.3)
+    assert (s.gamma, s.lam, s.clip, s.value_clip, s.value_coef) == (1.0, 0.95, 0.2, 0.2, 0.1)
+    assert (s.kl_control, s.score_scaling, s.temperature, s.chat) == ("fixed", "none", 1.0, False)
+
+
+def test_imdb_paper_compat_changes_of_imdb_gpt2_what_the_released_code_does_otherwise_and_nothing_else() -> None:
+    paper, code = (resolve(name, [], []).model_dump() for name in ("imdb-gpt2", "imdb-paper-compat"))
+    assert {key: code[key] for key in code if code[key] != paper[key]} == {
+        "score_scaling": "normalize",
+        "kl_control": "adaptive",
+        "kl_estimator": "full",
+        "reset_on_exchange": True,
+        "max_query": 7,
+        "grad_clip": None,
+    }
+    assert (code["kl_target"], code["kl_horizon"], code["exchange_period"]) == (6.0, 10000, 5)
+    assert resolve("imdb-paper-compat", [], []).report_kl_coef == 0.3  # which no controller moves
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("true", True),
+        ("null", None),
+        ("0.5", 0.5),
+        ("'3'", "3"),
+        ("my_rewards:brevity", "my_rewards:brevity"),
+        ("Question: {query} Answer:", "Question: {query} Answer:"),
+        ("{query}", "{query}"),
+        ("[a", "[a"),
+        ("2024-01-01", "2024-01-01"),
+        ("2024-13-45", "2024-13-45"),  # looks like a date to YAML
+        ("0x_", "0x_"),
+    ],
+)
+def test_a_value_is_a_yaml_scalar_or_else_text(text: str, value: Value) -> None:
+    assert scalar(text) == value
+
+
+def test_numbers_may_be_written_as_python_writes_them() -> None:
+    assert resolve("imdb-tiny", [], ["lr=1e-5"]).lr == 1e-5
+
+
+@pytest.mark.parametrize("word", ["updates", "=5"])
+def test_a_word_that_is_no_key_with_a_value_is_refused(word: str) -> None:
+    with pytest.raises(CommandError, match=f"`{word}` is not a setting; write key=value"):
+        read_words([word])
+
+
+def test_a_key_that_stands_twice_is_found_by_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "twice.yaml"
+    file.write_text("lr: 1.0e-5\nlr: 2.0e-5\n")
+    with pytest.raises(CommandError) as raised:
+        read_file(file)
+    assert str(raised.value).startswith(f"{file} is not valid YAML: the key `lr` stands twice in line 2, column 1")
+
+
+def test_a_run_is_named_after_its_preset_or_else_its_file() -> None:
+    files = [Path("base.yaml"), Path("configs/my task.yaml")]
+    assert [run_name("gsm8k", files), run_name(None, files), run_name(None, [])] == ["gsm8k", "my-task", "imdb-tiny"]
+
+
+def test_a_preset_builds_on_its_base() -> None:
+    assert read_preset("imdb-tiny-ppo")["lr"] == read_preset("imdb-tiny")["lr"]
+    assert "base" not in read_preset("imdb-tiny-ppo")
+
+
+def test_a_long_value_is_kept_apart_from_its_meaning(tmp_path: Path) -> None:
+    (tmp_path / "saved.yaml").write_text(as_yaml(Settings(model="/a/folder/with/quite/a/long/name/model")))
+    assert read_file(tmp_path / "saved.yaml")["model"] == "/a/folder/with/quite/a/long/name/model"

@@ -1,0 +1,123 @@
+"""Which checkpoint is opened, who plays which role in it, and what is read from it."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch.console.errors import CommandError
+from launch.models.trained import POLICIES, STATE, open_trained
+from launch.run_folder import manifest
+from launch.run_folder.directory import RunDirectory
+from policies.rllib.causal_lm_module import CausalLMModule
+from policies.settings.settings import Settings
+from tests.launch.conftest import record
+
+
+@pytest.fixture
+def run(policies_run: RunDirectory, tmp_path: Path) -> RunDirectory:
+    """A copy to be damaged."""
+    shutil.copytree(policies_run.path, tmp_path / "run", symlinks=True)
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("wanted", "update"), [(None, 5), ("best", 5), ("latest", 6), ("6", 6)])
+def test_the_best_checkpoint_is_opened_or_the_one_that_was_asked_for(
+    policies_run: RunDirectory, wanted: str | None, update: int
+) -> None:
+    trained = open_trained(policies_run.path, wanted)
+    assert (trained.update, trained.folder.name) == (update, f"update_{update:06d}")
+    assert trained.lines[-1]["update"] == update
+
+
+def test_the_latest_is_opened_where_none_is_the_best(run: RunDirectory) -> None:
+    (run.path / "checkpoints" / "best").unlink()
+    assert open_trained(run.path).update == 6
+    with pytest.raises(CommandError, match=r"no checkpoint `best`\. It has: latest \(6\), 5, 6\."):
+        open_trained(run.path, "best")
+
+
+def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    record(tmp_path, Settings(), updates=[0])
+    with pytest.raises(CommandError, match="has no checkpoint yet"):
+        open_trained(tmp_path)
+
+
+def test_a_checkpoint_that_the_metrics_do_not_know_is_refused(run: RunDirectory) -> None:
+    run.metrics.cut_after(5)
+    with pytest.raises(CommandError, match=r"metrics\.jsonl has no line of update 6"):
+        open_trained(run.path, "latest")
+
+
+def test_the_policies_play_the_roles_that_the_next_update_would_have_given_them(tmp_path: Path) -> None:
+    run = record(tmp_path, Settings(num_agents=3, updates=6), updates=range(7))
+    for update in (0, 4, 5, 6):
+        run.checkpoints.save(update, lambda folder: (folder / "file").touch())
+    players = [open_trained(tmp_path, wanted).players for wanted in ("0", "4", "5", "6")]
+    first, exchanged = ("llm_1", "llm_2", "llm_3"), ("llm_2", "llm_3", "llm_1")
+    assert players == [first, first, exchanged, exchanged]
+
+
+def test_the_weights_are_those_of_the_module_without_its_value_head(policies_run: RunDirectory) -> None:
+    trained = open_trained(policies_run.path, "6")
+    module = CausalLMModule.from_checkpoint(str(trained.folder / POLICIES / "llm_2"))
+    expected = {name: parameter.detach().numpy() for name, parameter in module.lm.named_parameters()}
+    weights = trained.weights("llm_2")
+    assert sorted(weights) == sorted(expected)
+    assert all(np.array_equal(weights[name], array) for name, array in expected.items())
+    assert not np.array_equal(weights["transformer.wte.weight"], trained.weights("llm_1")["transformer.wte.weight"])
+
+
+def test_a_damaged_policy_is_refused_with_the_checkpoints_there_are_and_other_damage_does_not_matter(
+    run: RunDirectory,
+) -> None:
+    trained = open_trained(run.path, "6")
+    entries = json.loads((trained.folder / manifest.NAME).read_text())
+    entries["files"]["optimizer.pkl"] = 1  # which is not there
+    (trained.folder / manifest.NAME).write_text(json.dumps(entries))
+    assert open_trained(run.path, "6").weights("llm_2")
+    state = trained.folder / POLICIES / "llm_1" / STATE
+    with state.open("r+b") as file:
+        file.seek(state.stat().st_size // 2)
+        file.write(b"torn")
+    with pytest.raises(CommandError, match=r"damaged file .*llm_1.*--checkpoint: best \(5\), latest \(6\), 5, 6\."):
+        open_trained(run.path, "6")
+
+
+def test_a_checkpoint_that_the_run_removed_meanwhile_is_one_sentence(run: RunDirectory) -> None:
+    trained = open_trained(run.path, "6")
+    shutil.rmtree(trained.folder)
+    with pytest.raises(CommandError, match=r"was removed meanwhile\. Try again\."):
+        trained.weights("llm_1")
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.file),)
+
+
+def test_code_in_a_checkpoint_is_not_run(run: RunDirectory, tmp_path: Path) -> None:
+    trained = open_trained(run.path, "6")
+    state = trained.folder / POLICIES / "llm_1" / STATE
+    state.write_bytes(pickle.dumps({"lm.weight": Trap(tmp_path / "sprung")}))
+    (trained.folder / manifest.NAME).unlink()
+    manifest.seal(trained.folder)
+    with pytest.raises(CommandError, match=r"posix\.mkdir, which is no part of an array\. It was not read\."):
+        trained.weights("llm_1")
+    assert not (tmp_path / "sprung").exists()
+    pickle.loads(state.read_bytes())
+    assert (tmp_path / "sprung").is_dir()  # the trap works
+
+
+def test_a_policy_that_there_is_not_is_refused_with_those_there_are(policies_run: RunDirectory) -> None:
+    with pytest.raises(CommandError, match=r"no policy `llm_3`\. Its policies are: llm_1, llm_2\."):
+        open_trained(policies_run.path).check_policies(["llm_1", "llm_3"])

@@ -1,0 +1,105 @@
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.console.errors import CommandError
+from launch.run_folder.directory import RunDirectory, new_path
+from policies.settings.settings import Settings
+from tests.launch.conftest import ENVIRONMENT, record
+
+SETTINGS = Settings(updates=12)
+HOLD = """
+import sys
+from pathlib import Path
+from launch.run_folder.directory import RunDirectory
+
+run = RunDirectory(Path(sys.argv[1]))
+run.lock()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_killed(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], env=ENVIRONMENT, stdin=-1, stdout=-1, text=True
+    )
+    assert holder.stdout and holder.stdout.readline() == "locked\n"
+    with pytest.raises(CommandError, match=f"in use by another run \\(process {holder.pid}\\)"):
+        RunDirectory.create(tmp_path)
+    holder.kill()
+    holder.communicate()
+    RunDirectory.create(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused_with_what_to_use_instead(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(
+        CommandError, match=f"^{tmp_path} is on a file system without locks .*--out file://{tmp_path}, "
+    ):
+        RunDirectory.create(tmp_path)
+
+
+def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
+    run = record(tmp_path, SETTINGS)
+    run.checkpoints.save(12, lambda folder: None)
+    run.unlock()
+    with pytest.raises(CommandError, match=f"cory train --resume {tmp_path}"):
+        RunDirectory.create(tmp_path)
+
+
+def test_a_run_that_ended_before_anything_was_saved_makes_room(tmp_path: Path) -> None:
+    record(tmp_path, SETTINGS, updates=[0]).unlock()
+    (tmp_path / "wandb" / "offline-run").mkdir(parents=True)
+    for name in ("wandb.id", "mlflow.id"):
+        (tmp_path / name).write_text("1a2b3c4d")
+    run = RunDirectory.create(tmp_path)
+    assert not run.exists() and run.updates() == []
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(CommandError, match="not empty"):
+        RunDirectory.create(tmp_path)
+
+
+def test_settings_come_back_and_the_commands_that_made_them_are_kept(tmp_path: Path) -> None:
+    run = record(tmp_path, SETTINGS)
+    longer = SETTINGS.model_copy(update={"updates": 24})
+    run.write_settings(longer, "cory train --resume here updates=24")
+    assert run.settings() == longer
+    lines = (tmp_path / "config.yaml").read_text().splitlines()
+    assert lines[:2] == ["# cory train", "# cory train --resume here updates=24"]
+
+
+def test_the_best_update_has_the_highest_mean_held_out_combined_reward(tmp_path: Path) -> None:
+    run = record(tmp_path, SETTINGS)
+    worth = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.updates()[::6]}
+    assert set(worth) == {0, 6, 12}
+    assert run.best_update() == max(worth, key=lambda update: worth[update] or 0.0)
+
+
+def test_new_paths_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = new_path("imdb-tiny")
+    first.mkdir(parents=True)
+    assert not new_path("imdb-tiny").exists()
+
+
+def test_a_folder_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: something else\n")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "model.pt").write_text("weights")
+    with pytest.raises(CommandError, match="is not empty"):
+        RunDirectory.create(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["checkpoints", "config.yaml", "model.pt"]

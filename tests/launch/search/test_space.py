@@ -1,0 +1,97 @@
+"""`--over`, and what a search is before it starts."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.console.errors import CommandError
+from launch.search.schedulers import Within, asha
+from launch.search.search import Search
+from launch.search.space import Axis, pinned, points, read_axes
+from policies.settings.settings import Settings
+
+SETTINGS = Settings(updates=9, eval_every=1, kl_coef=0.1)
+
+
+def test_lists_and_ranges_are_read_and_written_back() -> None:
+    words = ["exchange_period=1,5,null", "lr=log:1e-06:0.0001", "kl_coef=uniform:0:0.5", "chat=true,false"]
+    axes = read_axes(words)
+    assert axes == [
+        Axis("exchange_period", (1, 5, None)),
+        Axis("lr", (1e-6, 1e-4), "log"),
+        Axis("kl_coef", (0, 0.5), "uniform"),
+        Axis("chat", (True, False)),
+    ]
+    assert [axis.word for axis in axes] == words
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["exchange_perod=1,2"], "Unknown setting `exchange_perod` in --over. Did you mean `exchange_period`?"),
+        (["lr"], "names no values"),
+        (["lr="], "names no values"),
+        (["lr=log:1e-6"], "is not a range; write lr=log:LOW:HIGH"),
+        (["lr=log:low:high"], "is not a range"),
+        (["lr=log:0:1"], "LOW must be above zero and below HIGH"),
+        (["lr=uniform:2:1"], "LOW must be below HIGH"),
+        (["lr=uniform:0:.inf"], "is not a range"),
+        (["exchange_period=uniform:0.5:3"], "exchange_period takes whole numbers"),
+        (["lr=1e-5,0.00001"], "names a value twice"),
+        (["lr=1e-5", "lr=1e-4"], "names lr twice"),
+        (["updates=10,20"], "trials that differ in it"),
+        (["eval_kl_coef=0,1"], "trials that differ in it"),
+    ],
+)
+def test_what_is_no_search_is_one_sentence(words: list[str], says: str) -> None:
+    with pytest.raises(CommandError) as error:
+        read_axes(words)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_every_point_of_a_search_must_be_settings() -> None:
+    good = read_axes(["num_agents=1,2", "minibatch=64,128"])
+    assert len(list(points(SETTINGS, good))) == 4
+    with pytest.raises(CommandError, match="--over exchange_period=0: Setting `exchange_period`=0: Input should be"):
+        list(points(SETTINGS, read_axes(["exchange_period=5,0"])))
+    with pytest.raises(CommandError, match=r"--over minibatch=100: minibatch=100 does not divide queries=256"):
+        list(points(SETTINGS, read_axes(["minibatch=64,100"])))
+    with pytest.raises(CommandError, match="--over gamma=2: "):
+        list(points(SETTINGS, read_axes(["gamma=uniform:0:2"])))
+
+
+def test_the_goal_is_fixed_at_the_kl_coef_from_before_the_search() -> None:
+    for trial in points(pinned(SETTINGS), read_axes(["kl_coef=0,0.9"])):
+        assert trial.report_kl_coef == 0.1
+
+
+def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
+    axes = read_axes(["exchange_period=1,2,null", "lr=log:1e-6:1e-4"])
+    search = Search(pinned(SETTINGS), axes, "asha", samples=2, seeds=3, concurrent=None)
+    assert search.trials == 18
+    search.write(tmp_path, "cory tune")
+    assert Search.read(tmp_path) == search
+    with pytest.raises(CommandError, match="has no search"):
+        Search.read(tmp_path.parent)
+
+
+def test_whole_numbers_are_drawn_from_a_range_with_both_ends() -> None:
+    (axis,) = read_axes(["exchange_period=uniform:1:3"])
+    assert {axis.domain(grid=True).sample() for _ in range(200)} == {1, 2, 3}
+
+
+def test_values_that_are_mutated_stay_in_their_range() -> None:
+    within = Within(read_axes(["lr=log:1e-6:1e-4", "exchange_period=uniform:1:3", "queries=1,2"]))
+    settings = {"lr": 1.2e-4, "exchange_period": 0, "queries": 2}
+    assert within({"cory_settings": settings})["cory_settings"] == {"lr": 1e-4, "exchange_period": 1, "queries": 2}
+
+
+def test_a_search_that_goes_on_judges_trials_by_those_from_before() -> None:
+    reports = [
+        {"trial_id": f"t_{trial}", "updates": update, "combined_reward": float(trial)}
+        for trial in range(5)
+        for update in (1, 2, 3)
+    ]
+    went_on = asha(SETTINGS, reports)
+    assert [sorted(rung.values()) for _, rung in went_on._brackets[0]._rungs] == [[], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert [milestone for milestone, _ in went_on._brackets[0]._rungs] == [9, 3, 1]

@@ -1,0 +1,64 @@
+"""When a search that is asked to stop ends, with Tune's trials but without its processes."""
+
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+from ray.tune import CheckpointConfig
+from ray.tune.experiment import Trial
+
+from launch.console.interrupts import Interrupts
+from launch.search.stop import Stop
+
+
+@pytest.fixture
+def ends() -> Iterator[list[int]]:
+    """The signals by which Tune was told to end."""
+    received: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    before = signal.signal(signal.SIGUSR1, note)
+    yield received
+    signal.signal(signal.SIGUSR1, before)
+
+
+def trial(name: str, status: str) -> Trial:
+    made = Trial("Cory", stub=True, trial_id=name, checkpoint_config=CheckpointConfig(checkpoint_frequency=10))
+    made.status = status
+    return made
+
+
+def test_it_ends_when_every_trial_that_did_an_update_is_saved(ends: list[int]) -> None:
+    interrupts = Interrupts(lambda: None)
+    stop = Stop(interrupts, checkpoint_every=10)
+    first, second, starting = (trial(name, Trial.RUNNING) for name in ("first", "second", "starting"))
+    trials = [first, second, starting, trial("paused", Trial.PAUSED)]
+    for one in trials:
+        stop.on_trial_result(1, trials, one, {})
+    stop.on_trial_start(2, trials, starting)  # in a new process, which has not done anything
+    stop.on_step_end(2, trials)
+    assert not ends and first.checkpoint_freq == 10
+
+    interrupts.requested = signal.SIGINT
+    stop.on_step_end(3, trials)
+    assert not ends and first.checkpoint_freq == second.checkpoint_freq == 1
+    stop.on_trial_save(4, trials, first)
+    stop.on_step_end(4, trials)
+    assert not ends
+    second.status = Trial.ERROR
+    stop.on_step_end(5, trials)
+    assert ends == [signal.SIGUSR1] and first.checkpoint_freq == 10
+    for one in trials:
+        one.status = Trial.TERMINATED  # as Tune leaves them
+    assert stop.statuses == {"first": "RUNNING", "second": "ERROR", "starting": "RUNNING", "paused": "PAUSED"}
+
+
+def test_a_search_in_which_nothing_runs_ends_at_once(ends: list[int]) -> None:
+    interrupts = Interrupts(lambda: None)
+    stop = Stop(interrupts, checkpoint_every=10)
+    interrupts.requested = signal.SIGTERM
+    stop.on_step_end(1, [trial("waiting", Trial.PENDING)])
+    assert ends == [signal.SIGUSR1]

@@ -1,0 +1,158 @@
+from pathlib import Path
+
+import pytest
+
+from launch.console.configuration import resolve
+from launch.console.errors import CommandError
+from launch.study.definition import check_differs, differing, load, studies, word
+from launch.study.runs import jobs
+
+ARMS = [(name, arm) for name in studies() for arm in load(name).arms]
+
+
+@pytest.mark.parametrize(("name", "arm_name"), ARMS)
+def test_an_arm_trains_with_what_it_says_it_differs_in_and_with_nothing_else(name: str, arm_name: str) -> None:
+    study = load(name)
+    arm = study.arms[arm_name]
+    preset, *words = study.words(arm, seed=2)
+    trained = resolve(preset, [], words)  # as `cory train` does
+    assert trained == study.settings(arm, 2)
+    if arm.against is not None:
+        preset, *words = study.words(study.arms[arm.against], seed=2)
+        against = resolve(preset, [], words).model_dump()
+        assert {key for key, value in trained.model_dump().items() if value != against[key]} == set(arm.changes)
+
+
+@pytest.mark.parametrize("name", studies())
+def test_ppo_and_cory_differ_in_the_number_of_agents_alone_in_every_study(name: str) -> None:
+    study = load(name)
+    cory, ppo = (study.settings(study.arms[arm], 4) for arm in ("cory", "ppo"))
+    assert differing(cory, ppo) == ["num_agents"]
+    assert (cory.num_agents, ppo.num_agents) == (2, 1)
+
+
+@pytest.mark.parametrize("name", studies())
+def test_no_arm_moves_the_goal_or_the_held_out_queries(name: str) -> None:
+    study = load(name)
+    settings = [study.settings(arm, 0) for arm in study.arms.values()]
+    assert len({(s.report_kl_coef, s.final_queries, s.eval_queries, s.eval_data) for s in settings}) == 1
+    assert settings[0].eval_kl_coef == resolve(study.base, [], []).kl_coef
+
+
+def test_tier_1_has_five_seeds_and_the_six_arms_that_are_asked_for() -> None:
+    study = load("imdb")
+    found = [arm for arm in study.arms.values() if arm.tier == 1]
+    assert [arm.name for arm in found] == ["cory", "ppo", "no-transfer", "no-exchange", "independent", "competitive"]
+    assert {arm.seeds for arm in found} == {(0, 1, 2, 3, 4)}
+    assert {arm.seeds for arm in study.arms.values() if arm.tier == 2} == {(0, 1, 2)}
+
+
+def write(
+    folder: Path, arms: str, head: str = "base: imdb-tiny\nsettings: {dtype: fp32, final_queries: 9}\nseeds: 2\n"
+) -> str:
+    file = folder / "mine.yaml"
+    file.write_text(f"{head}arms:\n  one: {{}}\n{arms}")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("arms", "complaint"),
+    [
+        ("  two: {num_agents: 2}\n", "in num_agents, but both have the same"),
+        ("  two: {}\n", "in nothing"),
+        ("  two: {num_agnets: 1}\n", "`num_agnets`. Did you mean `num_agents`"),
+        ("  two: {num_agents: 0}\n", "mine.yaml, arm two: Setting `num_agents`=0"),
+        ("  two: {minibatch: 100}\n", "does not divide queries"),
+        ("  two: {seed: 3}\n", "sets seed, which all arms have in common"),
+        ("  two: {eval_kl_coef: 0.3}\n", "sets eval_kl_coef"),
+        ("  two: {num_agents: 1, against: three}\n", "held against three, which is no arm before it"),
+        ("  two: {num_agents: 1, tier: one}\n", "tier is 1, 2"),
+        ("  two: {num_agents: 1, also: [one]}\n", "also is a list of arms before it, other than one"),
+        ("  two: {num_agents: 1, also: [[one]]}\n", "also is a list of arms before it"),
+        ("  two: {num_agents: 1, against: [one]}\n", "which is no arm before it"),
+        ("  two: {num_agents: 1}\n  two: {num_agents: 3}\n", "the key `two` stands twice"),
+        ("  two: {lr: 1.0e-3, lr: 2.0e-3}\n", "the key `lr` stands twice"),
+        ("  two: {num_agents: 1, seeds: 0}\n", "seeds are a count"),
+        ("  Two/2: {num_agents: 1}\n", "name folders"),
+        ("  two: {num_agents: 1, label: one}\n", "several arms with the label 'one'"),
+        ("  two: 1\n", "must hold `key: value`"),
+        ("extra: 1\n", "unknown key `extra`"),
+    ],
+)
+def test_a_study_that_is_not_sound_is_refused(tmp_path: Path, arms: str, complaint: str) -> None:
+    with pytest.raises(CommandError, match=complaint):
+        load(write(tmp_path, arms))
+
+
+def test_an_arm_that_differs_in_more_than_it_says_is_refused(tmp_path: Path) -> None:
+    study = load(write(tmp_path, "  two: {num_agents: 1}\n"))
+    arm, settings = study.arms["two"], study.settings(study.arms["two"], 0)
+    check_differs(arm, settings, study.settings(study.arms["one"], 0))
+    other = settings.model_copy(update={"num_agents": 2, "lr": 1.0})
+    with pytest.raises(CommandError, match="differs from one in lr without saying so"):
+        check_differs(arm, settings, other)
+
+
+def test_the_first_arm_is_the_base_itself(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: imdb-tiny\nsettings: {dtype: fp32, final_queries: 9}\narms:\n  one: {lr: 1.0e-5}\n")
+    with pytest.raises(CommandError, match="it changes nothing"):
+        load(str(file))
+
+
+def test_a_study_cannot_be_taken_for_a_shipped_one(tmp_path: Path) -> None:
+    file = tmp_path / "imdb.yaml"
+    Path(write(tmp_path, "  two: {num_agents: 1}\n")).rename(file)
+    with pytest.raises(CommandError, match="the name of the shipped study imdb"):
+        load(str(file))
+
+
+def test_a_study_whose_dtype_would_depend_on_the_machine_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny\n")
+    with pytest.raises(CommandError, match="leaves dtype open"):
+        load(file)
+    study = load(file, ["dtype=bf16", "final_queries=9"])
+    assert {study.settings(arm, 0).dtype for arm in study.arms.values()} == {"bf16"}
+
+
+def test_a_study_that_would_measure_nothing_after_training_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny\n")
+    with pytest.raises(CommandError, match="does not say final_queries"):
+        load(file, ["dtype=fp32"])
+
+
+def test_an_arm_has_the_changes_of_the_one_it_is_held_against_too(tmp_path: Path) -> None:
+    study = load(write(tmp_path, "  two: {num_agents: 1}\n  three: {against: two, lr: 1.0e-3, seeds: [7]}\n"))
+    arm = study.arms["three"]
+    assert (arm.changes, arm.differs, arm.seeds) == ({"lr": 1e-3}, {"num_agents": 1, "lr": 1e-3}, (7,))
+
+
+def test_words_on_the_command_line_are_settings_of_all_arms(tmp_path: Path) -> None:
+    study = load(write(tmp_path, "  two: {num_agents: 1}\n"), ["updates=3", "kl_coef=0.7"])
+    found = [study.settings(arm, 0) for arm in study.arms.values()]
+    assert {(s.updates, s.kl_coef, s.eval_kl_coef) for s in found} == {(3, 0.7, 0.7)}
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 0.1, 1e-5, "text", "1", "null", "'quoted'", "a b", "x: y", "\n"])
+def test_a_word_is_read_back_as_the_value_it_was_made_of(value: str | int | float | bool | None) -> None:
+    from launch.console.configuration import read_words
+
+    read = read_words([word("model", value)])["model"]
+    assert (float(read) if isinstance(value, float) and isinstance(read, str) else read) == value
+
+
+def test_what_an_arm_needs_and_lacks_is_said_with_the_command_that_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arm = load("imdb").arms["ppo-double-model"]
+    assert arm.missing is not None and "python -m recipes --double --out models" in arm.missing
+    (tmp_path / "models" / "imdb-gpt2-double").mkdir(parents=True)
+    assert arm.missing is None
+
+
+def test_runs_are_done_by_tier_and_then_seed_by_seed(tmp_path: Path) -> None:
+    study = load("imdb")
+    arms = [study.arms[name] for name in ("ppo-eta-1", "ppo", "cory")]
+    order = [(job.arm.name, job.seed) for job in jobs(study, tmp_path, arms, seeds=(0, 1))]
+    assert order == [("cory", 0), ("ppo", 0), ("cory", 1), ("ppo", 1), ("ppo-eta-1", 0), ("ppo-eta-1", 1)]

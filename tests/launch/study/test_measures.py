@@ -1,0 +1,135 @@
+"""Measures against numbers computed by hand."""
+
+import math
+
+import pytest
+
+from launch.study.measures import (
+    Estimate,
+    Point,
+    area,
+    best,
+    collapse,
+    collapses,
+    critic_loss,
+    curve,
+    estimate,
+    final,
+    hedges_g,
+    paired,
+    pareto_front,
+    sign_flip_p,
+    unsteadiness,
+    variance,
+)
+from tests.launch.results_of_studies import figures, study_run
+
+ONE, TWO = figures(1.0, 4.0), figures(2.0, 8.0)
+
+
+def test_a_run_s_figure_is_the_mean_over_its_policies_and_the_best_that_of_the_highest_combined_reward() -> None:
+    run = study_run("cory", 0, ONE, TWO)
+    assert final("task_reward")(run) == 1.5
+    assert best("kl")(run) == 8.0  # combined 1.2 against 0.6
+    assert final("kl")(study_run("cory", 0, ONE, TWO, status="diverged")) is None
+
+
+def test_the_area_under_a_curve_is_its_mean_height() -> None:
+    run = study_run("ppo", 0, ONE, curve=(0.0, 2.0, 1.0))
+    assert curve(run, "task_reward") == [(0, 0.0), (5, 2.0), (10, 1.0)]
+    assert area()(run) == pytest.approx((5 * (0 + 2) / 2 + 5 * (2 + 1) / 2) / 10)
+    assert area()(run._replace(metrics=run.metrics[:2])) is None  # it ended early
+
+
+def test_an_interval_is_student_s() -> None:
+    # mean 2, deviation 1, n = 3; t of 2 degrees of freedom is 4.302653
+    found = estimate([1.0, 2.0, 3.0])
+    assert found.mean == 2.0 and found.n == 3
+    assert found.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-6)
+    assert found.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)
+    assert estimate([5.0]) == Estimate(5.0, None, None, 1)
+
+
+def test_the_variance_over_seeds_has_n_less_one_below_it() -> None:
+    runs = [study_run("cory", seed, figures(one, 0.0), figures(7.0, 0.0)) for seed, one in enumerate((1.0, 2.0, 6.0))]
+    assert variance(runs, "task_reward") == pytest.approx(((4 + 1 + 9) / 2 + 0) / 2)  # of one policy, of the other
+    assert variance(runs[:1], "task_reward") is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "p"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 2 / 32),  # as extreme as five can be
+        ([1.0, 2.0, 3.0], 2 / 8),
+        ([-1.0, 2.0, 3.0], 4 / 8),  # sums of 4 or more: 6 and 4
+        ([1.0, -1.0], 1.0),
+    ],
+)
+def test_the_sign_flip_test_counts_all_signs(numbers: list[float], p: float) -> None:
+    assert sign_flip_p(numbers) == pytest.approx(p)
+
+
+def test_many_pairs_are_tested_by_some_of_all_signs() -> None:
+    assert sign_flip_p([1.0, -1.0] * 20) == 1.0  # 2^40 signs would not fit into memory
+    assert 0 < (sign_flip_p([1.0] * 40) or 0) < 1e-3
+
+
+def test_the_effect_size_is_hedges_g_of_paired_values() -> None:
+    # mean 2, deviation 1; 1 - 3 / (4 · 2 - 1) = 4 / 7
+    assert hedges_g([1.0, 2.0, 3.0]) == pytest.approx(2 * 4 / 7)
+    assert hedges_g([1.0, 2.0]) is None and hedges_g([1.0, 1.0, 1.0]) is None
+
+
+def test_runs_are_compared_with_those_of_the_same_seed() -> None:
+    cory = [study_run("cory", seed, figures(1.0 + seed, 0.0), figures(3.0 + seed, 0.0)) for seed in (0, 1, 3)]
+    ppo = [study_run("ppo", seed, figures(float(seed), 0.0)) for seed in (3, 1, 2)]
+    found = paired(cory, ppo, final("task_reward"))
+    assert found is not None
+    assert found.seeds == (1, 3) and found.values == (2.0, 2.0)
+    assert paired(cory, ppo[2:], final("task_reward")) is None
+
+
+def test_unsteadiness_is_of_successive_updates_not_of_the_trend() -> None:
+    assert unsteadiness(study_run("ppo", 0, ONE, training=(0.0, 1.0, 0.0, 1.0))) == pytest.approx(math.sqrt(0.5))
+    steady = unsteadiness(study_run("ppo", 0, ONE, training=tuple(0.1 * u for u in range(20))))
+    assert steady == pytest.approx(0.1 / math.sqrt(2))
+    exchanged = study_run("cory", 0, ONE, TWO, training=(0.0, 0.5, 9.0, 9.5))
+    for line in exchanged.metrics[:2]:
+        line["roles"] = {"pioneer": "llm_2", "observer": "llm_1"}
+    assert unsteadiness(exchanged) == pytest.approx(0.5 / math.sqrt(2))  # without the step of 8.5 between the roles
+
+
+def test_collapse_is_found_by_health_s_limits_in_either_policy() -> None:
+    assert collapse(study_run("cory", 0, ONE, TWO)) == []
+    repeating = study_run("cory", 0, ONE, figures(2.0, 8.0, repetition=0.21))
+    assert [(sign.signature, sign.of) for sign in collapse(repeating)] == [("repetition", "llm_2")]
+    far = study_run("ppo", 0, figures(2.0, 20.1))  # of 10 tokens: 2.01 nats each
+    endless = study_run("ppo", 1, figures(2.0, 8.0, eos_rate=0.09))  # 0.2 before training
+    assert [sign.signature for run in (far, endless) for sign in collapse(run)] == ["kl", "eos"]
+    diverged = study_run("ppo", 2, ONE, status="diverged")
+    healthy = study_run("ppo", 4, figures(2.0, 19.9, eos_rate=0.11, repetition=0.2))
+    assert collapses([far, endless, diverged, healthy]) == 3
+
+
+def test_runs_of_before_repetition_was_measured_show_no_sign() -> None:
+    old = study_run("cory", 0, ONE, figures(2.0, 20.1))
+    assert old.final and collapse(old)
+    for evaluation in (old.final["policy"], *(line["evaluation"] for line in old.metrics if "evaluation" in line)):
+        for found in evaluation.values():
+            found.pop("repetition", None)
+    assert collapse(old) == []
+
+
+def test_the_pareto_front_holds_what_nothing_else_beats() -> None:
+    points = [Point(1.0, 2.0), Point(2.0, 6.0), Point(0.5, 3.0), Point(2.0, 5.0), Point(1.0, 2.0)]
+    assert pareto_front(points) == [Point(1.0, 2.0), Point(2.0, 5.0)]
+
+
+def test_the_critic_s_loss_is_the_mean_over_updates_and_policies_and_not_of_runs_cut_short() -> None:
+    run = study_run("cory", 0, ONE, TWO, training=(0.0, 0.0))
+    assert critic_loss(run) is None  # there is no critic, or an earlier version kept nothing of it
+    lines = [line for line in run.metrics if "policy" in line]
+    for line, (one, two) in zip(lines, ((0.1, 0.3), (0.5, 0.7)), strict=True):
+        line["policy"] = {"llm_1": {"value_loss": one}, "llm_2": {"value_loss": two}}
+    assert critic_loss(run) == pytest.approx(0.4)
+    assert critic_loss(run._replace(metrics=run.metrics[:-1])) is None

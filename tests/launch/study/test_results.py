@@ -1,0 +1,268 @@
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch.commands.train import main as train
+from launch.console.errors import CommandError
+from launch.models.trained import POLICIES, STATE
+from launch.run_folder import final
+from launch.run_folder.checkpoints import ONLY_POLICIES
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.final import FIGURES, Final
+from launch.run_folder.locks import lock_folder
+from launch.study.definition import load
+from launch.study.measures import critic_loss
+from launch.study.results import read, result_file, rounded, write
+from launch.study.runs import Ended, Job, Performer, collect, keep_policies
+from policies.settings.settings import Settings
+from tests.launch import results_of_studies as made_up
+from tests.launch.conftest import record
+
+UPDATES = 15
+RESPONSE = "a wonderful film. It has great performances. It features all"
+
+
+def job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> Job:
+    """Returns a run of the shipped study that was recorded without training."""
+    study = load("imdb")
+    found = Job(study, study.arms[arm], 3, folder)
+    settings = study.settings(found.arm, found.seed)
+    run = record(found.run, settings, range(updates + 1))
+    for update in range(0, updates + 1, 3):
+        held_out = update in (0, updates)
+        for _ in range(3 if held_out else 4):
+            responses = [
+                {"role": role, "policy": module, "text": RESPONSE, "task_reward": 1.23456789}
+                for role, module in zip(settings.roles, settings.modules, strict=True)
+            ]
+            run.samples.append({"update": update, "held_out": held_out, "query": "This is", "responses": responses})
+    final.write(run.final, last_responses(settings, 500))
+    run.unlock()
+    return found
+
+
+def last_responses(settings: Settings, count: int) -> Final:
+    return Final(
+        update=UPDATES,
+        policy={
+            module: {
+                "query": list(range(count)),
+                "prompt": ["This is a really"] * count,
+                "text": [RESPONSE] * count,
+                "figures": {name: [place + 0.123456789 * query for query in range(count)] for name in FIGURES},
+            }
+            for place, module in enumerate(settings.modules)
+        },
+    )
+
+
+DONE = Ended(code=0, said="", resumed=False, wall_seconds=300.123456, cpu_seconds=500.0, others=0.01)
+
+
+def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(tmp_path: Path) -> None:
+    made = collect(job(tmp_path, updates=45), DONE)
+    file = tmp_path / "results" / "cory" / "seed_3.json"
+    write(file, made)
+    assert file.stat().st_size < 40_000
+    (found,) = read(tmp_path)
+    assert [line["update"] for line in found.metrics] == list(range(46))
+    for line in found.metrics[1:]:
+        roles, policy = line["roles"], line["policy"]
+        assert line.pop("role") == {role: policy[roles[role]] for role in ("pioneer", "observer")}
+        for figures in policy.values():
+            reward, kl, combined = figures["task_reward"], figures["kl"], figures.pop("combined_reward")
+            assert reward is not None and combined == pytest.approx(reward - 0.1 * (kl or 0.0))
+    kept = json.loads(file.read_text())
+    write(file, found)  # what follows from the rest was filled in, and is left out again
+    assert json.loads(file.read_text()) == kept
+    assert found._replace(metrics=[]) == made._replace(metrics=[])
+    assert [line.get("tokens") for line in found.metrics] == [line.get("tokens") for line in made.metrics]
+    assert critic_loss(found) == 0.25
+    assert (found.status, found.reason, found.undisturbed) == ("done", None, True)
+    assert (found.cost["tokens"], found.cost["seconds"], found.cost["wall_seconds"]) == (45 * 3000, 90.0, 300.12)
+
+
+def test_a_result_holds_the_means_over_held_out_queries_and_the_responses_behind_them(tmp_path: Path) -> None:
+    made = collect(job(tmp_path), DONE).final
+    assert made is not None and made["queries"] == 500
+    mean = 0.123456789 * 499 / 2
+    assert made["policy"]["llm_2"]["kl"] == pytest.approx(1 + mean, rel=1e-4)
+    assert made["mean"]["task_reward"] == pytest.approx(0.5 + mean, rel=1e-4)
+    assert made["responses"]["llm_1"]["task_reward"][:3] == [0.0, 0.123, 0.247]
+    assert len(made["responses"]["llm_1"]["task_reward"]) == 500 and len(made["texts"]["llm_2"]) == 16
+    assert made["texts"]["llm_1"][1]["text"] == RESPONSE
+
+
+def test_of_the_samples_those_before_after_and_midway_are_kept(tmp_path: Path) -> None:
+    kept = collect(job(tmp_path), DONE).samples
+    assert [(line["update"], line["held_out"]) for line in kept] == [
+        *[(0, True)] * 3,
+        *[(3, False)] * 2,
+        *[(9, False)] * 2,
+        *[(12, False)] * 2,
+        *[(15, True)] * 3,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "reason"),
+    [
+        (DONE._replace(code=3), "collapsed", "stop_on_collapse ended it after update 15."),
+        (DONE._replace(code=2, said="x\nError: No room.\nUpdate 3 is saved.\n"), "failed", "No room."),
+        (DONE._replace(code=1, said="Traceback\nKeyError: 3\n"), "failed", "KeyError: 3"),
+        (DONE._replace(code=-9), "failed", "Its process was ended by SIGKILL."),
+    ],
+)
+def test_a_result_says_how_its_run_ended(tmp_path: Path, ended: Ended, status: str, reason: str) -> None:
+    made = collect(job(tmp_path), ended)
+    assert (made.status, made.reason) == (status, reason)
+    assert (made.final is None) == (status == "failed")
+
+
+def test_a_gradient_that_was_not_finite_is_a_result(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    (one.run / "refused_update_000046_llm_1.safetensors").touch()
+    made = collect(one, DONE._replace(code=2, said="Error: The gradient of llm_1 is not finite.\n"))
+    assert (made.status, made.reason) == ("diverged", "The gradient of llm_1 is not finite.")
+
+
+@pytest.mark.parametrize("ended", [DONE._replace(resumed=True), DONE._replace(others=0.06)])
+def test_times_of_a_run_that_was_disturbed_are_marked(tmp_path: Path, ended: Ended) -> None:
+    assert not collect(job(tmp_path), ended).undisturbed
+
+
+def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    write(one.result, collect(one, DONE))
+    assert one.found() == read(tmp_path)[0]
+    study = load("imdb", ["lr=1e-5", "num_runners=2", "checkpoint_every=3"])
+    with pytest.raises(CommandError, match="was made with other settings: lr"):
+        Job(study, study.arms["cory"], 3, tmp_path).found()
+
+
+def test_a_folder_that_the_run_cannot_go_on_with_is_set_aside(tmp_path: Path) -> None:
+    assert Job(load("imdb"), load("imdb").arms["ppo"], 0, tmp_path).set_aside() is None  # there is none
+    one = job(tmp_path)
+    assert one.set_aside() is None and one.run.is_dir()
+    elsewhere = load("imdb", ["num_runners=2", "final_queries=9"])
+    assert dataclasses.replace(one, study=elsewhere).set_aside() is None
+    other = load("imdb", ["updates=20"])
+    assert dataclasses.replace(one, study=other).set_aside() == one.run.with_name("seed_3.old-1")
+    assert not one.run.exists() and RunDirectory(one.run.with_name("seed_3.old-1")).updates()
+    pruned = job(tmp_path)
+    RunDirectory(pruned.run).checkpoints.save(UPDATES, lambda path: (path / ONLY_POLICIES).touch())
+    assert pruned.set_aside() == one.run.with_name("seed_3.old-2")
+    damaged = job(tmp_path)
+    (damaged.run / "config.yaml").write_text((damaged.run / "config.yaml").read_text().replace("lr:", "rl:"))
+    assert damaged.set_aside() == one.run.with_name("seed_3.old-3")
+
+
+def test_a_run_that_another_process_still_trains_is_left_to_it(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    with lock_folder(one.run):
+        assert one.claim() is None
+    claim = one.claim()
+    assert claim is not None and one.claim() is None
+    claim.close()
+
+
+@pytest.mark.parametrize("in_job", [False, True])
+def test_a_stopped_study_asks_its_run_to_stop_once_and_in_a_job_ray_does(
+    in_job: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_job:
+        monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    performer = Performer(lambda: None)
+    performer.interrupts.requested = signal.SIGTERM
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
+        performer._process = run
+        performer._pass_on()
+        run.communicate(b"\n")  # it ends by itself if nothing asks it to
+    assert run.returncode == (0 if in_job else -signal.SIGTERM)
+
+
+def test_a_folder_without_results_and_a_damaged_result_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="holds no results of a study"):
+        read(tmp_path)
+    file = tmp_path / "results" / "cory" / "seed_0.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    with pytest.raises(CommandError, match=r"seed_0\.json cannot be read as a study's result.*Remove it"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("metrics", None, "not iterable"),
+        ("metrics", [{"policy": {}}], "KeyError 'update'"),
+        ("metrics", [{"update": 1, "policy": {"llm_1": {}}}], "KeyError 'task_reward'"),
+        ("cost", {}, "cost lacks cpu_seconds"),
+        ("cost", None, "cost lacks cpu_seconds"),
+        ("hardware", {}, "hardware lacks bf16"),
+        ("samples", None, "not iterable"),
+        ("final", {"policy": {}}, "final lacks mean"),
+        ("final", "x", "dictionary"),
+        ("settings", [], "mapping"),
+        ("arm", "ppo", "holds the result of arm ppo, seed 0"),
+    ],
+)
+def test_a_result_of_which_a_part_is_damaged_is_refused(
+    tmp_path: Path, key: str, value: object, complaint: str
+) -> None:
+    file = result_file(tmp_path, "cory", 0)
+    write(file, made_up.study_run("cory", 0, *[made_up.figures(1.0, 1.0)] * 2))
+    read(tmp_path)
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(CommandError, match=complaint):
+        read(tmp_path)
+
+
+def test_a_copy_of_a_result_is_no_result(tmp_path: Path) -> None:
+    file = result_file(tmp_path, "cory", 0)
+    write(file, made_up.study_run("cory", 0, *[made_up.figures(1.0, 1.0)] * 2))
+    (file.parent / "seed_0 (1).json").write_bytes(file.read_bytes())
+    assert len(read(tmp_path)) == 1
+
+
+def test_figures_are_rounded_to_significant_digits_and_what_is_not_finite_is_none() -> None:
+    value = {"a": [0.000123456789, 123456.789, float("nan"), 3, "text", True, None]}
+    assert rounded(value) == {"a": [0.00012346, 123460.0, None, 3, "text", True, None]}
+
+
+def test_of_a_run_s_checkpoints_the_last_policies_are_kept(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+
+    def fill(folder: Path) -> None:
+        for name in ("learner_group/learner/optimizer.pkl", f"{POLICIES}/llm_1/{STATE}", "env_runner/state.pkl"):
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"state")
+
+    for update in (5, 6):
+        run.checkpoints.save(update, fill)
+    run.checkpoints.name_best(5)
+    keep_policies(run)
+    assert [entry.name for entry in run.checkpoints.folder.iterdir()] == ["update_000006"]
+    assert run.checkpoints.choose(None, POLICIES) == (6, run.checkpoints.place(6))  # as `cory evaluate` does
+    assert not list(run.path.rglob("optimizer.pkl")) and len(list(run.path.rglob(STATE))) == 1
+    with pytest.raises(
+        CommandError, match=r"No training can go on from .*update_000006: .* only the policies were kept"
+    ):
+        run.checkpoints.set_damaged_aside()  # as `--resume` does
+    assert run.checkpoints.choose(None, POLICIES) == (6, run.checkpoints.place(6))
+
+
+def test_a_result_s_command_gives_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = collect(job(tmp_path, "no-exchange"), DONE)
+    words = made.command.split()
+    assert words[:2] == ["cory", "train"]
+    assert train([*words[2:], "--print-config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == made.settings.model_dump()
+    assert made.settings.exchange_period is None

@@ -1,0 +1,173 @@
+"""What is refused before a run's folder is made: models that cannot be loaded, queries that do not fit."""
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from cory_env.tokenizer import DEFAULT_TOKENIZER
+from launch.commands.validate import main as validate
+from launch.console.errors import CommandError
+from launch.training.preflight import check
+from policies.generation import vllm_generator
+from policies.settings.settings import make_settings
+from tests.cory_env.test_preference import save_chat_judge
+from tests.launch.conftest import Cory
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the bundled model."""
+    return Path(shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model"))
+
+
+def refusal(**values: Any) -> str:
+    with pytest.raises(CommandError) as raised:
+        check(make_settings({"backend": "transformers", **values}))
+    return str(raised.value)
+
+
+def keep_nothing(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def keep_the_model_alone(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def cut_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+
+
+def cut_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (keep_nothing, "it has no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+        (cut_weights, "model.safetensors are damaged"),
+        (cut_config, "config.json' is not a valid JSON file"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "No tokenizer could be loaded"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "No tokenizer could be loaded"),
+        (keep_the_model_alone, "has no tokens"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_refused_with_its_folder(
+    model: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(model)
+    told = refusal(model=str(model))
+    assert message in told and str(model) in told and "\n" not in told
+
+
+def test_every_query_of_both_splits_is_measured_and_the_length_that_works_named(tmp_path: Path) -> None:
+    def rows(name: str, *queries: str) -> str:
+        (tmp_path / name).write_text("".join(json.dumps({"query": query}) + "\n" for query in queries))
+        return str(tmp_path / name)
+
+    short, long = rows("short.jsonl", "One", "Two"), rows("long.jsonl", "One", "Two is " + "very " * 50 + "long")
+    own = {"task": "custom", "reward": "tests.cory_env.sample_rewards:length", "max_prompt": 32}
+    for files in ({"data": long, "eval_data": short}, {"data": short, "eval_data": long}):
+        told = refusal(**own, **files)
+        assert "1 of 2 queries of" in told and "the first is query 1, 'Two is very" in told
+    fitting = int(told.split("Raise max_prompt to ")[1].split(",")[0])
+    check(make_settings({**own, **files, "backend": "transformers", "max_prompt": fitting}))
+    assert f"Raise max_prompt to {fitting}" in refusal(**own | {"max_prompt": fitting - 1}, **files)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("brevity", "'brevity' is not a function's name"),
+        ("no_such_module:f", "The module 'no_such_module', needed for the reward 'no_such_module:f', was not found"),
+        ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
+    ],
+)
+def test_a_reward_that_cannot_be_loaded_is_refused_before_any_model_is(reward: str, message: str) -> None:
+    assert message in refusal(reward=reward)
+
+
+def test_without_vllm_its_backend_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(vllm_generator, "version", missing)
+    assert "pip install 'cory-rllib[vllm]'" in refusal(backend="vllm")
+    check(make_settings({"backend": "transformers"}))
+
+
+def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["arithmetic", "digits=1", "operations=sums", "max_response=40"]
+    assert validate(words) == 0
+    printed = capsys.readouterr().out
+    assert "46 of 46 gold answers score 1.0" in printed and "max_prompt is 64 unless it is set" in printed
+    needed = printed.split("Train with max_prompt=")[1].split(".")[0]
+    assert validate([*words, f"max_prompt={needed}"]) == 0
+    assert "Warnings" not in capsys.readouterr().out
+
+
+def test_validate_shows_the_prompts_of_a_file_of_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text('task: arithmetic\ndigits: 1\nprompt: "Work out {query} ="\nmax_response: 40\n')
+    assert validate(["-c", str(mine), "operations=sums"]) == 0
+    assert "Work out " in capsys.readouterr().out
+    for words, said in (
+        (["operations=sums"], "Name the task, or a file that does: cory validate TASK operations=sums"),
+        (["imdb", "gsm8k"], "One task at a time: imdb and gsm8k"),
+        (["-c", str(tmp_path / "none.yaml")], "none.yaml cannot be read"),
+    ):
+        assert validate(words) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_preset_summarize_is_proven_and_trained_on_a_file(
+    cory: Cory, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    texts = ["The film is long. I liked it, and so did my aunt.", "It rained all day, and the match was called off."]
+    rows = [{"query": text, "summary": text.split(".")[0]} for text in texts * 4]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chatty = AutoTokenizer.from_pretrained(model)
+    chatty.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    chatty.save_pretrained(model)
+    data = f"data={tmp_path / 'texts.jsonl'}"
+    assert validate(["summarize", data, f"model={model}", "max_prompt=96", "max_response=12"]) == 0
+    assert "Another summary:" in capsys.readouterr().out
+
+    small = ("backend=transformers", "num_runners=0", "self_test=false", "weights=full", "max_prompt=96", "epochs=1")
+    sizes = ("max_response=12", "updates=1", "queries=4", "minibatch=4", "eval_queries=2", "eval_every=1")
+    result = cory("train", "summarize", data, f"model={model}", *small, *sizes, "--out", "run")
+    assert result.returncode == 0, result.stderr
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert all(0 <= line["policy"][policy]["task_reward"] <= 1 for policy in ("llm_1", "llm_2"))
+
+
+def test_the_preset_dialogue_is_proven_with_a_judge_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    rows: list[dict[str, object]] = [
+        {"query": "Name a fruit."},
+        {"query": [*talk, {"role": "user", "content": "Why is the sky blue?"}]},
+    ]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
+    judge = save_chat_judge(tmp_path / "judge")
+    reward = f"reward=cory_env.rewards.preference:score?model={judge}"
+    words = [f"data={tmp_path / 'talks.jsonl'}", f"model={judge}", reward, "max_prompt=96", "max_response=12"]
+    assert validate(["dialogue", *words]) == 0
+    assert "Another assistant answered:" in capsys.readouterr().out
+
+
+def test_settings_of_another_task_are_refused() -> None:
+    assert "operations=sums belongs to the task arithmetic" in refusal(operations="sums")

@@ -1,0 +1,131 @@
+"""`cory train` end to end: stopped by Ctrl-C, continued, everything in its place, and its policies at work."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from launch.console.errors import CommandError
+from launch.run_folder.directory import RunDirectory
+from tests.launch.conftest import Cory, begin
+
+BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
+SMALL = (
+    *("backend=transformers", "num_runners=0", "updates=3", "queries=4", "minibatch=4", "micro_batch=4", "epochs=1"),
+    *("eval_queries=4", "eval_every=2", "samples_every=1", "exchange_period=1", "max_response=6", "self_test=false"),
+    "reward=my_rewards:brevity",
+)
+
+
+def updates_in(file: Path) -> list[int]:
+    return [json.loads(line)["update"] for line in file.read_text().splitlines()]
+
+
+def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    process = begin(tmp_path, "train", *SMALL, "dtype=fp32", "--out", "run")
+    assert process.stdout and process.stderr
+    seen: list[str] = []
+    while not seen or not seen[-1].lstrip().startswith("1/3"):
+        seen.append(process.stdout.readline())
+        assert seen[-1], process.stderr.read()  # it ended before its first update
+    with pytest.raises(CommandError, match="in use by another run"):
+        RunDirectory.create(run)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+    rest, errors = process.communicate(timeout=120)
+    output = "".join(seen) + rest
+    assert process.returncode == 130, errors
+    assert "cory train --resume run" in output
+    assert "\x1b" not in output and "\r" not in output
+    assert errors == ""
+    stopped = updates_in(run / "metrics.jsonl")
+    assert stopped == list(range(len(stopped))) and 1 <= stopped[-1] < 3
+
+    # As if killed between the metrics and the checkpoint of the next update.
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"update": stopped[-1] + 1}) + "\n" + '{"torn": ')
+    resumed = cory("train", "--resume", "run", "num_runners=1", "micro_batch=2")  # as on another machine
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"going on after update {stopped[-1]}" in resumed.stdout
+    assert updates_in(run / "metrics.jsonl") == [0, 1, 2, 3]
+    roles = [json.loads(line)["roles"]["pioneer"] for line in (run / "metrics.jsonl").read_text().splitlines()[1:]]
+    assert roles == ["llm_1", "llm_2", "llm_1"]  # exchanged after every update, across the stop too
+
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert {sample["update"] for sample in samples if sample["held_out"]} == {0, 3}
+    assert {sample["update"] for sample in samples if not sample["held_out"]} == {1, 2, 3}
+    assert {name.name for name in (run / "checkpoints").iterdir()} >= {"best", "update_000003"}
+    assert (run / "curves.png").stat().st_size > 10_000
+    assert yaml.safe_load((run / "config.yaml").read_text())["exchange_period"] == 1
+    assert list((run / "tensorboard").iterdir())
+
+    again = cory("train", "--resume", "run")
+    assert again.returncode == 0 and "is done" in again.stdout and "updates=6" in again.stdout
+
+    # What was trained answers held-out queries as the run's last evaluation has it.
+    last = [sample for sample in samples if sample["held_out"] and sample["update"] == 3]
+    for response in (response for sample in last for response in sample["responses"]):
+        for measured in ("task_reward", "ended", "repetition"):
+            del response[measured]
+    said = "\n".join(sample["query"] for sample in last)
+    answered = cory("generate", "run", "--checkpoint", "latest", "--json", said=said)
+    assert answered.stderr == "llm_2 then llm_1, after update 3 of run\n"
+    assert [json.loads(line) for line in answered.stdout.splitlines()] == [
+        {"query": sample["query"], "responses": sample["responses"]} for sample in last
+    ]
+    exported = cory("export", "run", "--policy", "llm_2", "--out", "llm_2")
+    assert exported.returncode == 0 and exported.stderr == ""
+    assert exported.stdout.startswith("llm_2: llm_2 after update ")
+    assert load_file(tmp_path / "llm_2" / "model.safetensors")["transformer.wte.weight"].shape == (4096, 256)
+
+
+@pytest.mark.slow
+def test_a_collapse_ends_a_run_that_asked_for_it_saved_and_with_an_exit_code_of_its_own(
+    cory: Cory, tmp_path: Path
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    strict = ("stop_on_collapse=true", "health_patience=1", "max_token_kl=1e-6", "lr=1e-3", "updates=9")
+    result = cory("train", *SMALL, *strict, "--out", "run")
+    assert result.returncode == 3, result.stderr
+    assert "is far from its initial policy" in result.stdout
+    assert "Stopped after update 2, because a policy has collapsed (stop_on_collapse)." in result.stdout
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [0, 1, 2]
+    assert {warning["signature"] for warning in lines[2]["health"]} == {"kl"} and "evaluation" in lines[2]
+    assert (tmp_path / "run" / "checkpoints" / "update_000002").is_dir()
+
+
+@pytest.mark.slow
+def test_a_run_stopped_as_ray_stops_a_job_is_saved_although_what_sends_its_numbers_is_ended_too(tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    tracked = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
+    process = begin(tmp_path, "train", *SMALL, "wandb=true", "updates=50", "--out", "run", **tracked)
+    assert process.stdout and process.stderr
+    seen: list[str] = []
+    while not seen or not seen[-1].lstrip().startswith("1/50"):
+        seen.append(process.stdout.readline())
+        assert seen[-1], process.stderr.read()  # it ended before its first update
+    core, *_ = [one for one in psutil.Process(process.pid).children(recursive=True) if one.name() == "wandb-core"]
+    core.terminate()
+    process.terminate()
+    rest, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (143, ""), rest
+    assert "Warning: Weights & Biases has failed (ConnectionResetError: Connection lost)." in rest
+    last = updates_in(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert f"Stopped. Update {last} is saved." in rest
+
+
+def test_an_update_with_a_gradient_that_is_not_finite_is_refused_and_its_batch_kept(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    result = cory("train", *SMALL, "lr=1e30", "grad_clip=null", "--out", "run")
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "The gradient of llm_1 is not finite in update 2" in result.stderr
+    assert "Update 0 is saved. Go on with:\n  cory train --resume run" in result.stderr
+    rows = load_file(tmp_path / "run" / "refused_update_000002_llm_1.safetensors")
+    assert rows["responses"].shape[0] == 4 and not rows["advantages"].isfinite().all()

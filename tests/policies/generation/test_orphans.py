@@ -1,0 +1,47 @@
+"""A process whose parent is killed ends too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from multiprocessing import get_context
+from typing import Any
+
+import psutil
+
+from policies.generation.orphans import end_with_parent
+
+
+def linger() -> None:
+    end_with_parent()
+    time.sleep(60)
+
+
+def start_one(pids: Any) -> None:
+    child = get_context("spawn").Process(target=linger)
+    child.start()
+    pids.put(child.pid)
+    child.join()
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_process_ends_when_its_parent_is_killed() -> None:
+    context = get_context("spawn")
+    pids = context.Queue()
+    parent = context.Process(target=start_one, args=(pids,))
+    parent.start()
+    child = pids.get(timeout=60)
+    assert runs(child)
+    assert parent.pid is not None
+    os.kill(parent.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while runs(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(child)

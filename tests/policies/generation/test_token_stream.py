@@ -1,0 +1,35 @@
+"""A response told while it is written is the response, and no piece of it is taken back."""
+
+import torch
+
+from cory_env.tokenizer import load_tokenizer
+from policies.generation.token_stream import TokenStream
+
+
+def pieces(tokens: list[int]) -> list[str]:
+    told: list[str] = []
+    stream = TokenStream(load_tokenizer().decode, told.append)
+    stream.put(torch.tensor([[1, 2, 3]]))  # the prompt
+    for token in tokens:
+        stream.put(torch.tensor([token]))
+    stream.end()
+    return told
+
+
+def test_the_pieces_together_are_the_text_and_the_prompt_is_not_told() -> None:
+    tokens = load_tokenizer()(" a wonderful film, isn't it?")["input_ids"]
+    told = pieces(tokens)
+    assert "".join(told) == " a wonderful film, isn't it?"
+    assert len(told) == len(tokens)
+
+
+def test_a_character_of_several_tokens_is_told_when_it_is_whole() -> None:
+    tokens = load_tokenizer()("so 🙂 so")["input_ids"]
+    told = pieces(tokens)
+    assert len(tokens) > len(told) and "🙂" in "".join(told)
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in told)
+
+
+def test_what_never_becomes_whole_is_told_at_the_end() -> None:
+    tokens = load_tokenizer()("so 🙂")["input_ids"][:-1]
+    assert pieces(tokens)[-1].endswith("\N{REPLACEMENT CHARACTER}")

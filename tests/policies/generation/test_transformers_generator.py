@@ -1,0 +1,48 @@
+"""The `transformers` backend alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from policies.generation.generator import Sampling
+from policies.generation.transformers_generator import TransformersGenerator
+from policies.models.lora import Lora
+
+
+def test_penalties_of_the_model_s_own_do_not_change_what_is_sampled(tmp_path: Path) -> None:
+    shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model")
+    GenerationConfig(repetition_penalty=3.0, no_repeat_ngram_size=1).save_pretrained(tmp_path / "model")
+    prompts = [load_tokenizer()(text)["input_ids"] for text in ("This movie is", "I really liked")]
+    settings: dict[str, Any] = {"stop_token_ids": [0], "dtype": "fp32", "device": torch.device("cpu")}
+    plain, penalized = (
+        TransformersGenerator(str(path), ["llm_1"], lora=lora, **settings).generate(
+            prompts, "llm_1", Sampling(1.0, 8, [1, 2])
+        )
+        for path, lora in ((DEFAULT_TOKENIZER, None), (tmp_path / "model", Lora(4, 8.0)))
+    )
+    assert [response.tokens for response in penalized] == [response.tokens for response in plain]
+    for ours, theirs in zip(penalized, plain, strict=True):
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
+
+
+def test_any_of_several_stop_tokens_ends_a_response() -> None:
+    tokenizer = load_tokenizer()
+    prompts = [tokenizer(text)["input_ids"] for text in ("This movie is", "I really liked")]
+    eos = [tokenizer.eos_token_id]
+    settings = {"dtype": "fp32", "device": torch.device("cpu")}
+    path = str(DEFAULT_TOKENIZER)
+    sampling = Sampling(1.0, 8, [1, 2])
+    unbounded = TransformersGenerator(path, ["llm_1"], stop_token_ids=eos, **settings)  # type: ignore[arg-type]
+    whole = unbounded.generate(prompts, "llm_1", sampling)
+    stops = [*eos, whole[0].tokens[2], whole[1].tokens[1]]
+    bounded = TransformersGenerator(path, ["llm_1"], stop_token_ids=stops, **settings)  # type: ignore[arg-type]
+    ended = bounded.generate(prompts, "llm_1", sampling)
+    assert [response.tokens for response in ended] == [whole[0].tokens[:3], whole[1].tokens[:2]]
+    assert [len(response.logprobs) for response in ended] == [3, 2]

@@ -1,0 +1,337 @@
+"""The vLLM backend, for real: agreement, weight sync, what the self-test catches, an engine that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from policies.generation import vllm_lora
+from policies.generation.generator import GenerationError, Response, Sampling, Weights, checksum, sampling_seed
+from policies.generation.vllm_generator import EngineStartError, VLLMGenerator, vllm_installed
+from policies.learning.rows import Rows, make_rows
+from policies.models.lora import Lora
+from policies.rllib.causal_lm_module import CausalLMModule
+from policies.self_test import Probe, SelfTestFailure, perturb, self_test
+from tests.policies.conftest import make_module
+
+pytestmark = [
+    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
+    pytest.mark.timeout(300),
+]
+
+MODEL = str(DEFAULT_TOKENIZER)
+MAX_PROMPT = 200  # longer than a block of vLLM's KV cache, so that prompts are cached
+
+
+def make_generator(modules: Sequence[str] = ("llm_1",), **settings: Any) -> VLLMGenerator:
+    arguments: dict[str, Any] = {
+        "stop_token_ids": [load_tokenizer(MODEL).eos_token_id],
+        "dtype": "fp32",
+        "device": torch.device("cpu"),
+        "max_prompt": MAX_PROMPT,
+        "max_response": 8,
+        "max_sequences": 64,
+        **settings,
+    }
+    return VLLMGenerator(MODEL, modules, **arguments)
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[VLLMGenerator]]:
+    """Those of this process, which are closed together: they share its distributed state."""
+    engines: list[VLLMGenerator] = []
+    yield engines
+    for generator in engines:
+        generator.close()
+
+
+@pytest.fixture(scope="module")
+def generator(engines: list[VLLMGenerator]) -> VLLMGenerator:
+    engines.append(make_generator())
+    return engines[-1]
+
+
+@pytest.fixture(scope="module")
+def learner() -> CausalLMModule:
+    """The learner's side of the comparison."""
+    return make_module(MODEL)
+
+
+@pytest.fixture(scope="module")
+def weights(learner: CausalLMModule) -> Weights:
+    return {name.removeprefix("lm."): array for name, array in learner.get_state(inference_only=True).items()}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer(MODEL)
+    short = [tokenizer(text)["input_ids"] for text in ("This movie is", "I really liked", "The worst thing about it")]
+    return [*short, (short[2] * MAX_PROMPT)[:MAX_PROMPT]]
+
+
+def sampling(prompts: Sequence[Sequence[int]]) -> Sampling:
+    return Sampling(1.0, 8, [sampling_seed(0, 0, query, 0) for query in range(len(prompts))])
+
+
+def scorer(learner: CausalLMModule) -> Callable[[Weights, Rows], torch.Tensor]:
+    present = learner.get_state()
+
+    def score(weights: Weights, rows: Rows) -> torch.Tensor:
+        learner.set_state({**present, **{f"lm.{name}": array for name, array in weights.items()}})
+        logprobs = learner.score(rows)["logprobs"]
+        learner.set_state(present)
+        return logprobs
+
+    return score
+
+
+def run_self_test(
+    generator: VLLMGenerator,
+    learner: CausalLMModule,
+    weights: Weights,
+    prompts: Sequence[Sequence[int]],
+    load: Callable[[Weights], Any],
+) -> Probe:
+    def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
+        return generator.generate(prompts, "llm_1", sampling(prompts))
+
+    return self_test(weights, prompts, load, generate, scorer(learner), "llm_1")
+
+
+def test_log_probabilities_agree_with_the_learner(
+    generator: VLLMGenerator, learner: CausalLMModule, prompts: list[list[int]]
+) -> None:
+    out = generator.generate(prompts, "llm_1", sampling(prompts))
+    none = [0.0] * len(out)
+    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+    gap = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    assert float(gap.max()) < 1e-4
+
+
+def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
+    together = generator.generate(prompts, "llm_1", sampling(prompts))
+    seeds = sampling(prompts).seeds
+    alone = [
+        generator.generate([prompt], "llm_1", Sampling(1.0, 8, [seed]))[0]
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
+    assert [response.tokens for response in together] == [response.tokens for response in alone]
+
+
+def test_any_of_several_stop_tokens_ends_a_response(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
+    whole = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
+    eos = generator.stop_token_ids
+    generator.stop_token_ids = [*eos, whole[0][2], whole[1][0]]
+    ended = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
+    generator.stop_token_ids = eos
+    assert ended[0] == whole[0][:3] and ended[1] == whole[1][:1]
+
+
+def test_more_prompt_tokens_than_one_engine_step_takes_change_nothing(
+    generator: VLLMGenerator, prompts: list[list[int]]
+) -> None:
+    many = [prompts[-1]] * 50  # 10,000 tokens at once
+    seeds = [sampling_seed(0, 0, query, 0) for query in range(50)]
+    together = generator.generate(many, "llm_1", Sampling(1.0, 8, seeds))
+    last = generator.generate(many[-1:], "llm_1", Sampling(1.0, 8, seeds[-1:]))
+    assert together[-1].tokens == last[0].tokens
+
+
+def test_temperature_reaches_the_log_probabilities(
+    generator: VLLMGenerator, learner: CausalLMModule, prompts: list[list[int]]
+) -> None:
+    out = generator.generate(prompts, "llm_1", sampling(prompts)._replace(temperature=0.5))
+    none = [0.0] * len(out)
+    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+    learner.temperature = 0.5
+    gap = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    learner.temperature = 1.0
+    assert float(gap.max()) < 1e-4
+
+
+def test_load_returns_the_version_and_the_checksum_of_what_the_engine_read(
+    generator: VLLMGenerator, weights: Weights
+) -> None:
+    other = perturb(weights, seed=1)
+    loaded = generator.load("llm_1", other, 3)
+    assert loaded == (3, checksum(other)) != (3, checksum(weights))
+    assert generator.load("llm_1", weights, 4) == (4, checksum(weights))
+    assert not list(Path("/dev/shm").glob("cory-weights-*"))
+
+
+def test_the_self_test_passes_on_a_sound_engine(
+    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]]
+) -> None:
+    found = run_self_test(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
+    assert found.perturbed < 1e-3 < found.moved
+
+
+def test_the_self_test_catches_an_engine_that_ignores_new_weights(
+    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]]
+) -> None:
+    with pytest.raises(SelfTestFailure, match="does not follow new weights"):
+        run_self_test(generator, learner, weights, prompts, lambda w: None)
+
+
+def test_the_self_test_catches_a_tied_head_that_stays_old(
+    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    def load_all_but_the_head(new: Weights) -> None:
+        engine = generator.engines["llm_1"]
+
+        def reload(worker: Any) -> None:
+            tensors = [(name, torch.from_numpy(np.array(array))) for name, array in new.items()]
+            with torch.inference_mode():
+                worker.model_runner.reload_weights(weights_iterator=iter(tensors), is_checkpoint_format=True)
+
+        engine.collective_rpc(reload)
+        assert engine.reset_prefix_cache()
+
+    with pytest.raises(SelfTestFailure):
+        run_self_test(generator, learner, weights, prompts, load_all_but_the_head)
+    generator.load("llm_1", weights, 0)
+
+
+def test_the_self_test_catches_activations_cached_under_the_old_weights(
+    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    def load_without_dropping_caches(new: Weights) -> None:
+        save_file(dict(new), tmp_path / "model.safetensors")
+        generator.engines["llm_1"].collective_rpc("load_safetensors", args=(str(tmp_path / "model.safetensors"),))
+
+    with pytest.raises(SelfTestFailure):
+        run_self_test(generator, learner, weights, prompts[-1:], load_without_dropping_caches)
+    generator.load("llm_1", weights, 0)
+
+
+@pytest.fixture(scope="module")
+def adapters(engines: list[VLLMGenerator]) -> VLLMGenerator:
+    """One engine for three LLMs."""
+    engines.append(make_generator(["llm_1", "llm_2", "llm_3"], lora=Lora(4, 8.0)))
+    return engines[-1]
+
+
+def adapter_weights(seed: int) -> Weights:
+    state = make_module(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0).get_state(inference_only=True)
+    return perturb({name.removeprefix("lm."): array for name, array in state.items()}, seed)
+
+
+def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
+    adapters: VLLMGenerator, prompts: list[list[int]]
+) -> None:
+    learner = make_module(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0)
+    weights = {module_id: adapter_weights(seed) for seed, module_id in enumerate(adapters.modules)}
+    score = scorer(learner)
+
+    def gap(module_id: str, under: Weights) -> float:
+        out = adapters.generate(prompts, module_id, sampling(prompts))
+        none = [0.0] * len(out)
+        rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+        return float(((score(under, rows) - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
+
+    assert len(adapters.engines) == 1
+    for version in range(2):
+        for module_id in adapters.modules:
+            assert adapters.load(module_id, weights[module_id], version) == (version, checksum(weights[module_id]))
+        for module_id in adapters.modules:
+            assert gap(module_id, weights[module_id]) < 1e-4
+        assert gap("llm_1", weights["llm_2"]) > 0.1
+        weights["llm_2"] = adapter_weights(seed=9)
+
+
+def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
+    adapters: VLLMGenerator, learner: CausalLMModule, prompts: list[list[int]]
+) -> None:
+    for seed, module_id in enumerate(adapters.modules):
+        adapters.load(module_id, adapter_weights(seed), 5)
+    from vllm import SamplingParams, TokensPrompt
+
+    params = SamplingParams(max_tokens=6, seed=1, logprobs=0, detokenize=False)
+    wanted = [None, *(vllm_lora.request(module_id, k + 1) for k, module_id in enumerate(adapters.modules))]
+    inputs = [TokensPrompt(prompt_token_ids=prompts[0])] * 4
+    (engine,) = adapters.engines.values()
+    first = engine.generate(inputs, [params] * 4, use_tqdm=False, lora_request=wanted)[0].outputs[0]
+    tokens = list(first.token_ids)
+    logprobs = [step[token].logprob for step, token in zip(first.logprobs or [], tokens, strict=True)]
+    rows = make_rows(prompts[:1], [tokens], [logprobs], [0.0], [0.0], [False])
+    assert float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max()) < 1e-4
+
+
+def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
+    """Runs in a process of its own: vLLM decides once per process where its engines run."""
+    prompts = [[5, 6, 7], [8, 9]]
+    generator = make_generator(["llm_1", "llm_2"], lora=Lora(4, 8.0), in_process=False)
+
+    def send(number: signal.Signals) -> None:
+        engines = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in "".join(p.cmdline())]
+        assert len(engines) == 1
+        os.kill(engines[0].pid, number)
+
+    def error_of(call: Callable[[], Any]) -> str:
+        try:
+            call()
+        except GenerationError as error:
+            return str(error)
+        return "no error"
+
+    def generate(module_id: str) -> list[list[int]]:
+        return [response.tokens for response in generator.generate(prompts, module_id, sampling(prompts))]
+
+    try:
+        for seed, module_id in enumerate(generator.modules):
+            generator.load(module_id, adapter_weights(seed), 5)
+        expected = [generate(module_id) for module_id in generator.modules]
+        send(signal.SIGKILL)
+        messages = [error_of(lambda: generate("llm_1"))]
+        again = [generate(module_id) for module_id in generator.modules]
+        send(signal.SIGSTOP)
+        generator.timeout, enough = 10.0, generator._arguments["max_model_len"]
+        generator._arguments["max_model_len"] = 10**6  # as while the memory of the old one is not free: none can start
+        messages.append(error_of(lambda: generator.load("llm_1", adapter_weights(9), 6)))
+        messages.append(error_of(lambda: generate("llm_2")))
+        generator.timeout, generator._arguments["max_model_len"] = 600.0, enough
+        last = [generate(module_id) for module_id in generator.modules]
+        return messages, [expected[0] != expected[1], again == expected, last == expected]
+    finally:
+        generator.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_engine_process_that_is_killed_or_hangs_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        (killed, hanging, gone), as_wanted = pool.submit(what_engines_that_fail_say).result(timeout=580)
+    assert "The vLLM engine of llm_1 died; it was started anew." in killed
+    assert "The vLLM engine of llm_1 gave no answer for 10 s, and no new one could be started. vLLM could" in hanging
+    assert "The vLLM engine of llm_2 is gone, and no new one could be started. vLLM could" in gone
+    assert all(as_wanted)
+
+
+def test_caches_beyond_the_free_memory_are_refused_with_what_to_lower() -> None:
+    with pytest.raises(EngineStartError, match=r"KV caches .* GiB of memory are free\. Lower max_prompt"):
+        make_generator(max_prompt=10**9)
+
+
+def test_an_engine_that_cannot_start_says_why_in_one_line() -> None:
+    with pytest.raises(EngineStartError, match=r"could not start an engine .*max_model_len") as raised:
+        make_generator(max_prompt=300)  # the bundled model has 256 positions
+    assert "\n" not in str(raised.value)
+
+
+def test_the_number_of_devices_reaches_the_engine() -> None:
+    with pytest.raises(
+        EngineStartError, match=r"attention heads \(4\) must be divisible by tensor parallel size \(3\)"
+    ):
+        make_generator(tensor_parallel=3)

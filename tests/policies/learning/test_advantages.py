@@ -1,0 +1,47 @@
+"""Estimators without a critic, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from policies.learning import advantages
+
+SCORES = torch.tensor([1.0, 5.0, 2.0, 4.0, 3.0, 6.0])
+QUERIES = torch.tensor([7, 2, 7, 9, 2, 7])  # groups: 1, 2 and 6; 5 and 3; 4 alone
+
+
+def test_rloo_compares_with_the_mean_of_the_others() -> None:
+    expected = [1 - (2 + 6) / 2, 5 - 3, 2 - (1 + 6) / 2, 0.0, 3 - 5, 6 - (1 + 2) / 2]
+    assert advantages.rloo(SCORES, QUERIES).tolist() == pytest.approx(expected)
+
+
+def test_dr_grpo_compares_with_the_mean_of_all() -> None:
+    assert advantages.dr_grpo(SCORES, QUERIES).tolist() == pytest.approx([-2.0, 1.0, -1.0, 0.0, -1.0, 3.0])
+
+
+def test_grpo_also_divides_by_the_groups_unbiased_deviation() -> None:
+    first, second = 7**0.5 + 1e-4, 2**0.5 + 1e-4  # (4 + 1 + 9) / 2 and (1 + 1) / 1
+    expected = [-2 / first, 1 / second, -1 / first, 0.0, -1 / second, 3 / first]
+    assert advantages.grpo(SCORES, QUERIES).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("estimator", advantages.GROUPED.values(), ids=list(advantages.GROUPED))
+def test_a_group_of_equal_scores_teaches_nothing(estimator: advantages.Estimator) -> None:
+    scores, queries = torch.tensor([0.1, 0.1, 0.1, 8.0]), torch.tensor([1, 1, 1, 3])
+    assert estimator(scores, queries).tolist() == pytest.approx([0.0] * 4, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", advantages.GROUPED.values(), ids=list(advantages.GROUPED))
+def test_a_query_that_pays_more_to_all_changes_no_advantage(estimator: advantages.Estimator) -> None:
+    easier = SCORES + 100.0 * (QUERIES == 7)
+    torch.testing.assert_close(estimator(easier, QUERIES), estimator(SCORES, QUERIES))
+
+
+def test_reinforce_whitens_the_rewards_to_come_over_all_tokens_of_the_batch() -> None:
+    rewards, mask = torch.tensor([[1.0, 2.0], [3.0, 9.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    found = advantages.reinforce(rewards, mask, gamma=0.5)
+    # to come: 1 + 2 / 2, 2 and 3: mean 7/3, variance (1/9 + 1/9 + 4/9) / 2
+    deviation = (1 / 3) ** 0.5
+    expected = torch.tensor([[-1 / 3, -1 / 3], [2 / 3, 0.0]]) / deviation
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,235 @@
+"""The formulas against numbers worked out by hand."""
+
+from math import log, sqrt
+
+import pytest
+import torch
+from torch import Tensor
+
+from policies.learning import token_ppo
+from policies.learning.token_ppo import ScoreMoments
+
+LN2, LN3 = log(2), log(3)
+P = [1 / 2, 1 / 4, 1 / 4]
+Q = [1 / 4, 1 / 2, 1 / 4]
+UNIFORM = [1 / 3, 1 / 3, 1 / 3]
+RAGGED = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+
+
+def logits(*rows: list[list[float]]) -> Tensor:
+    """Logits `[B, T, V]` of the given probabilities, off by a constant that must not matter."""
+    return torch.tensor(rows).log() + 3.0
+
+
+def close(ours: Tensor, theirs: object) -> None:
+    torch.testing.assert_close(ours, torch.as_tensor(theirs, dtype=ours.dtype), rtol=1e-5, atol=1e-6)
+
+
+def test_a_token_s_log_probability_is_its_own_whatever_constant_the_logits_carry() -> None:
+    tokens = torch.tensor([[0, 1, 2], [1, 0, 2]])
+    ours = token_ppo.token_logprobs(logits([P, P, Q], [Q, UNIFORM, UNIFORM]), tokens)
+    close(ours, [[-LN2, -2 * LN2, -2 * LN2], [-LN2, -LN3, -LN3]])
+
+
+def test_log_probabilities_of_bf16_logits_are_computed_in_fp32_and_of_float64_kept() -> None:
+    tokens = torch.tensor([[0]])
+    assert token_ppo.token_logprobs(logits([P]).bfloat16(), tokens).dtype == torch.float32
+    assert token_ppo.token_logprobs(logits([P]).double(), tokens).dtype == torch.float64
+    assert token_ppo.entropy(logits([P]).bfloat16()).dtype == torch.float32
+    assert token_ppo.full_kl(logits([P]).bfloat16(), logits([P]).bfloat16()).dtype == torch.float32
+
+
+def test_comparing_two_models_at_once_gives_what_the_four_formulas_give() -> None:
+    tokens = torch.tensor([[0, 1, 2], [1, 0, 2]])
+    policy, reference = logits([P, P, Q], [Q, UNIFORM, UNIFORM]), logits([Q, P, P], [UNIFORM, UNIFORM, P])
+    one_by_one = (
+        token_ppo.token_logprobs(policy, tokens),
+        token_ppo.token_logprobs(reference, tokens),
+        token_ppo.entropy(policy),
+        token_ppo.full_kl(policy, reference),
+    )
+    at_once = token_ppo.compare(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
+    for ours, theirs in zip(at_once, one_by_one, strict=True):
+        close(ours, theirs)
+
+
+def test_entropy_is_ln_v_for_a_uniform_token_and_zero_for_a_certain_one() -> None:
+    # P: 1/2 ln 2 + 2 * 1/4 ln 4 = 3/2 ln 2
+    close(token_ppo.entropy(logits([P, UNIFORM])), [[1.5 * LN2, LN3]])
+    close(token_ppo.entropy(torch.tensor([[[50.0, 0.0, 0.0]]])), [[0.0]])
+
+
+def test_the_full_kl_sums_over_the_vocabulary_and_is_exactly_zero_for_equal_logits() -> None:
+    # KL(P || Q) = 1/2 ln 2 - 1/4 ln 2; KL(P || uniform) = ln 3 - H(P)
+    close(token_ppo.full_kl(logits([P, P]), logits([Q, UNIFORM])), [[0.25 * LN2, LN3 - 1.5 * LN2]])
+    assert token_ppo.full_kl(logits([P, Q]), logits([P, Q])).tolist() == [[0.0, 0.0]]
+
+
+def test_k1_is_the_log_ratio_and_k3_the_same_plus_the_inverse_ratio_less_one() -> None:
+    logprobs, reference = torch.tensor([[-LN2, -2 * LN2, -1.0]]), torch.tensor([[-2 * LN2, -LN2, -1.0]])
+    close(token_ppo.sampled_kl(logprobs, reference, "k1"), [[LN2, -LN2, 0.0]])
+    # ratios pi_ref/pi: 1/2, 2, 1
+    close(token_ppo.sampled_kl(logprobs, reference, "k3"), [[-1 / 2 + LN2, 1 - LN2, 0.0]])
+
+
+def test_k3_is_never_negative_and_both_estimators_average_to_the_full_kl() -> None:
+    ours = token_ppo.sampled_kl(torch.linspace(-3, 0, 61).unsqueeze(0), torch.full((1, 61), -1.5), "k3")
+    assert (ours >= 0).all()
+    policy, reference = logits([P, P, P]), logits([Q, Q, Q])
+    every_token = torch.tensor([[0, 1, 2]])
+    logprobs, others = (token_ppo.token_logprobs(x, every_token) for x in (policy, reference))
+    for kl in (token_ppo.sampled_kl(logprobs, others, "k1"), token_ppo.sampled_kl(logprobs, others, "k3")):
+        assert float((kl * torch.tensor(P)).sum()) == pytest.approx(0.25 * LN2, abs=1e-6)
+
+
+def test_token_rewards_pay_the_score_at_the_last_token_and_the_penalty_at_every_one() -> None:
+    kl = torch.tensor([[0.2, 0.4, 0.0, 1.0], [0.2, 0.4, 9.0, 9.0], [0.6, 9.0, 9.0, 9.0]])
+    ours = token_ppo.token_rewards(torch.tensor([1.0, 2.0, 3.0]), kl, RAGGED, kl_coef=0.5)
+    close(ours, [[-0.1, -0.2, 0.0, -0.5 + 1.0], [-0.1, -0.2 + 2.0, 0.0, 0.0], [-0.3 + 3.0, 0.0, 0.0, 0.0]])
+    assert float(kl[1, 2]) == 9.0  # the input is left alone
+
+
+def test_a_row_without_tokens_gets_its_score_nowhere() -> None:
+    ours = token_ppo.token_rewards(torch.tensor([5.0]), torch.ones(1, 3), torch.zeros(1, 3), kl_coef=0.5)
+    close(ours, [[0.0, 0.0, 0.0]])
+
+
+def test_gae_sums_discounted_errors_and_the_value_after_the_last_token_is_zero() -> None:
+    rewards = torch.tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 7.0, 7.0], [1.0, 7.0, 7.0, 7.0]])
+    values = torch.tensor([[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 9.0, 9.0], [0.25, 9.0, 9.0, 9.0]])
+    advantages, returns = token_ppo.gae(rewards, values, RAGGED, gamma=1.0, lam=0.5)
+    # errors r + V' - V of row 0: 0, 0, 1, -1/2; backwards with weight 1/2: -1/2, 1 - 1/4, 3/8, 3/16.
+    # row 1: 0, 1/2 -> 1/2, 1/4. row 2: one token, 1 - 1/4.
+    expected = torch.tensor([[3 / 16, 3 / 8, 3 / 4, -1 / 2], [1 / 4, 1 / 2, 0.0, 0.0], [3 / 4, 0.0, 0.0, 0.0]])
+    close(advantages, expected)
+    close(returns, expected + values * RAGGED)
+
+
+def test_gae_with_lambda_one_gives_discounted_rewards_to_go() -> None:
+    advantages, returns = token_ppo.gae(
+        torch.ones(1, 3), torch.full((1, 3), 0.25), torch.ones(1, 3), gamma=0.5, lam=1.0
+    )
+    close(returns, [[1.75, 1.5, 1.0]])
+    close(advantages, [[1.5, 1.25, 0.75]])
+
+
+def test_gae_with_lambda_zero_is_the_one_step_error() -> None:
+    advantages, _ = token_ppo.gae(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.ones(1, 2), 0.5, 0.0)
+    close(advantages, [[1 + 0.5 * 4 - 3, 2.0 - 4]])
+
+
+def test_gae_of_a_response_of_one_token_is_reward_less_value() -> None:
+    advantages, returns = token_ppo.gae(torch.tensor([[2.0]]), torch.tensor([[0.5]]), torch.ones(1, 1), 0.9, 0.9)
+    close(advantages, [[1.5]])
+    close(returns, [[2.0]])
+
+
+def test_moments_ignore_what_is_masked() -> None:
+    x = torch.tensor([[1.0, 3.0, 100.0], [5.0, 100.0, 100.0]])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    moments = token_ppo.masked_moments(x, mask)
+    assert moments.dtype == torch.float64
+    assert moments.tolist() == [3.0, 9.0, 35.0]
+    parts = [token_ppo.masked_moments(x[row], mask[row]) for row in range(2)]
+    assert (parts[0] + parts[1]).tolist() == moments.tolist()
+
+
+def test_whitening_uses_the_unbiased_variance() -> None:
+    x = torch.tensor([[1.0, 3.0, 100.0], [5.0, 100.0, 100.0]])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    moments = token_ppo.masked_moments(x, mask)  # mean 3, variance (4 + 0 + 4) / 2 = 4
+    close(token_ppo.whiten(x, mask, moments), [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+
+
+def test_whitening_takes_the_moments_it_is_given_and_not_its_rows_own() -> None:
+    whole = torch.tensor([3.0, 9.0, 35.0], dtype=torch.float64)
+    close(token_ppo.whiten(torch.tensor([[5.0]]), torch.ones(1, 1), whole), [[1.0]])
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e4])
+@pytest.mark.parametrize("mask", [RAGGED, RAGGED[2:]], ids=["ragged", "one token"])
+def test_advantages_that_are_all_equal_whiten_to_zero(value: float, mask: Tensor) -> None:
+    x = torch.full_like(mask, value)
+    ours = token_ppo.whiten(x, mask, token_ppo.masked_moments(x, mask))
+    close(ours, torch.zeros_like(mask))
+
+
+def test_the_policy_loss_is_pessimistic_about_ratios_outside_the_clip_range() -> None:
+    old = torch.full((2, 3), -1.0)
+    new = old + torch.tensor([[1.5, 1.5, 1.0], [0.5, 0.5, 1.1]]).log()
+    advantages = torch.tensor([[1.0, -1.0, 2.0], [1.0, -1.0, 1.0]])
+    loss, clipped = token_ppo.policy_loss(new, old, advantages, clip=0.2)
+    # ratio 1.5: A=1 clipped to 1.2; A=-1 stays 1.5. ratio 0.5: A=1 stays 0.5; A=-1 clipped to 0.8.
+    close(loss, [[-1.2, 1.5, -2.0], [-0.5, 0.8, -1.1]])
+    close(clipped, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+
+
+def test_the_policy_loss_has_no_gradient_where_it_is_clipped() -> None:
+    new = torch.tensor([[1.5, 1.5, 1.0]]).log().requires_grad_()
+    token_ppo.policy_loss(new, torch.zeros(1, 3), torch.tensor([[1.0, -1.0, 2.0]]), clip=0.2)[0].sum().backward()
+    assert new.grad is not None
+    close(new.grad, [[0.0, 1.5, -2.0]])  # d(-A * ratio) / d log pi = -A * ratio
+
+
+def test_the_value_loss_clips_the_change_and_takes_the_worse_error() -> None:
+    values, old = torch.tensor([[0.5, -0.5, 0.1]]), torch.zeros(1, 3)
+    # bounded values 0.2, -0.2, 0.1: half of max(0.5², 0.8²), max(1.5², 1.2²), 0.9²
+    close(token_ppo.value_loss(values, old, torch.ones(1, 3), clip=0.2), [[0.32, 1.125, 0.405]])
+
+
+def test_explained_variance_is_one_for_perfect_values_and_zero_for_constant_ones() -> None:
+    returns = torch.tensor([[1.0, 2.0, 50.0], [4.0, 50.0, 50.0]])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    assert token_ppo.explained_variance(returns * mask, returns, mask) == pytest.approx(1.0)
+    assert token_ppo.explained_variance(torch.full_like(returns, 7.0), returns, mask) == pytest.approx(0.0, abs=1e-12)
+    assert token_ppo.explained_variance(-returns, returns, mask) == pytest.approx(-3.0)  # Var(2R) = 4 Var(R)
+    assert token_ppo.explained_variance(returns, torch.ones_like(returns), mask) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    # of batch / horizon = 1/4: the error is cut at ±0.2
+    [(6.0, 1.0), (6.6, 1.025), (5.4, 0.975), (7.2, 1.05), (600.0, 1.05), (4.8, 0.95), (0.0, 0.95), (-6.0, 0.95)],
+)
+def test_the_adaptive_controller_moves_by_at_most_a_fifth_per_horizon(kl: float, factor: float) -> None:
+    assert token_ppo.adapt_kl_coef(0.4, kl, target=6.0, batch=25, horizon=100) == pytest.approx(0.4 * factor)
+
+
+def test_score_moments_z_score_the_first_batch_exactly() -> None:
+    moments = ScoreMoments()
+    scores = torch.tensor([1.0, 3.0])
+    assert moments.update(scores) == pytest.approx((2.0, sqrt(2)))
+    assert (moments.mean, moments.variance, moments.count) == pytest.approx((2.0, 1.0, 2.0))
+    close(moments.scale(scores, "normalize"), [-1 / sqrt(2), 1 / sqrt(2)])
+    close(moments.scale(scores, "scale"), [1 / sqrt(2), 3 / sqrt(2)])
+    assert torch.equal(moments.scale(scores, "none"), scores)
+
+
+def test_score_moments_of_two_batches_are_those_of_their_union() -> None:
+    moments = ScoreMoments()
+    moments.update(torch.tensor([1.0, 3.0]))
+    assert moments.update(torch.tensor([5.0, 7.0])) == pytest.approx((6.0, sqrt(2)))  # the batch's own
+    assert (moments.mean, moments.variance, moments.count) == pytest.approx((4.0, 5.0, 4.0))  # of 1, 3, 5, 7
+    assert moments.deviation == pytest.approx(sqrt(20 / 3))
+    close(moments.scale(torch.tensor([4.0]), "normalize"), [0.0])
+
+
+@pytest.mark.parametrize("scores", [[2.0], [2.0, 2.0, 2.0], [0.1, 0.1, 0.1]])
+def test_scores_that_are_all_equal_are_not_blown_up(scores: list[float]) -> None:
+    moments = ScoreMoments()
+    moments.update(torch.tensor(scores))
+    close(moments.scale(torch.tensor(scores), "normalize"), torch.zeros(len(scores)))
+    close(moments.scale(torch.tensor(scores), "scale"), scores)
+
+
+def test_a_sum_over_ranks_is_the_tensor_itself_where_there_is_one_rank() -> None:
+    x = torch.tensor([1.0, 2.0])
+    assert token_ppo.sum_over_ranks(x) is x
+    assert x.tolist() == [1.0, 2.0]
+
+
+def test_repetition_counts_token_pairs_that_stood_in_the_response_before() -> None:
+    tokens = torch.tensor([[7, 8, 7, 8, 7, 0], [1, 2, 3, 4, 5, 6], [5, 5, 5, 9, 9, 9], [3, 0, 0, 0, 0, 0]])
+    mask = torch.tensor([[1.0] * 5 + [0.0], [1.0] * 6, [1.0] * 3 + [0.0] * 3, [1.0] + [0.0] * 5])
+    close(token_ppo.repetition(tokens, mask), [2 / 4, 0.0, 1 / 2, 0.0])
+    close(token_ppo.repetition(tokens[:, :1], mask[:, :1]), [0.0] * 4)

@@ -1,0 +1,158 @@
+"""The user's cache: a folder in it is whole or absent, whoever fills it and whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from policies.models.cached_folder import CacheError, cached_folder
+
+FILLER = """
+import pathlib, sys, time
+from policies.models.cached_folder import cached_folder
+
+def fill(folder):
+    (folder / "first").write_text("1")
+    print("begun", flush=True)
+    sys.stdin.readline()
+    (folder / "second").write_text("2")
+
+print(cached_folder("model", fill), flush=True)
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache for this test and the processes it starts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "cory-rllib"
+
+
+def start() -> subprocess.Popen[str]:
+    """Starts a process that fills the folder up to its middle, then waits for a line."""
+    return subprocess.Popen([sys.executable, "-c", FILLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+class Waiting(threading.Thread):
+    """Asks for the folder beside the test, and has had time to find that another process is at it."""
+
+    def __init__(self, fill: Callable[[Path], object]) -> None:
+        super().__init__(daemon=True)
+        self.returned: Path | None = None
+        self._fill = fill
+        self.start()
+        self.join(0.3)
+
+    def run(self) -> None:
+        """Waits for the folder."""
+        self.returned = cached_folder("model", self._fill)
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """Returns the next line that a process prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def fill(folder: Path) -> None:
+    """Fills the folder as the processes do."""
+    (folder / "first").write_text("1")
+    (folder / "second").write_text("2")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Reads a folder's files."""
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_a_folder_is_filled_once_and_readable_by_all(cache: Path) -> None:
+    def private(folder: Path) -> None:
+        fill(folder)
+        (folder / "first").chmod(0o600)
+
+    assert cached_folder("model", private) == cache / "model"
+    assert contents(cache / "model") == {"first": "1", "second": "2"}
+    assert (cache / "model" / "first").stat().st_mode & 0o777 == 0o644
+    inode = (cache / "model").stat().st_ino
+    assert cached_folder("model", fill).stat().st_ino == inode
+
+
+def test_a_kill_in_the_middle_leaves_nothing_that_counts_and_the_next_process_fills_the_folder(cache: Path) -> None:
+    with start() as victim:
+        assert line(victim) == "begun"
+        assert [path.name for path in cache.glob(".unfinished*/*")] == ["first"]
+        victim.kill()
+    assert victim.returncode == -signal.SIGKILL
+    assert not (cache / "model").exists()
+    cached_folder("model", fill)
+    assert contents(cache / "model") == {"first": "1", "second": "2"}
+    assert not list(cache.glob(".unfinished*"))
+
+
+def test_of_two_processes_at_once_one_fills_the_folder_and_the_other_waits_for_it(cache: Path) -> None:
+    def never(folder: Path) -> None:
+        raise AssertionError("filled twice")
+
+    with start() as first:
+        assert line(first) == "begun"
+        second = Waiting(never)
+        assert second.is_alive()
+        first.communicate("go on\n")
+        second.join(10)
+    assert second.returned == cache / "model"
+    assert contents(cache / "model") == {"first": "1", "second": "2"}
+
+
+def test_who_waited_for_a_process_that_was_killed_fills_the_folder_itself(cache: Path) -> None:
+    with start() as first:
+        assert line(first) == "begun"
+        second = Waiting(fill)
+        assert second.is_alive()
+        first.kill()
+        second.join(10)
+    assert second.returned == cache / "model"
+    assert contents(cache / "model") == {"first": "1", "second": "2"}
+
+
+def test_an_error_while_filling_passes_and_leaves_nothing(cache: Path) -> None:
+    def fail(folder: Path) -> None:
+        fill(folder)
+        raise KeyError("no such tensor")
+
+    with pytest.raises(KeyError, match="no such tensor"):
+        cached_folder("model", fail)
+    assert not (cache / "model").exists()
+    assert not list(cache.glob(".unfinished*"))
+
+
+def test_a_file_that_the_disk_refuses_is_named_with_what_to_do(cache: Path) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))
+    try:
+        with pytest.raises(CacheError, match=r"cory-rllib/model cannot be written: File too large.*XDG_CACHE_HOME"):
+            cached_folder("model", lambda folder: (folder / "weights").write_bytes(bytes(2000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert not list(cache.glob("*model*/*"))
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(CacheError, match=r"file/cory-rllib/model cannot be written: Not a directory.*XDG_CACHE_HOME"):
+        cached_folder("model", fill)
+
+
+def test_without_an_absolute_xdg_cache_home_the_cache_lies_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cached_folder("model", fill) == tmp_path / ".cache" / "cory-rllib" / "model"

@@ -1,0 +1,300 @@
+"""The LM module against plain forward passes of the same models, on the bundled model and on tiny random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core.columns import Columns
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GraniteConfig,
+    LlamaConfig,
+    PhimoeConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from cory_env.tokenizer import DEFAULT_TOKENIZER
+from policies.learning.rows import Rows, make_rows
+from policies.models.language_model import ModelError
+from policies.rllib.causal_lm_module import CausalLMModule
+from policies.self_test import perturb
+from tests.policies.conftest import make_module
+
+BUNDLED = str(DEFAULT_TOKENIZER)
+VOCAB = 64
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+DROPPING = {"attention_dropout": 0.5}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        resid_pdrop=0.5,
+        embd_pdrop=0.5,
+        attn_pdrop=0.5,
+        initializer_range=0.3,
+    ),
+    "llama, tied": LlamaConfig(**SIZES, **DROPPING, tie_word_embeddings=True),
+    "llama, untied": LlamaConfig(**SIZES, **DROPPING, tie_word_embeddings=False),
+    "qwen2": Qwen2Config(**SIZES, **DROPPING, tie_word_embeddings=False),
+    "qwen3": Qwen3Config(**SIZES, **DROPPING, head_dim=8, tie_word_embeddings=True),
+    "granite": GraniteConfig(**SIZES, **DROPPING, logits_scaling=4.0),  # divides its logits
+    # In train mode it draws its experts at random, of those that are close.
+    "phimoe": PhimoeConfig(**SIZES, **DROPPING, num_local_experts=4, router_jitter_noise=0.5),
+}
+FAMILIES = ["bundled", *CONFIGS]
+TIED = {"bundled": True, "gpt2": True, "llama, tied": True, "qwen3": True, "llama, untied": False, "qwen2": False}
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A folder per family; weights are random but for the bundled model."""
+    found = {"bundled": BUNDLED}
+    for name, config in CONFIGS.items():
+        torch.manual_seed(0)
+        found[name] = str(tmp_path_factory.mktemp("model"))
+        AutoModelForCausalLM.from_config(config).save_pretrained(found[name])
+    return found
+
+
+@pytest.fixture(params=FAMILIES)
+def path(request: pytest.FixtureRequest, paths: dict[str, str]) -> str:
+    return paths[request.param]
+
+
+def build(path: str, *, inference_only: bool = False, dtype: str = "fp32", temperature: float = 1.0) -> CausalLMModule:
+    """A module whose value head is not zero."""
+    module = make_module(path, inference_only, dtype=dtype, temperature=temperature)
+    if not inference_only:
+        torch.nn.init.normal_(module.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1))
+        torch.nn.init.constant_(module.value_head.bias, 0.5)
+    return module
+
+
+PROMPT_LENGTHS, RESPONSE_LENGTHS = [3, 11, 1, 7], [5, 2, 6, 1]
+
+
+def ragged() -> Rows:
+    """Four rows of different prompt and response lengths; no row is both longest."""
+    random = np.random.default_rng(0)
+    prompts, responses = (
+        [random.integers(1, VOCAB, length).tolist() for length in lengths]
+        for lengths in (PROMPT_LENGTHS, RESPONSE_LENGTHS)
+    )
+    logprobs = [[0.0] * length for length in RESPONSE_LENGTHS]
+    return make_rows(prompts, responses, logprobs, [0.0] * 4, [0.0] * 4, [False] * 4)
+
+
+def unpadded(rows: Rows) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Row number, prompt `[1, p]` and response `[1, r]`, without padding."""
+    for row, (p, r) in enumerate(zip(PROMPT_LENGTHS, RESPONSE_LENGTHS, strict=True)):
+        yield row, rows["prompts"][row : row + 1, -p:], rows["responses"][row : row + 1, :r]
+
+
+@torch.no_grad()
+def plain_logprobs(module: CausalLMModule, rows: Rows, temperature: float = 1.0) -> list[Tensor]:
+    """Log-probabilities of each response `[r]`, from a plain forward pass of its row alone."""
+    out = []
+    for _, prompt, response in unpadded(rows):
+        logits = module.lm(torch.cat([prompt, response], 1)).logits[0, prompt.shape[1] - 1 : -1] / temperature
+        out.append(logits.log_softmax(-1).gather(1, response[0].unsqueeze(1)).squeeze(1))
+    return out
+
+
+def gap(padded: Tensor, single: list[Tensor]) -> float:
+    """Largest difference between padded `[B, R]` numbers and unpadded ones."""
+    return max(float((padded[row, : len(x)] - x).detach().abs().max()) for row, x in enumerate(single))
+
+
+def test_padding_changes_neither_log_probabilities_nor_values(path: str) -> None:
+    module, rows = build(path), ragged()
+    with torch.no_grad():
+        padded = module.forward_train(rows)
+        hidden = [
+            module.lm(torch.cat([prompt, response], 1), output_hidden_states=True).hidden_states[-1][0]
+            for _, prompt, response in unpadded(rows)
+        ]
+    assert gap(padded[Columns.ACTION_LOGP], plain_logprobs(module, rows)) < 1e-5
+    before = [
+        states[p - 1 : -1] @ module.value_head.weight[0] + module.value_head.bias
+        for states, p in zip(hidden, PROMPT_LENGTHS, strict=True)
+    ]
+    assert gap(padded[Columns.VF_PREDS], before) < 1e-5
+    assert torch.equal(module.compute_values(rows), padded[Columns.VF_PREDS])
+
+
+def test_inference_and_scoring_give_the_log_probabilities_of_training(path: str) -> None:
+    module, rows = build(path), ragged()
+    trained = module.forward_train(rows)[Columns.ACTION_LOGP]
+    assert trained.requires_grad
+    scored = module.score(rows)
+    assert not any(column.requires_grad for column in scored.values())
+    torch.testing.assert_close(scored["logprobs"], trained.detach(), rtol=0, atol=1e-6)
+    runner = build(path, inference_only=True)
+    torch.testing.assert_close(runner.forward_inference(rows)[Columns.ACTION_LOGP], trained, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bundled", "gpt2"])
+def test_gpt2_would_be_off_if_positions_were_not_counted_from_the_mask(family: str, paths: dict[str, str]) -> None:
+    module, rows = build(paths[family]), ragged()
+    tokens = torch.cat([rows["prompts"], rows["responses"]], 1)
+    mask = torch.cat([rows["prompt_mask"], rows["mask"].long()], 1)
+    with torch.no_grad():
+        naive = module.lm(tokens, attention_mask=mask).logits[:, rows["prompts"].shape[1] - 1 : -1]
+    chosen = naive.log_softmax(-1).gather(2, rows["responses"].unsqueeze(2)).squeeze(2)
+    assert gap(chosen, plain_logprobs(module, rows)) > 0.01
+
+
+def test_the_temperature_divides_the_logits_of_policy_and_reference(path: str) -> None:
+    module, rows = build(path, temperature=0.7), ragged()
+    single = plain_logprobs(module, rows, temperature=0.7)
+    assert gap(module.forward_train(rows)[Columns.ACTION_LOGP], single) < 1e-5
+    assert gap(module.score(rows)["reference_logprobs"], single) < 1e-5
+    assert gap(build(path).score(rows)["logprobs"], single) > 1e-3
+
+
+def test_keeping_only_the_response_s_logits_changes_nothing(path: str) -> None:
+    module, rows = build(path), ragged()
+    assert module._keeps_logits
+    kept = module.score(rows)
+    module._keeps_logits = False  # as for the few families that cannot
+    for name, column in module.score(rows).items():
+        torch.testing.assert_close(column, kept[name], rtol=0, atol=1e-5)
+
+
+def test_the_kl_is_zero_until_the_weights_move(path: str) -> None:
+    module, rows = build(path), ragged()
+    before = module.score(rows)
+    mask = rows["mask"].bool()
+    # Equal weights elsewhere in memory: some processors round otherwise.
+    torch.testing.assert_close(before["full_kl"][mask], torch.zeros_like(before["full_kl"][mask]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(before["logprobs"][mask], before["reference_logprobs"][mask], rtol=0, atol=1e-5)
+    module.set_state(perturb(module.get_state(), seed=0))
+    after = module.score(rows)
+    assert (after["full_kl"][mask] > 1e-4).all()
+    assert torch.equal(after["reference_logprobs"], before["reference_logprobs"])
+
+
+def test_forward_passes_of_training_agree_with_each_other_and_with_scoring(path: str) -> None:
+    module, rows = build(path), ragged()
+    mask = rows["mask"].bool()
+    scored = module.score(rows)
+    first, second = module.forward_train(rows), module.forward_train(rows)
+    assert module.training
+    for name in (Columns.ACTION_LOGP, Columns.VF_PREDS):
+        assert torch.equal(first[name], second[name])
+    for after in (scored, module.score(rows)):  # before and after the module was first in train mode
+        torch.testing.assert_close(first[Columns.ACTION_LOGP][mask], after["logprobs"][mask], rtol=0, atol=1e-5)
+
+
+def test_the_reference_is_one_frozen_object_that_no_module_owns(path: str) -> None:
+    one, two = build(path), build(path)
+    reference = one.reference()
+    assert two.reference() is reference and one.reference() is reference
+    assert not reference.training and not any(p.requires_grad for p in reference.parameters())
+    frozen = {p.data_ptr() for p in reference.parameters()}
+    for module in (one, two):
+        assert frozen.isdisjoint(p.data_ptr() for p in module.parameters())
+        assert reference not in list(module.modules())
+        assert all(p.requires_grad for p in module.parameters())
+        assert {name.split(".")[0] for name in (*module.get_state(), *module.state_dict())} == {"lm", "value_head"}
+
+
+def test_a_state_s_round_trip_restores_every_weight_from_read_only_arrays(path: str) -> None:
+    source, target, rows = build(path), build(path), ragged()
+    state = perturb(source.get_state(), seed=1)
+    for array in state.values():
+        array.setflags(write=False)
+    source.set_state(state)
+    target.set_state(source.get_state())
+    assert state.keys() == target.get_state().keys()
+    for name, array in target.get_state().items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, state[name])
+    for name, column in source.score(rows).items():
+        assert torch.equal(column, target.score(rows)[name])
+
+
+def test_a_state_is_a_copy_that_later_steps_do_not_change(path: str) -> None:
+    module = build(path)
+    state = module.get_state()
+    kept = {name: array.copy() for name, array in state.items()}
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1.0)
+    for name, array in state.items():
+        np.testing.assert_array_equal(array, kept[name])
+
+
+@pytest.mark.parametrize("family", TIED)
+def test_tied_weights_appear_once_and_stay_tied(family: str, paths: dict[str, str]) -> None:
+    module = build(paths[family])
+    state = module.get_state()
+    assert ("lm.lm_head.weight" in state) == (not TIED[family])
+    module.set_state(perturb(state, seed=2))
+    head, embedding = module.lm.get_output_embeddings().weight, module.lm.get_input_embeddings().weight
+    assert (head is embedding) == TIED[family]
+
+
+def test_runners_do_without_the_value_head(path: str) -> None:
+    learner, runner = build(path), build(path, inference_only=True)
+    sent = learner.get_state(inference_only=True)
+    assert learner.get_state().keys() - sent.keys() == {"value_head.weight", "value_head.bias"}
+    assert learner.get_non_inference_attributes() == ["value_head"]
+    runner.set_state(perturb(sent, seed=3))
+    assert runner.get_state().keys() == sent.keys()
+    with pytest.raises(KeyError, match="value_head"):
+        learner.set_state(sent)
+
+
+def test_the_value_head_starts_at_zero_so_that_values_are_zero() -> None:
+    module = make_module(BUNDLED)
+    assert (module.compute_values(ragged()) == 0).all()
+
+
+def test_bf16_computes_over_fp32_weights(path: str) -> None:
+    full, half, rows = build(path), build(path, dtype="bf16"), ragged()
+    out = half.forward_train(rows)
+    assert {column.dtype for column in out.values()} == {torch.float32}
+    (out[Columns.ACTION_LOGP].sum() + out[Columns.VF_PREDS].sum()).backward()
+    assert {p.dtype for p in half.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in half.parameters() if p.grad is not None} == {torch.float32}
+    assert {array.dtype for array in half.get_state().values()} == {np.dtype(np.float32)}
+    difference = (out[Columns.ACTION_LOGP] - full.forward_train(rows)[Columns.ACTION_LOGP]).abs() * rows["mask"]
+    assert 1e-5 < difference.max().item() < 0.2
+    assert (half.score(rows)["full_kl"] * rows["mask"] == 0).all()
+
+
+def test_a_folder_without_a_model_is_named_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"^[^\n]+`{tmp_path}`: [^\n]+$"):
+        build(str(tmp_path))
+
+
+@pytest.mark.parametrize(("dtype", "width", "plain"), [("bf16", 16, True), ("bf16", 200, False), ("fp32", 16, False)])
+def test_short_bf16_rows_take_plain_attention_and_all_others_what_transformers_chose(
+    dtype: str, width: int, plain: bool
+) -> None:
+    module = build(BUNDLED, dtype=dtype)
+    row = make_rows([[1] * (width - 4)], [[2] * 4], [[0.0] * 4], [0.0], [0.0], [False])
+    short = make_rows([[1] * 8], [[2] * 4], [[0.0] * 4], [0.0], [0.0], [False])
+    for rows in (short, row):  # each call chooses anew
+        module.score(rows)
+    for lm in (module.lm, module.reference()):
+        assert (lm.config._attn_implementation == "eager") is plain

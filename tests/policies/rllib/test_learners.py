@@ -1,0 +1,45 @@
+"""A learner that cannot write, stands still, or is gone: whatever asked it hears of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from policies.rllib.learners import LearnerError
+from tests.policies.conftest import MakeCory
+
+
+def test_what_a_learner_could_not_write_or_send_is_never_taken_for_whole(make_cory: MakeCory, tmp_path: Path) -> None:
+    algorithm = make_cory(num_learners=1, learner_timeout=15)
+    blocked = tmp_path / "blocked"
+    (blocked / "learner_group").mkdir(parents=True)
+    (blocked / "learner_group" / "learner").touch()
+    with pytest.raises(OSError, match="learner"):
+        algorithm.save_to_path(blocked)
+    algorithm.save_to_path(tmp_path / "whole")
+    pid = algorithm._on_learner(lambda learner: os.getpid())
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(LearnerError, match="1 of 1 learners gave no answer in 15 s"):
+        algorithm.weights("llm_1")
+    for ask in (lambda: algorithm.save_to_path(tmp_path / "lost"), lambda: algorithm.weights("llm_1"), algorithm.train):
+        with pytest.raises(LearnerError, match="A learner's process died"):
+            ask()
+    assert algorithm.updates == 0
+
+
+def test_what_one_learner_raises_is_heard_although_the_others_wait_for_it(make_cory: MakeCory) -> None:
+    group = make_cory(num_learners=2, learner_timeout=60).learner_group
+
+    def fails_alone(learner: object) -> None:
+        if torch.distributed.get_rank() == 0:
+            raise MemoryError("one learner's batch was too large")
+        torch.distributed.all_reduce(torch.zeros(1))
+
+    with pytest.raises(MemoryError, match="too large"):
+        group.foreach_learner(fails_alone)
+    with pytest.raises(LearnerError, match="A learner's process died"):  # it was not left in its all-reduce
+        group.foreach_learner(lambda learner: None)

@@ -1,0 +1,209 @@
+"""The model families that users bring, tied and untied heads: both backends follow their weights, or adapters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from cory_env.episode import ChainEpisode
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from policies.cory import Cory
+from policies.generation.generator import Generator, Sampling, checksum
+from policies.generation.transformers_generator import TransformersGenerator
+from policies.generation.vllm_generator import VLLMGenerator, vllm_installed
+from policies.learning.rows import make_rows
+from policies.models.language_model import stop_token_ids
+from policies.models.lora import Lora
+from policies.self_test import perturb
+from policies.settings.settings import make_settings
+from tests.policies.conftest import MakeCory, make_module
+
+CPU = torch.device("cpu")
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+}
+GROUPED = {**SHAPE, "num_key_value_heads": 1}  # as all but the oldest models of these families
+FAMILIES: dict[str, type[PreTrainedConfig]] = {
+    "gpt2": GPT2Config,
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+}
+MODELS = [(family, tied) for family in FAMILIES for tied in (True, False)]
+LORA = {"weights": "lora", "lora_rank": 4}
+WAYS: dict[str, dict[str, Any]] = {"full": {}, "lora": LORA}
+CASES = [(way, *model) for way in WAYS for model in MODELS if way == "full" or model[1]]  # adapters leave heads alone
+PROMPTS = [[5, 6, 7], [8], list(range(9, 40))]
+
+
+def save_model(folder: Path, family: str, tied: bool, vocab_size: int = 99, **tokens: Any) -> str:
+    """Writes a small model whose every parameter, biases included, is far from its initial value.
+
+    A vocabulary of 99 is no multiple of what engines pad theirs to.
+    """
+    tokens = {"bos_token_id": 0, "eos_token_id": 0, **tokens}
+    shape = SHAPE if family == "gpt2" else GROUPED
+    extra = {"head_dim": 32} if family == "qwen3" else {}
+    config = FAMILIES[family](vocab_size=vocab_size, tie_word_embeddings=tied, **shape, **extra, **tokens)
+    model = AutoModelForCausalLM.from_config(config)
+    randomise(model, seed=0)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@torch.no_grad()
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        centre = 1.0 if "norm" in name or ".ln_" in name else 0.0
+        parameter.normal_(centre, 0.1, generator=random)
+
+
+def follow(generator: Generator, path: str, way: str) -> dict[str, float]:
+    """Loads new weights into the engine, and compares its log-probabilities with the learner's under them.
+
+    Returns:
+        `gap`, the largest difference; `stale`, what it would be had the engine kept the old weights; `loaded`, whether
+        the engine read what was sent.
+    """
+    learner = make_module(path, **WAYS[way])
+    old = learner.get_state()
+    learner.set_state(perturb(old, seed=1, noise=0.5))
+    new = learner.get_state(inference_only=True)
+    weights = {name.removeprefix("lm."): array for name, array in new.items()}
+    loaded = generator.load("llm_1", weights, 3)
+    out = generator.generate(PROMPTS, "llm_1", Sampling(1.0, 8, range(len(PROMPTS))))
+    none = [0.0] * len(out)
+    rows = make_rows(PROMPTS, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+
+    def gap() -> float:
+        return float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
+
+    found = {"loaded": float(loaded == (3, checksum(weights))), "gap": gap()}
+    learner.set_state(old)
+    return {**found, "stale": gap()}
+
+
+def check(found: dict[str, float]) -> None:
+    assert found["loaded"] and found["gap"] < 1e-4 and found["stale"] > 0.1, found
+
+
+def lora_of(way: str) -> Lora | None:
+    return make_settings(WAYS[way]).lora
+
+
+@pytest.mark.parametrize(("way", "family", "tied"), CASES)
+def test_transformers_follows_new_weights(tmp_path: Path, way: str, family: str, tied: bool) -> None:
+    path = save_model(tmp_path, family, tied)
+    lora = lora_of(way)
+    generator = TransformersGenerator(path, ["llm_1"], stop_token_ids=[0], dtype="fp32", device=CPU, lora=lora)
+    check(follow(generator, path, way))
+
+
+def follow_with_vllm(folder: Path) -> dict[tuple[str, str, bool], dict[str, float]]:
+    """Runs one engine per model, all in this one process: the first takes seconds to start, each other one 0.3 s."""
+    generators = []
+    found = {}
+    for way, family, tied in CASES:
+        path = save_model(folder / f"{way}-{family}-{tied}", family, tied)
+        generators.append(
+            VLLMGenerator(
+                path,
+                ["llm_1"],
+                stop_token_ids=[0],
+                dtype="fp32",
+                device=CPU,
+                max_prompt=64,
+                max_response=8,
+                max_sequences=4,
+                lora=lora_of(way),
+            )
+        )
+        found[way, family, tied] = follow(generators[-1], path, way)
+    for generator in generators:  # together: engines of one process share its distributed state
+        generator.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def vllm_found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str, bool], dict[str, float]]]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield pool.submit(follow_with_vllm, tmp_path_factory.mktemp("models")).result(timeout=200)
+
+
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+@pytest.mark.parametrize(("way", "family", "tied"), CASES)
+def test_vllm_follows_new_weights(
+    vllm_found: dict[tuple[str, str, bool], dict[str, float]], way: str, family: str, tied: bool
+) -> None:
+    check(vllm_found[way, family, tied])
+
+
+def train_twice(make_cory: MakeCory, path: str, **settings: Any) -> Cory:
+    """Trains for two updates and checks that the second was sampled from what the first had learned."""
+    algorithm = make_cory(model=path, num_agents=1, lr=1e-2, **settings)
+    before = checksum(algorithm.weights("llm_1"))
+    first, second = (algorithm.train()["cory"] for _ in range(2))
+    assert abs(first["policy"]["llm_1"]["kl"]) < 1e-6 < 1e-3 < second["policy"]["llm_1"]["kl"]
+    assert max(first["sampler_gap_max"], second["sampler_gap_max"]) < 1e-4
+    assert checksum(algorithm.weights("llm_1")) != before
+    return algorithm
+
+
+def test_a_model_with_an_untied_head_trains(make_cory: MakeCory, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    train_twice(make_cory, save_model(tmp_path, "gpt2", False, len(tokenizer), eos_token_id=tokenizer.eos_token_id))
+
+
+def test_an_instruction_tuned_model_trains_on_conversations_and_ends_with_either_of_its_stop_tokens(
+    make_cory: MakeCory, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(str(DEFAULT_TOKENIZER))
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|im_end|>{% endfor %}assistant:"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    stops = [tokenizer.eos_token_id, *range(2000)]  # about half of what an untrained model answers
+    path = save_model(tmp_path, "qwen3", True, len(tokenizer), eos_token_id=stops)
+    turns = [{"role": "assistant", "content": "What can I do?"}, {"role": "user", "content": "Name a fruit."}]
+    data = tmp_path / "rows.jsonl"
+    data.write_text(f"{json.dumps({'prompt': turns})}\n" * 8)
+    source = f"{data}?query=prompt"
+    settings = {"data": source, "eval_data": source, "reward": "tests.cory_env.sample_rewards:conversational"}
+    algorithm = train_twice(make_cory, path, task="custom", chat=True, system="Be brief.", **settings)
+    chain = algorithm.env_runner_group.local_env_runner.env
+    prompt = ChainEpisode(chain, algorithm.settings.make_task().train[0]).prompt_ids()
+    assert tokenizer.decode(prompt) == (
+        "system: Be brief.<|im_end|>assistant: What can I do?<|im_end|>user: Name a fruit.<|im_end|>assistant:"
+    )
+    assert algorithm.evaluate_policies()["llm_1"]["eos_rate"] > 0.5
+
+
+def test_a_model_s_stop_tokens_are_those_of_its_generation_config_or_else_of_its_config(tmp_path: Path) -> None:
+    path = save_model(tmp_path / "several", "llama", True, eos_token_id=[3, 4])
+    assert (tmp_path / "several" / "generation_config.json").is_file()
+    assert stop_token_ids(path) == [3, 4]
+    (tmp_path / "several" / "generation_config.json").unlink()
+    assert stop_token_ids(path) == [3, 4]
+    assert stop_token_ids(save_model(tmp_path / "none", "llama", True, eos_token_id=None)) == []

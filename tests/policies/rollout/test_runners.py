@@ -1,0 +1,136 @@
+"""How queries are shared among runners, and a runner that is killed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from cory_env.rewards import RewardError
+from policies.generation.generator import GenerationError
+from policies.generation.vllm_generator import vllm_installed
+from policies.models.language_model import ModelError
+from policies.rollout.dealing import Deal
+from policies.rollout.runners import split
+from policies.self_test import perturb
+from tests.policies.conftest import MakeCory
+from tests.policies.models.test_language_model import deeper_than_its_weights
+
+REWARDS = "tests.policies.sample_rewards"
+WITH_VLLM = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
+]
+
+
+@pytest.mark.parametrize("runners", [1, 2, 3, 7])
+def test_shares_hold_every_query_once_and_in_order(runners: int) -> None:
+    deals = [Deal(query) for query in range(5)]
+    shares = list(split([(0, deals)], runners))
+    assert len(shares) == min(runners, 5)
+    assert [deal for place, share in sorted(shares) for deal in share] == deals
+    assert [place for place, _ in shares] == [share[0].query for _, share in shares]
+
+
+def test_with_fewer_runners_than_open_shares_the_rest_waits() -> None:
+    pending = [(0, [Deal(0), Deal(1)]), (2, [Deal(2)]), (3, [Deal(3)])]
+    assert list(split(pending, 2)) == pending[:2]
+
+
+@pytest.mark.parametrize(
+    ("backend", "calm_runners", "runners"), [("transformers", 0, 2), pytest.param("vllm", 1, 1, marks=WITH_VLLM)]
+)
+def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_all_the_same(
+    make_cory: MakeCory, tmp_path: Path, backend: str, calm_runners: int, runners: int
+) -> None:
+    flag = tmp_path / "die"
+    settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": f"{REWARDS}:deadly?flag={flag}"}
+    calm, shaken = (make_cory(num_runners=number, backend=backend, **settings) for number in (calm_runners, runners))
+    expected = [calm.train()["cory"] for _ in range(4)]
+    found = [shaken.train()["cory"]]
+    flag.touch()  # a runner ends itself by SIGKILL in the middle of its second rollout
+    found.append(shaken.train()["cory"])
+    assert not flag.exists()
+    for runner in shaken.env_runner_group._worker_manager.actors().values():
+        ray.kill(runner, no_restart=False)
+    found.append(shaken.train()["cory"])
+    shaken.runners._send_to([])  # those that came back were lost again: nobody is left to send to
+    weights = {"llm_1": perturb(shaken.weights("llm_1"), seed=0)}
+    shaken.runners.call_one("load_weights", weights=weights, version=99)  # then it refuses to play
+    found.append(shaken.train()["cory"])
+    assert shaken.updates == 4
+    for one, other in zip(expected, found, strict=True):
+        assert texts(one) == texts(other)
+        assert one["roles"] == other["roles"]
+        assert other["weight_version_lag"] == 0
+
+
+def test_an_engine_of_the_driver_that_dies_before_new_weights_reach_it_gets_them_all_the_same(
+    make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = make_cory(num_runners=0, queries=2, minibatch=2)
+    runner = algorithm.env_runner_group.local_env_runner
+    load = runner.load_weights
+    lost: list[Any] = []
+
+    def dies_once(*arguments: Any) -> Any:
+        if not lost:
+            lost.append(arguments)
+            raise GenerationError("The vLLM engine of llm_1 died; it was started anew.")
+        return load(*arguments)
+
+    monkeypatch.setattr(runner, "load_weights", dies_once)
+    algorithm.train()
+    assert lost and "The vLLM engine of llm_1 died; it was started anew. The weights are sent again." in caplog.messages
+    assert algorithm.train()["cory"]["weight_version_lag"] == 0
+
+
+def texts(report: dict[str, Any]) -> list[list[str]]:
+    return [[response["text"] for response in sample["responses"]] for sample in report["samples"]]
+
+
+def test_a_reward_that_fails_in_a_runner_reaches_the_driver_as_what_it_is(make_cory: MakeCory) -> None:
+    algorithm = make_cory(num_runners=1, queries=4, minibatch=4, reward=f"{REWARDS}:boom")
+    with pytest.raises(RewardError, match=r"tests\.policies\.sample_rewards:boom"):
+        algorithm.train()
+    assert algorithm.updates == 0
+
+
+@pytest.mark.slow
+def test_a_reward_that_hangs_longer_than_a_rollout_may_take_is_named_all_the_same(make_cory: MakeCory) -> None:
+    hanging = {"reward": f"{REWARDS}:hang", "reward_timeout": 5.0, "generation_timeout": 8.0}
+    algorithm = make_cory(num_runners=1, queries=2, minibatch=2, **hanging)
+    with pytest.raises(RewardError, match=r"sample_rewards:hang failed .* it ran longer than its time limit of 5 s"):
+        algorithm.train()
+
+
+def test_a_runner_that_cannot_start_says_why(make_cory: MakeCory, tmp_path: Path) -> None:
+    model = deeper_than_its_weights(tmp_path)
+    with pytest.raises(
+        ModelError, match=r"do not go with its config.json: 12 parameters are missing .* transformer\.h\.4"
+    ):
+        make_cory(num_runners=1, model=str(model))
+
+
+@pytest.mark.slow
+def test_queries_that_end_every_runner_are_given_up(make_cory: MakeCory) -> None:
+    algorithm = make_cory(num_runners=1, queries=2, minibatch=2, reward=f"{REWARDS}:kill_runner")
+    with pytest.raises(GenerationError, match="All runners failed 3 times in a row on the same queries"):
+        algorithm.train()
+
+
+def test_where_every_reward_fails_nothing_is_evaluated_and_training_stops(
+    make_cory: MakeCory, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = make_cory(reward=f"{REWARDS}:boom", on_reward_error="skip", queries=2, minibatch=2)
+    figures = algorithm.evaluate_policies()
+    assert set(figures) == {"llm_1", "llm_2", "mean"}
+    assert all(math.isnan(value) for policy in figures.values() for value in policy.values())
+    assert "The reward failed on all 4 held-out queries of llm_1: not evaluated." in caplog.messages
+    with pytest.raises(RewardError, match="failed on every query of update 1"):
+        algorithm.train()
+    assert (algorithm.updates, algorithm.updates_since_exchange) == (0, 0)

@@ -1,0 +1,150 @@
+"""Flat settings: what is refused, and what the message says."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import LlamaConfig
+
+from cory_env import cory_v0
+from policies.cory_config import CoryConfig
+from policies.models.language_model import ModelError, check_model, check_split
+from policies.settings.settings import SettingsError, make_settings
+
+
+def test_defaults_are_the_papers() -> None:
+    s = make_settings({})
+    assert (s.lr, s.kl_coef, s.queries, s.minibatch, s.epochs) == (1.41e-5, 0.3, 256, 256, 4)
+    assert (s.gamma, s.lam, s.clip, s.value_clip, s.value_coef, s.exchange_period) == (1.0, 0.95, 0.2, 0.2, 0.1, 5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kl_coeff": 0.1}, "Unknown setting `kl_coeff`. Did you mean `kl_coef`?"),
+        ({"lr": -1}, "Setting `lr`=-1: Input should be greater than 0."),
+        ({"updates": "many"}, "Setting `updates`='many'"),
+        ({"lr": float("inf")}, "Setting `lr`=inf: Input should be a finite number."),
+        ({"backend": "triton"}, "'vllm' or 'transformers'"),
+        ({"queries": 12, "minibatch": 8}, "Mini-batches that would work: 1, 2, 3, 4, 6, 12."),
+        ({"queries": 3, "num_generations": 2, "minibatch": 4}, "divide queries=3 * num_generations=2: every policy"),
+        ({"queries": 3, "num_generations": 2, "minibatch": 4}, "2 times. Mini-batches that would work: 1, 2, 3, 6."),
+        ({"advantage": "rloo"}, "num_generations=1. Set it to 2 or more (4 or 8 are usual), or advantage=reinforce"),
+        (
+            {"advantage": "grpo", "num_generations": 2},
+            "k1 has no gradient on average. Set kl_estimator=k3",
+        ),
+        ({"advantage": "dr_grpo", "num_generations": 2, "kl_estimator": "full"}, "kl_estimator=full is not computed."),
+        ({"advantage": "rloo", "num_generations": 2, "gamma": 0.9}, "gamma=0.9 has no effect. Set gamma=1."),
+        ({"seed": 2**31}, "Setting `seed`=2147483648: Input should be less than 2147483648."),
+        ({"temperature": 0.005}, "vLLM samples at 0.01 or above"),
+        ({"num_runners": 0}, "Use num_runners=1, or backend=transformers."),
+        ({"min_response": 9, "max_response": 8}, "min_response=9, but max_response=8. Set max_response to 9 or more."),
+        ({"kl_control": "adaptive", "kl_coef": 0}, "Set kl_coef above 0, or kl_control=fixed."),
+        ({"kl_control": "adaptive", "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
+        ({"min_query": 2}, "min_query=2, but max_query=None. Set max_query to 2 or more."),
+        ({"system": "Be kind."}, "system is set, but chat is off"),
+        ({"stop": ""}, "stop is empty, so every token would end a response."),
+        ({"quantization": "nf4"}, "quantization=nf4 stores weights that cannot be trained. Set weights=lora"),
+        ({"quantization": "nf4", "weights": "lora"}, "nf4 is not in vLLM 0.32. Use backend=transformers"),
+        (
+            {"quantization": "nf4", "weights": "lora", "backend": "transformers"},
+            "needs a CUDA GPU for learners and runners. Set gpus_per_learner",
+        ),
+        ({"lr": True}, "Setting `lr`=True: should be a number, not true or false."),
+        ({"exchange_period": False}, "should be a number, not true or false"),
+        ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
+        ({"num_learners": 2, "gpus_per_learner": 0.5}, "which NCCL, by which they average gradients, refuses"),
+        ({"runner_resources": "sampling"}, "`sampling` is not a custom resource and how much of it"),
+        ({"runner_resources": "GPU=1"}, "have settings of their own"),
+        ({"learner_resources": "big=1"}, "places processes that num_learners=0 does not start"),
+        ({"tensor_parallel": 2, "backend": "transformers"}, "Use backend=vllm, or tensor_parallel=1."),
+        ({"tensor_parallel": 2, "weights": "lora"}, "Use weights=full, or tensor_parallel=1."),
+        ({"tensor_parallel": 2, "num_runners": 0, "gpus_per_runner": 2}, "num_runners=0 starts none. Set num_runners"),
+        ({"tensor_parallel": 2, "gpus_per_runner": 0.5}, "Set gpus_per_runner=2, or lower tensor_parallel."),
+        ({"tensor_parallel": 2, "gpus_per_runner": 4}, "no others of its runner would be used. Set gpus_per_runner=2"),
+        ({"tensor_parallel": 2}, "Set runner_threads to 2 or more, or gpus_per_runner=2."),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_sentence_that_names_it(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        make_settings(values)
+    assert message in str(raised.value)
+
+
+def test_a_config_refuses_unknown_settings_at_once() -> None:
+    with pytest.raises(SettingsError, match="Did you mean `exchange_period`"):
+        CoryConfig().cory(exchange_periods=3)
+
+
+def test_the_combined_rewards_coefficient_is_the_initial_kl_coef_unless_set() -> None:
+    assert make_settings({"kl_coef": 0.2}).report_kl_coef == 0.2
+    assert make_settings({"kl_coef": 0.2, "eval_kl_coef": 0.1}).report_kl_coef == 0.1
+
+
+def test_a_model_that_is_not_there_a_context_too_long_and_a_tokenizer_too_big_are_named() -> None:
+    path = make_settings({}).model_path
+    assert check_model(path, 4096, 80) == 4096
+    with pytest.raises(ModelError, match="no-such-model"):
+        check_model("./no-such-model", 4096, 80)
+    with pytest.raises(ModelError, match="max_prompt \\+ max_response is 10000 tokens"):
+        check_model(path, 4096, 10_000)
+    with pytest.raises(ModelError, match="has 5000 tokens, but the model has embeddings for 4096"):
+        check_model(path, 5000, 80)
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "fitting"),
+    [(8, 8, "1, 2, 4, 8"), (8, 2, "1, 2, 4, 8"), (12, 4, "1, 2, 4, 12"), (6, 3, "1, 3, 6")],
+)
+def test_a_number_of_devices_that_cannot_share_a_model_s_heads_is_refused_with_those_that_can(
+    heads: int, groups: int, fitting: str
+) -> None:
+    config = LlamaConfig(hidden_size=8 * heads, num_attention_heads=heads, num_key_value_heads=groups)
+    for parts in fitting.split(", "):
+        check_split(config, int(parts))
+    with pytest.raises(ModelError, match=f"tensor_parallel=5 .* {heads} attention heads .*: {fitting}\\."):
+        check_split(config, 5)
+
+
+def test_the_longest_response_is_drawn_anew_for_each_update_from_the_seed_and_is_fixed_unless_asked_for() -> None:
+    assert {make_settings({"max_response": 9}).response_limit(update) for update in range(50)} == {9}
+    s = make_settings({"min_response": 4, "max_response": 15, "seed": 1})
+    drawn = [s.response_limit(update) for update in range(400)]
+    assert set(drawn) == set(range(4, 16))
+    assert drawn == [make_settings(s.model_dump()).response_limit(update) for update in range(400)]
+    other = make_settings({"min_response": 4, "max_response": 15, "seed": 2})
+    assert drawn != [other.response_limit(update) for update in range(400)]
+
+
+def test_minibatches_may_divide_all_responses_of_an_update_and_a_kl_weight_of_0_needs_no_estimator() -> None:
+    s = make_settings({"queries": 3, "num_generations": 4, "minibatch": 6, "advantage": "dr_grpo", "kl_coef": 0.0})
+    assert (s.responses, s.critic, s.algorithm) == (12, False, "Dr. GRPO")
+    assert make_settings({}).critic and make_settings({}).algorithm == "PPO"
+
+
+def test_the_layers_of_adapters_are_a_list_with_commas() -> None:
+    assert make_settings({"lora_targets": "q_proj"}).lora is None
+    lora = make_settings({"weights": "lora", "lora_rank": 2, "lora_targets": "q_proj, v_proj", "seed": 7}).lora
+    assert lora is not None and (lora.rank, lora.targets, lora.seed) == (2, ("q_proj", "v_proj"), 7)
+
+
+def test_the_environment_gets_the_settings_of_its_task() -> None:
+    s = make_settings({"task": "arithmetic", "digits": 1, "operations": "sums"})
+    env = cory_v0.env(**s.env_settings())
+    assert env.queries == s.make_task().train
+    chain = s.make_chain(s.make_task(), s.make_tokenizer())
+    assert env.unwrapped.chain.vocab_size == chain.vocab_size
+
+
+def test_a_response_ends_with_any_token_that_holds_the_text_of_stop() -> None:
+    plain, stopping = make_settings({}), make_settings({"stop": "."})
+    tokenizer = plain.make_tokenizer()
+    added = set(stopping.stop_token_ids(tokenizer)) - set(plain.stop_token_ids(tokenizer))
+    assert set(tokenizer("A. B...", add_special_tokens=False)["input_ids"]) & added
+    assert all("." in tokenizer.decode([token]) for token in added)
+    chain = stopping.make_chain(stopping.make_task(), tokenizer)
+    assert (
+        added < set(chain.stop_token_ids) == set(cory_v0.env(**stopping.env_settings()).unwrapped.chain.stop_token_ids)
+    )
+    with pytest.raises(SettingsError, match="no single token of `imdb-gpt2-tiny` holds it"):
+        make_settings({"stop": "no token is as long as this"}).stop_token_ids(tokenizer)
