@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from transformers import AutoConfig
 
 from benchmarks.alternate import alternate
@@ -20,9 +19,17 @@ from cory_env.episode import ChainEpisode
 from launch.console.configuration import read_preset
 from policies.cory_config import CoryConfig
 from policies.generation.generator import Response
+from policies.learning.credit import pay
+from policies.learning.estimation import Estimation
+from policies.learning.measures import measure as measure_rows
+from policies.learning.policy_learner import PolicyLearner
+from policies.learning.policy_model import PolicyModel
+from policies.learning.rows import Rows
 from policies.models.language_model import compute_dtype
-from policies.rllib.token_ppo_learner import UPDATE, TokenPPOLearner
-from policies.rollout.chain_runner import as_rllib_episode
+from policies.models.model_names import model_path
+from policies.rllib.causal_lm_module import module_config
+from policies.rllib.token_batch import rows_of
+from policies.rollout.episodes import as_rllib_episode
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
@@ -66,10 +73,9 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
     Returns:
         The turns of `ours`, `bare` and `lean`; response tokens, and matrix products in GFLOP, of one update.
     """
-    learner = build(s)
-    episodes = play(s)
-    samples = rows(episodes)
-    reference = learner.module[s.modules[0]].unwrapped().reference()
+    learners = build(s)
+    played, samples = play(s)
+    reference = learners[s.modules[0]].model.reference()
     bare = {module_id: BarePPO(s, reference) for module_id in s.modules}
     updates = iter(range(1_000_000))
 
@@ -79,7 +85,7 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
 
     turns = alternate(
         {
-            "ours": lambda: learner.update(episodes=episodes, timesteps={UPDATE: next(updates)}),
+            "ours": lambda: learn(learners, played, s, next(updates)),
             "bare": lambda: plain(True),
             "lean": lambda: plain(False),
         },
@@ -106,18 +112,30 @@ def product_speed(s: Settings) -> float:
     return 2e-9 * products * 2048 * width * 4 * width / (time.process_time() - started)
 
 
-def build(s: Settings) -> TokenPPOLearner:
-    """The learner as an algorithm builds it, with one intra-op thread pool as pinned by OMP_NUM_THREADS."""
-    config = CoryConfig().cory(**s.model_dump())
-    config.validate()
-    chain = s.make_chain(s.make_task(), s.make_tokenizer())
-    spaces = chain.observation_space(), chain.action_space()
-    learner: TokenPPOLearner = config.build_learner(spaces=dict.fromkeys(s.modules, spaces))
-    return learner
+def build(s: Settings) -> dict[str, PolicyLearner]:
+    """Each LLM's learner as an algorithm builds it, with one intra-op thread pool as pinned by OMP_NUM_THREADS."""
+    told = module_config(s)
+    path = model_path(told.pop("model"))
+    return {
+        name: PolicyLearner(PolicyModel(path, **told), s.hyperparameters, name=name, stream=stream)
+        for stream, name in enumerate(s.modules)
+    }
 
 
-def play(s: Settings) -> list[MultiAgentEpisode]:
-    """One update's episodes, with random responses; a quarter of them ends early, at a random length."""
+def learn(learners: Mapping[str, PolicyLearner], played: Mapping[str, Rows], s: Settings, update: int) -> None:
+    """One update, in the three steps of `Cory.training_step`."""
+    rows = {name: {**each, **learners[name].score(each)} for name, each in played.items()}
+    for name, rewards in pay(rows, s.partner_reward).items():
+        rows[name]["rewards"] = rewards
+        measure_rows(rows[name], s.report_kl_coef)
+        rows[name] |= Estimation(s.hyperparameters).estimate(rows[name])[0]
+        learners[name].update(rows[name], update, s.kl_coef)
+
+
+def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
+    """One update's responses by LLM, as a learner takes them and as plain lists; random ones, of which a quarter ends
+    early, at a random length.
+    """
     chain = s.make_chain(s.make_task(), s.make_tokenizer())
     mapping = RoleMapping(chain.roles, s.modules)
     random = np.random.default_rng(0)
@@ -130,15 +148,10 @@ def play(s: Settings) -> list[MultiAgentEpisode]:
             episode.respond({"tokens": tokens, "length": length})
             responses.append(Response(tokens, [-8.0] * length))
         episodes.append(as_rllib_episode(episode, responses, random.normal(size=len(chain.roles)).tolist(), mapping))
-    return episodes
-
-
-def rows(episodes: Sequence[MultiAgentEpisode]) -> dict[str, list[Sample]]:
-    """The same responses as plain lists, per LLM."""
     samples: dict[str, list[Sample]] = {}
-    for episode in episodes:
-        for agent in episode.agent_episodes.values():
-            seen, played = agent.observations[0], agent.actions[0]
+    for each in episodes:
+        for agent in each.agent_episodes.values():
+            seen, response = agent.observations[0], agent.actions[0]
             prompt = seen["tokens"][: seen["length"]].tolist()
-            samples.setdefault(agent.module_id, []).append(Sample(prompt, played["tokens"], agent.rewards[0]))
-    return samples
+            samples.setdefault(agent.module_id, []).append(Sample(prompt, response["tokens"], agent.rewards[0]))
+    return rows_of(episodes), samples

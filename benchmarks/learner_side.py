@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.learner import build, play
+from benchmarks.learner import build, learn, play
 from benchmarks.processes import watched_memory
 from benchmarks.side import Took, asked
-from policies.rllib.token_ppo_learner import UPDATE
 from policies.settings.settings import make_settings
 
 
@@ -14,9 +13,9 @@ def main() -> None:
     work, took = asked(), Took()
     settings = make_settings(work["settings"])
     with watched_memory() as peak:
-        learner = build(settings)
+        learners = build(settings)
         for number in range(work["updates"]):
-            learner.update(episodes=play(settings), timesteps={UPDATE: number})
+            learn(learners, play(settings)[0], settings, number)
     took.note_memory(peak)
     took.answer()
 

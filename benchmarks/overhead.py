@@ -18,8 +18,8 @@ from benchmarks.record import Figure, Record
 from launch.console.configuration import read_preset
 from policies.cory import Cory, CoryConfig
 from policies.generation.vllm_generator import VLLMGenerator
-from policies.rllib.causal_lm_module import CausalLMModule
-from policies.rllib.token_ppo_learner import TokenPPOLearner
+from policies.learning.policy_learner import PolicyLearner
+from policies.learning.policy_model import PolicyModel
 from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.runners import Runners
 
@@ -140,10 +140,10 @@ def read_meter(runner: ChainRunner) -> dict[str, float]:
 
 def meter_driver() -> None:
     """Wraps the learner's arithmetic and the weight sync."""
-    METER.wrap(CausalLMModule, "score", "forward")
-    METER.wrap(CausalLMModule, "_forward_train", "forward")
+    METER.wrap(PolicyModel, "score", "forward")
+    METER.wrap(PolicyModel, "forward", "forward")
     METER.wrap(torch.Tensor, "backward", "backward")
-    METER.wrap(TokenPPOLearner, "_clip_gradients", "optimizer")
+    METER.wrap(PolicyLearner, "_clip_gradients", "optimizer")
     METER.wrap(torch.optim.Adam, "step", "optimizer")
     METER.wrap(Runners, "send", "sync")
 

@@ -12,7 +12,7 @@ from benchmarks.models import make_model
 from benchmarks.record import Figure, Record, median
 from launch.console.configuration import read_preset
 from policies.cory import Cory, CoryConfig
-from policies.generation.generator import checksum
+from policies.models.weights import checksum
 from policies.role_exchange import RoleExchange
 
 CLAIM = "a role exchange takes ≤ 10 ms at any model size and moves no weight"

@@ -19,7 +19,8 @@ import numpy as np
 from gymnasium import spaces
 
 from cory_env.chat import ChatError, ChatFormat
-from cory_env.tasks.task import Message, Query, Task
+from cory_env.message import Message
+from cory_env.tasks.task import Query, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cory_env.tasks.task import Message
+from cory_env.message import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -29,7 +29,8 @@ from pettingzoo import AECEnv
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
 from cory_env.episode import Action, ChainEpisode, Observation
-from cory_env.rewards import RewardWorker, score_episodes, score_observed
+from cory_env.scoring.score import score_episodes, score_observed
+from cory_env.scoring.worker import RewardWorker
 from cory_env.tasks import Operations, Query, Split, Task, make_task
 from cory_env.tokenizer import load_tokenizer
 

@@ -17,14 +17,8 @@ from typing import TYPE_CHECKING
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
 from cory_env.episode import ChainEpisode
-from cory_env.rewards import (
-    RewardError,
-    RewardWorker,
-    ScoredResponse,
-    score_episodes,
-    score_observed,
-    score_responses,
-)
+from cory_env.scoring.score import ScoredResponse, score_episodes, score_observed, score_responses
+from cory_env.scoring.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 
 if TYPE_CHECKING:

@@ -8,21 +8,7 @@ import importlib
 import sys
 from importlib.metadata import version
 
-COMMANDS = {
-    "train": "Train a chain of language models; continue a run.",
-    "tune": "Search over settings, such as the exchange period.",
-    "study": "Compare trainings: arms over seeds, with what was found kept in small files.",
-    "evaluate": "Measure a run's policies, or a model, beside the untouched base.",
-    "plan": "Show where a run's processes would go, and whether they fit.",
-    "watch": "Follow a run from another terminal.",
-    "plot": "Draw the curves of a run.",
-    "report": "Write one HTML file about any number of runs.",
-    "generate": "Let the trained chain answer queries.",
-    "export": "Write a trained policy as a Hugging Face folder.",
-    "validate": "Check a task's data, prompts and reward, without a model.",
-    "submit": "Send a command to a Ray cluster as a job.",
-    "jobs": "List a Ray cluster's jobs, show their output, stop them.",
-}
+from launch.commands import COMMANDS
 
 HELP = """Reinforcement fine-tuning of language models by several cooperating copies of the model.
 

@@ -13,15 +13,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, COMPONENT_RL_MODULE
+from ray.rllib.core.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -31,43 +32,33 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.search.sample import Domain
 
-from cory_env.rewards import RewardError
-from cory_env.tasks import Split
-from policies.generation.generator import EVALUATION_STREAM, Response, Weights
+from cory_env.scoring.worker import RewardError
+from policies.evaluator import Evaluator
 from policies.health import COLLAPSE, Health
-from policies.learning.rows import Rows
+from policies.learning.credit import pay
+from policies.learning.estimation import Estimation
+from policies.learning.measures import measure
+from policies.models.weights import Weights
+from policies.report import update_report
+from policies.rllib.causal_lm_module import CausalLMModule
 from policies.rllib.learners import LearnerError, Learners
-from policies.rllib.token_batch import SharedEpisodes
-from policies.rllib.token_ppo_learner import UPDATE, TokenPPOLearner
+from policies.rllib.token_batch import rows_of
 from policies.rllib_settings import derive
-from policies.rollout.chain_runner import Rollout
-from policies.rollout.dealing import Deal, deal
+from policies.rollout.dealing import deal
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners, WeightSyncError, end
-from policies.self_test import Probe, self_test
+from policies.self_test import prove
 from policies.settings.settings import Settings, SettingsError, make_settings, nearest_key
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
 logger = logging.getLogger(__name__)
 
-SAMPLES_SHOWN = 4
-_MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
-_LEARNED = (
-    "task_reward_std",
-    "policy_loss",
-    "clip_fraction",
-    "entropy",
-    "kl_coef",
-    "grad_norm",
-    "score_mean",
-    "sampler_gap_mean",
-    "sampler_gap_max",
-)
-_OF_CRITIC = ("value_loss", "explained_variance")
+LEARNED, OF_CRITIC = ("policy_loss", "clip_fraction", "grad_norm"), ("value_loss",)
+"""What is reported of learning itself; the last with a critic alone."""
 
 
-class CoryConfig(PPOConfig):
+class CoryConfig(AlgorithmConfig):
     """Configures `Cory`. Everything is a flat setting; RLlib's own fields follow from them.
 
         config = CoryConfig().cory(task="imdb", updates=60, exchange_period=5)
@@ -115,6 +106,10 @@ class CoryConfig(PPOConfig):
                 raise SettingsError(f"`{key}` is a search space, so only tune.Tuner(Cory, param_space=...) can run it.")
         return make_settings(self.cory_settings)
 
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """RLlib's word for what an LLM is."""
+        return RLModuleSpec(module_class=CausalLMModule)
+
     def validate(self) -> None:
         """Checks the settings and derives RLlib's fields from them.
 
@@ -131,7 +126,7 @@ def is_search_space(value: Any) -> bool:
     return isinstance(value, Domain) or (isinstance(value, dict) and "grid_search" in value)
 
 
-class Cory(PPO):
+class Cory(Algorithm):
     """Trains the LLMs of a chain. `train()["cory"]` reports one update.
 
     The update counter, the role mapping and the exchange counter are state: k updates, checkpoint, restore, k
@@ -154,6 +149,7 @@ class Cory(PPO):
         self.exchanges = 0
         self.combined_reward = float("nan")  # held out, mean of the policies, at the last evaluation
         self.health = Health(self.settings)
+        self.estimations = {name: Estimation(self.settings.hyperparameters) for name in self.settings.modules}
         self._report: dict[str, Any] = {}
         self._seconds: dict[str, float] = {}
         self.task = self.settings.make_task()
@@ -163,11 +159,12 @@ class Cory(PPO):
             if self.env_runner_group is not None:
                 Runners(self.env_runner_group, self.settings, self.weights).check_started()
             raise
-        Learners.watch(self.learner_group, self.settings.learner_timeout)
+        self.learners = Learners(self.learner_group, self.settings.learner_timeout)
         self.runners = Runners(self.env_runner_group, self.settings, self.weights)
         self.runners.check_started()
         self.runners.send(self.updates)
-        self.probes = self._self_test() if self.settings.self_test else {}
+        self.evaluator = Evaluator(self.settings, self.task, self.runners, self.learners)
+        self.probes = prove(self.settings, self.task, self.runners, self.learners) if self.settings.self_test else {}
 
     # One update.
 
@@ -197,42 +194,70 @@ class Cory(PPO):
         started, self._seconds = time.perf_counter(), {}
         update, mapping = self.updates, self.mapping
 
-        # 1. The chain answers: pioneer, then observer; both are paid.
+        # 1. The chain answers: pioneer, then observer.
         s = self.settings
         deals = deal(s.seed, update, s.queries, len(self.task.train), s.num_generations)
         with self._timed("rollout"):
-            rollouts = self._play(deals, update, mapping, "train")
+            rollouts = self.runners.play(deals, stream=update, mapping=mapping, split="train")
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         if not episodes:
             raise RewardError(
                 f"The reward failed on every query of update {update + 1}, so there is nothing to learn from. Correct "
                 "the reward, or what it depends on."
             )
+        rows = rows_of(episodes)
 
-        # 2. Every LLM learns from its own responses.
         with self._timed("learn"):
-            results = self.learner_group.update(
-                training_data=SharedEpisodes(episodes=episodes), timesteps={UPDATE: update}
-            )
+            # 2. Every LLM scores its own responses.
+            for name, scores in self.learners.score(rows).items():
+                rows[name] |= scores
+
+            # 3. Each response is paid, and compared with what was to be expected.
+            figures = {name: measure(each, s.report_kl_coef) for name, each in rows.items()}
+            for name, rewards in pay(rows, s.partner_reward).items():
+                rows[name]["rewards"] = rewards
+                columns, estimated = self.estimations[name].estimate(rows[name])
+                rows[name] |= columns
+                figures[name] |= estimated
+
+            # 4. Every LLM learns from its own responses.
+            coefs = {name: estimation.kl_coef for name, estimation in self.estimations.items()}
+            results = self.learners.update(rows, update, coefs)
+            for name, estimation in self.estimations.items():
+                estimation.adapt(rows[name]["kl"])
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        for name, each in figures.items():
+            self.metrics.log_dict(each, key=(LEARNER_RESULTS, name), window=1)
         self.updates += 1
         self.updates_since_exchange += 1
 
-        # 3. The runners get the new weights.
+        # 5. The runners get the new weights.
         with self._timed("sync"):
             self.runners.send(self.updates)
 
-        # 4. What happened. Roles are exchanged after this, by `RoleExchange`.
+        # 6. What happened. Roles are exchanged after this, by `RoleExchange`.
         returns = float(np.mean([episode.get_return() for episode in episodes]))
         self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
         steps = len(episodes) * self.settings.num_agents
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-        self._report = self._make_report(rollouts, mapping)
+        self._seconds["reward"] = max(rollout.reward_seconds for rollout in rollouts)  # runners work side by side
+        self._seconds["rollout"] -= self._seconds["reward"]
+        shown = LEARNED + (OF_CRITIC if s.critic else ())
+        for name, each in figures.items():
+            each |= {key: float(self.metrics.peek((LEARNER_RESULTS, name, key))) for key in shown}
+        self._report = {
+            "update": self.updates,
+            "exchanges": self.exchanges,
+            "exchanged": False,
+            **update_report(rollouts, mapping, figures),
+            "weight_version_lag": self.updates - 1 - min(rollout.version for rollout in rollouts),
+        }
+        self._report["tokens_per_second"] = self._report["tokens"] / self._seconds["rollout"]
         self._report["health"] = self._watch()
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
         if self.updates % self.settings.eval_every == 0 or self._ended():
             with self._timed("evaluate"):
-                self._report["evaluation"] = self.evaluate_policies()
+                self._report["evaluation"] = self.evaluator.evaluate_policies()
             self.combined_reward = self._report["evaluation"]["mean"]["combined_reward"]
         self._report["seconds"] = {**self._seconds, "total": time.perf_counter() - started}
 
@@ -242,7 +267,9 @@ class Cory(PPO):
         self.exchanges += 1
         self.updates_since_exchange = 0
         if self.settings.reset_on_exchange:
-            self._on_learner(TokenPPOLearner.start_afresh)
+            self.learners.forget()
+            for estimation in self.estimations.values():
+                estimation.forget()
 
     def _watch(self) -> list[dict[str, Any]]:
         """The health warnings that stand after this update; new ones are logged."""
@@ -254,139 +281,13 @@ class Cory(PPO):
 
     # Rollouts and weights.
 
-    def _play(self, deals: Sequence[Deal], stream: int, mapping: RoleMapping, split: Split) -> list[Rollout]:
-        return self.runners.play(deals, stream=stream, mapping=mapping, version=self.updates, split=split)
-
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Finds runners that came back, and gives them the present weights."""
         return self.runners.welcome_back()
 
     def weights(self, module_id: str) -> Weights:
-        """The learner's present weights of an LLM, without its value head, by Hugging Face names."""
-        path = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}/{module_id}"
-        state = self.learner_group.get_state(components=path, inference_only=True)
-        weights = state[COMPONENT_LEARNER][COMPONENT_RL_MODULE][module_id]
-        return {name.removeprefix("lm."): array for name, array in weights.items()}
-
-    def _self_test(self) -> dict[str, Probe]:
-        """Runs the self-test of every LLM on one runner (all runners run the same code on the same versions)."""
-        chain = self.settings.make_chain(self.task, self.settings.make_tokenizer())
-        prompts = [chain.build_prompt(query, [])[0] for query in chain.task.train[:16]]
-        longest = [token for prompt in prompts * chain.max_prompt for token in prompt][: chain.max_prompt]
-        return {
-            module_id: self_test(
-                self.weights(module_id),
-                [*prompts, longest],
-                partial(self._load_one, module_id),
-                partial(self._probe, module_id),
-                partial(self._score_rows, module_id),
-                module_id,
-            )
-            for module_id in self.settings.modules
-        }
-
-    def _load_one(self, module_id: str, weights: Weights) -> None:
-        self.runners.call_one("load_weights", weights={module_id: weights}, version=self.updates)
-
-    def _probe(self, module_id: str, prompts: Sequence[Sequence[int]]) -> list[Response]:
-        return self.runners.call_one("probe", module_id=module_id, prompts=prompts, seeds=range(len(prompts)))
-
-    def _score_rows(self, module_id: str, weights: Weights, rows: Rows) -> Any:
-        return self._on_learner(partial(TokenPPOLearner.score_under, module_id=module_id, weights=weights, rows=rows))
-
-    def _on_learner(self, function: Callable[[TokenPPOLearner], Any]) -> Any:
-        """Calls a function on every learner, and returns the first one's answer."""
-        return self.learner_group.foreach_learner(function).result_or_errors[0].get()
-
-    # Evaluation and report.
-
-    def evaluate_policies(self) -> dict[str, dict[str, float]]:
-        """Held-out evaluation: each policy alone on the bare query, always the same queries and seeds.
-
-        Returns:
-            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}`, and their `mean`; NaN
-            where the reward failed on every query (`on_reward_error: skip`).
-
-        Raises:
-            RewardError, GenerationError, LearnerError: as in an update.
-        """
-        count = min(self.settings.eval_queries, len(self.task.test))
-        deals = [Deal(query) for query in range(count)]
-        out: dict[str, dict[str, float]] = {}
-        for module_id in self.settings.modules:
-            alone = RoleMapping(("pioneer",), (module_id,))
-            _, figures = self.measure(deals, alone, "test")
-            if module_id not in figures:
-                logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, module_id)
-                out[module_id] = dict.fromkeys(_MEASURED, float("nan"))
-                continue
-            out[module_id] = {name: float(figures[module_id][name].mean()) for name in _MEASURED}
-        out["mean"] = {name: float(np.mean([out[m][name] for m in self.settings.modules])) for name in _MEASURED}
-        return out
-
-    def measure(
-        self, deals: Sequence[Deal], mapping: RoleMapping, split: Split
-    ) -> tuple[list[Rollout], dict[str, dict[str, np.ndarray]]]:
-        """Plays queries with the present weights and measures every response; nothing is learned from them.
-
-        Args:
-            deals: the queries. Sampling seeds follow from them and the settings' seed alone.
-            mapping: all roles, or the first one alone, and who plays them.
-            split: `train` or `test`.
-
-        Returns:
-            The rollouts, and what `TokenPPOLearner.measure_episodes` gives for their episodes.
-
-        Raises:
-            RewardError, GenerationError, LearnerError: as in an update.
-        """
-        rollouts = self._play(deals, EVALUATION_STREAM, mapping, split)
-        episodes = [episode for rollout in rollouts for episode in rollout.episodes]
-        return rollouts, self._on_learner(partial(TokenPPOLearner.measure_episodes, episodes=episodes))
-
-    def held_out_samples(self, count: int) -> list[dict[str, Any]]:
-        """The chain on the first `count` held-out queries, as text, with evaluation's seeds and the present roles."""
-        deals = [Deal(query) for query in range(min(count, len(self.task.test)))]
-        return [
-            sample
-            for rollout in self._play(deals, EVALUATION_STREAM, self.mapping, "test")
-            for sample in rollout.samples
-        ]
-
-    def _make_report(self, rollouts: Sequence[Rollout], mapping: RoleMapping) -> dict[str, Any]:
-        """What one update shows, per policy and per role."""
-        shown = _MEASURED + _LEARNED + (_OF_CRITIC if self.settings.critic else ())
-        policy = {
-            module_id: {name: float(self.metrics.peek((LEARNER_RESULTS, module_id, name))) for name in shown}
-            for module_id in self.settings.modules
-        }
-        self._seconds["reward"] = max(rollout.reward_seconds for rollout in rollouts)  # runners work side by side
-        self._seconds["rollout"] -= self._seconds["reward"]
-        tokens = sum(rollout.tokens for rollout in rollouts)
-        return {
-            "update": self.updates,
-            "roles": mapping.as_dict(),
-            "exchanges": self.exchanges,
-            "exchanged": False,
-            "policy": policy,
-            "role": {
-                role: {name: policy[mapping(role)][name] for name in (*_MEASURED, "task_reward_std")}
-                for role in mapping.roles
-            },
-            "sampler_gap_mean": float(np.mean([values["sampler_gap_mean"] for values in policy.values()])),
-            "sampler_gap_max": max(values["sampler_gap_max"] for values in policy.values()),
-            "weight_version_lag": self.updates - 1 - min(rollout.version for rollout in rollouts),
-            "tokens": tokens,
-            "tokens_per_second": tokens / self._seconds["rollout"],
-            "truncated_prompts": sum(rollout.truncated_prompts for rollout in rollouts),
-            "reward_errors": sum(rollout.reward_errors for rollout in rollouts),
-            "samples": [
-                sample
-                for rollout in rollouts
-                for dealt, sample in zip(rollout.deals, rollout.samples, strict=True)
-                if dealt.sample == 0
-            ][:SAMPLES_SHOWN],
-        }
+        """An LLM's present weights, without its value head, by Hugging Face names."""
+        return self.learners.weights(module_id)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -414,6 +315,7 @@ class Cory(PPO):
             "rotation": self.mapping.rotation,
             "combined_reward": self.combined_reward,
             "health": self.health.state,
+            "estimations": {name: estimation.state() for name, estimation in self.estimations.items()},
         }
         return state
 
@@ -428,6 +330,8 @@ class Cory(PPO):
             self.health.state = kept["health"]
             self.combined_reward = kept.get("combined_reward", float("nan"))  # earlier versions did not keep it
             self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
+            for name, estimation in kept.get("estimations", {}).items():
+                self.estimations[name].load(estimation)
 
     def load_policies(self, checkpoint: Path, update: int) -> None:
         """Takes the LLMs of a checkpoint, without optimizers and all other state: enough to play with them.
@@ -447,4 +351,7 @@ class Cory(PPO):
             WeightSyncError: an engine read something else than was sent.
         """
         super().restore_from_path(path, *args, **kwargs)
+        earlier = self.learners.ask(lambda learner: learner.earlier)
+        for name, kl_coef in earlier.get("kl_coefs", {}).items():  # versions before kept these with the learners
+            self.estimations[name].load({"kl_coef": kl_coef, "score_moments": earlier["score_moments"][name]})
         self.runners.send(self.updates)

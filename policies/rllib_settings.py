@@ -9,7 +9,6 @@ from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
 
 from cory_env import cory_v0
 from policies.rllib.causal_lm_module import CausalLMModule, module_config
-from policies.rllib.token_batch import TokenBatch
 from policies.rllib.token_ppo_learner import TokenPPOLearner
 from policies.role_exchange import RoleExchange
 from policies.rollout.chain_runner import ChainRunner
@@ -57,19 +56,8 @@ def derive(config: AlgorithmConfig, s: Settings) -> None:
         num_learners=s.num_learners,
         num_gpus_per_learner=s.gpus_per_learner,
         custom_resources_per_learner=named_resources("learner_resources", s.learner_resources),
-        learner_connector=lambda *spaces: TokenBatch(),
         add_default_connectors_to_learner_pipeline=False,
     )
-    config.training(
-        lr=s.lr,
-        gamma=s.gamma,
-        lambda_=s.lam,
-        clip_param=s.clip,
-        vf_loss_coeff=s.value_coef,
-        use_kl_loss=False,
-        num_epochs=s.epochs,
-        train_batch_size_per_learner=s.responses * s.num_agents // learners,
-        minibatch_size=s.minibatch // learners,
-    )
+    config.train_batch_size_per_learner = s.responses * s.num_agents // learners  # of RLlib's own reports
     config.fault_tolerance(restart_failed_env_runners=True, ignore_env_runner_failures=False)
     config.callbacks(RoleExchange)

@@ -13,8 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from policies.generation.generator import Response, Weights
+from cory_env.tasks import Task
+from policies.generation.generator import Response
 from policies.learning.rows import Rows, make_rows
+from policies.models.weights import Weights
+from policies.rllib.learners import Learners
+from policies.rollout.runners import Runners
+from policies.settings.settings import Settings
 
 _NOISE = 0.1  # of each parameter's root mean square; 0.3 takes 30 layers so far that bf16's rounding grows tenfold
 _ZERO = 0.15  # for an adapter's second half, which is all zeros at start; less drowns in bf16's rounding
@@ -55,6 +60,31 @@ def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.
         return array + np.float32(size) * random.standard_normal(array.shape, dtype=np.float32)
 
     return {name: moved(name, array) for name, array in weights.items()}
+
+
+def prove(settings: Settings, task: Task, runners: Runners, learners: Learners) -> dict[str, Probe]:
+    """Tests every LLM on one runner: all run the same code on the same versions.
+
+    Raises:
+        SelfTestFailure: an engine does not follow.
+    """
+    chain = settings.make_chain(task, settings.make_tokenizer())
+    prompts = [chain.build_prompt(query, [])[0] for query in chain.task.train[:16]]
+    longest = [token for prompt in prompts * chain.max_prompt for token in prompt][: chain.max_prompt]
+
+    def test(name: str) -> Probe:
+        def load(weights: Weights) -> None:
+            runners.call_one("load_weights", weights={name: weights}, version=runners.version)
+
+        def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
+            return runners.call_one("probe", module_id=name, prompts=prompts, seeds=range(len(prompts)))
+
+        def score(weights: Weights, rows: Rows) -> torch.Tensor:
+            return learners.score_under(name, weights, rows)["logprobs"]
+
+        return self_test(learners.weights(name), [*prompts, longest], load, generate, score, name)
+
+    return {name: test(name) for name in settings.modules}
 
 
 def self_test(
@@ -107,6 +137,4 @@ def self_test(
 def _rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:
     zeros = [0.0] * len(prompts)
     tokens = [response.tokens for response in responses]
-    return make_rows(
-        prompts, tokens, [response.logprobs for response in responses], zeros, zeros, [False] * len(prompts)
-    )
+    return make_rows(prompts, tokens, [response.logprobs for response in responses], zeros, [False] * len(prompts))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import cast
 
+from cory_env.message import Message
 from cory_env.rewards import classifier
-from cory_env.tasks.task import Message
 
 
 def score(

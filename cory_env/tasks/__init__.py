@@ -10,12 +10,13 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
+from cory_env.message import Message
 from cory_env.tasks import arithmetic, custom, gsm8k, imdb
 from cory_env.tasks.arithmetic import Operations
 from cory_env.tasks.openings import cut_queries
 from cory_env.tasks.readers import DataError
 from cory_env.tasks.rows import Source
-from cory_env.tasks.task import Message, Query, Split, Task
+from cory_env.tasks.task import Query, Split, Task
 from cory_env.tasks.template import TemplateError
 
 if TYPE_CHECKING:

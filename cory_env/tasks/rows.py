@@ -13,9 +13,10 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+from cory_env.message import Message
 from cory_env.tasks.hub import SETTINGS, read_hub
 from cory_env.tasks.readers import READERS, DataError, Row
-from cory_env.tasks.task import Message, Query
+from cory_env.tasks.task import Query
 
 Source = str | os.PathLike[str]
 

@@ -2,18 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import Literal
 
+from cory_env.message import Message
 from cory_env.tasks.template import TemplateError, fill, placeholders
 
 Split = Literal["train", "test"]
-
-
-class Message(TypedDict):
-    """One turn of a conversation, as chat templates take it."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True)

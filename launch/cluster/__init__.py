@@ -1,0 +1,1 @@
+"""Ray: a cluster's jobs and nodes, room for processes, sessions."""

@@ -127,7 +127,7 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
 
 def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], str, str | None]:
     """Returns the words to run, the job's name, and where the run or search is kept if it is one."""
-    from launch.main import COMMANDS
+    from launch.commands import COMMANDS
 
     if not words or words[0] not in COMMANDS or words[0] in ("submit", "jobs"):
         raise CommandError("Say what to run after `--`, as in `cory submit --storage /shared/runs -- train imdb-tiny`.")

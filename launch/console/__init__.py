@@ -1,0 +1,1 @@
+"""What every command shares: errors, arguments, settings, output."""

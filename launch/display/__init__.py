@@ -1,0 +1,1 @@
+"""What a terminal or a picture shows of a run."""

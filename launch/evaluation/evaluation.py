@@ -206,7 +206,7 @@ def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spl
     from policies.rollout.role_mapping import RoleMapping
 
     mapping = RoleMapping(role_names(len(lineup.modules)), lineup.modules)
-    rollouts, figures = algo.measure([Deal(query, sample) for query, sample in deals], mapping, split)
+    rollouts, figures = algo.evaluator.measure([Deal(query, sample) for query, sample in deals], mapping, split)
     played = [each for r in rollouts for each in zip(r.deals, r.samples, r.episodes, strict=True)]
     chains: list[MeasuredChain] = []
     for row, (deal, sample, episode) in enumerate(played):

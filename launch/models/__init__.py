@@ -1,0 +1,1 @@
+"""Trained policies in use: read from a checkpoint, asked, exported."""

@@ -15,7 +15,7 @@ from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.mirror import read_run
 from launch.run_folder.records import Update
-from policies.generation.generator import Weights
+from policies.models.weights import Weights
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:

@@ -1,5 +1,1 @@
-"""`cory report`: one HTML file about any number of runs, or a study."""
-
-from launch.commands.report import main
-
-__all__ = ["main"]
+"""One HTML page about runs and studies, which needs no network."""

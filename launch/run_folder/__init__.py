@@ -1,0 +1,1 @@
+"""A run's folder, here or in a store."""

@@ -47,7 +47,7 @@ def final_responses(algo: "Cory", count: int) -> Final:
     deals = [Deal(query) for query in range(min(count, len(algo.task.test)))]
     found: dict[str, Responses] = {}
     for module in algo.settings.modules:
-        rollouts, figures = algo.measure(deals, RoleMapping(("pioneer",), (module,)), "test")
+        rollouts, figures = algo.evaluator.measure(deals, RoleMapping(("pioneer",), (module,)), "test")
         samples = [sample for rollout in rollouts for sample in rollout.samples]
         if samples:
             found[module] = Responses(

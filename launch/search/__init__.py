@@ -1,0 +1,1 @@
+"""Searches over settings, with Ray Tune."""

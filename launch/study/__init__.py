@@ -1,0 +1,1 @@
+"""Arms over seeds, one training after another, and what is kept of them."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cory_env.rewards import RewardError, RewardWorker
+from cory_env.scoring.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
 from cory_env.validate import Report, check_lengths
 from launch.console.errors import CommandError

@@ -157,8 +157,8 @@ class _Run:
     def _start(self, algo: "Cory") -> None:
         """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""
         self.terminal.stage("Evaluating the start")
-        line = cast(Update, plain({"update": 0, "evaluation": algo.evaluate_policies()}))
-        self._keep(0, algo.held_out_samples(HELD_OUT_SAMPLES), held_out=True)
+        line = cast(Update, plain({"update": 0, "evaluation": algo.evaluator.evaluate_policies()}))
+        self._keep(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
         self._record(line)
         self.terminal.start(line)
         self._save(algo)
@@ -177,13 +177,13 @@ class _Run:
             ended = settings.stop_on_collapse and result["collapsed"]
             update, done = algo.updates, ended or algo.updates == settings.updates
             if done and "evaluation" not in result:
-                result = {**result, "evaluation": algo.evaluate_policies()}
+                result = {**result, "evaluation": algo.evaluator.evaluate_policies()}
             samples = cast(list[Sample], plain(result["samples"]))
             line = cast(Update, plain({key: value for key, value in result.items() if key != "samples"}))
             if update % settings.samples_every == 0:
                 self._keep(update, samples, held_out=False)
             if done:
-                self._keep(update, algo.held_out_samples(HELD_OUT_SAMPLES), held_out=True)
+                self._keep(update, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
                 if settings.final_queries is not None:
                     final.write(self.run.final, final.final_responses(algo, settings.final_queries))
             self._record(line)
@@ -244,11 +244,11 @@ def _keep_batch(run: RunDirectory, error: Exception) -> Path | None:
     """Saves the batch of an update that was refused, and returns the file."""
     from safetensors.torch import save_file
 
-    from policies.rllib.token_ppo_learner import NonFiniteUpdate
+    from policies.learning.policy_learner import NonFiniteUpdate
 
     if not isinstance(error, NonFiniteUpdate):
         return None
-    file = run.path / f"refused_update_{error.update:06d}_{error.module_id}.safetensors"
+    file = run.path / f"refused_update_{error.update:06d}_{error.name}.safetensors"
     beside = file.with_name(f".{file.name}.new")
     save_file({name: column.contiguous() for name, column in error.rows.items()}, beside)
     beside.replace(file)

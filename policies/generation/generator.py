@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from policies.models.weights import Weights
+
 EVALUATION_STREAM = 2**32 - 1
 """Sampling stream of what is no training update: the same seeds at every evaluation."""
-
-Weights = Mapping[str, np.ndarray]
-"""fp32 arrays by Hugging Face parameter name; tied weights appear once."""
 
 
 class Response(NamedTuple):
@@ -79,12 +77,3 @@ def sampling_seed(seed: int, update: int, query: int, position: int, sample: int
     """The seed of one response, from what it answers: independent of runners and batches; a 63-bit integer."""
     words = np.random.SeedSequence([seed, update, query, position, sample]).generate_state(2, np.uint64)
     return int(words[0]) >> 1
-
-
-def checksum(weights: Weights) -> int:
-    """CRC-32 over names and fp32 values, in sorted order of the names."""
-    total = 0
-    for name in sorted(weights):
-        total = zlib.crc32(name.encode(), total)
-        total = zlib.crc32(np.ascontiguousarray(weights[name], dtype=np.float32).data, total)
-    return total

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from policies.generation.generator import Loaded, Response, Sampling, Weights, checksum
+from policies.generation.generator import Loaded, Response, Sampling
 from policies.models.adapters import adapted
 from policies.models.language_model import (
     Quantization,
@@ -21,6 +21,7 @@ from policies.models.language_model import (
     shared_base,
 )
 from policies.models.lora import Lora
+from policies.models.weights import Weights, checksum
 
 
 class SeededSampling(LogitsProcessor):

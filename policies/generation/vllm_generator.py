@@ -15,9 +15,10 @@ import torch
 from safetensors.numpy import save
 
 from policies.generation import vllm_lora
-from policies.generation.generator import GenerationError, Loaded, Response, Sampling, Weights
+from policies.generation.generator import GenerationError, Loaded, Response, Sampling
 from policies.models.language_model import compute_dtype, key_value_heads
 from policies.models.lora import Lora
+from policies.models.weights import Weights
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -10,9 +10,9 @@ from typing import Any
 from safetensors import safe_open
 
 from policies.generation import vllm_lora
-from policies.generation.generator import checksum
 from policies.generation.orphans import end_with_parent
 from policies.models.adapters import peft_names
+from policies.models.weights import checksum
 
 vllm_lora.prepare()
 end_with_parent()

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from policies.learning import token_ppo
+from policies.learning.rows import Rows
+
+MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
+"""What is measured of each response, in training and in evaluations."""
 
 
-def measure_responses(rows: dict[str, Tensor], eval_kl_coef: float) -> dict[str, Tensor]:
+def measure_responses(rows: Rows, eval_kl_coef: float) -> dict[str, Tensor]:
     """What is reported of each response of one LLM.
 
     Args:
-        rows: columns of `Rows` and of `CausalLMModule.score`.
+        rows: as played and scored.
         eval_kl_coef: weight of the KL in the combined reward (paper §5: own task reward - eta * summed KL).
 
     Returns:
         fp32 `[B]` each: `task_reward`, `kl` (nats, summed over the response), `combined_reward`, `response_length`
         (tokens), `eos_rate` (1 where it ends by itself), `repetition`.
     """
-    kl = rows["full_kl"].sum(1)
+    kl, task_reward = rows["full_kl"].sum(1), rows["task_rewards"].float()
     return {
-        "task_reward": rows["task_rewards"],
+        "task_reward": task_reward,
         "kl": kl,
-        "combined_reward": rows["task_rewards"] - eval_kl_coef * kl,
+        "combined_reward": task_reward - eval_kl_coef * kl,
         "response_length": rows["mask"].sum(1),
         "eos_rate": rows["ended"],
-        "repetition": token_ppo.repetition(rows["responses"], rows["mask"]),
+        "repetition": repetition(rows["responses"], rows["mask"]),
     }
 
 
-def measure(rows: dict[str, Tensor], eval_kl_coef: float) -> dict[str, float]:
+def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
     """What is reported of one LLM's scored rows; for the arguments see `measure_responses`.
 
     Returns:
@@ -41,9 +45,26 @@ def measure(rows: dict[str, Tensor], eval_kl_coef: float) -> dict[str, float]:
     gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
     figures = {
         **{name: column.mean() for name, column in measure_responses(rows, eval_kl_coef).items()},
-        "task_reward_std": rows["task_rewards"].std(unbiased=False),
+        "task_reward_std": rows["task_rewards"].float().std(unbiased=False),
         "entropy": rows["entropy"].sum() / tokens,
         "sampler_gap_mean": gap.sum() / tokens,
         "sampler_gap_max": gap.max(),
     }
     return {name: float(value) for name, value in figures.items()}
+
+
+def repetition(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Share of a response's pairs of neighbouring tokens that stand earlier in it too.
+
+    Args:
+        tokens: `[B, T]` token ids below 2**31.
+        mask: `[B, T]`.
+
+    Returns:
+        `[B]`, fp32, 0 to 1; 0 for a response of fewer than three tokens.
+    """
+    real = mask[:, 1:].bool()
+    pairs = (tokens[:, :-1] << 31) + tokens[:, 1:]
+    pairs = torch.where(real, pairs, -1).sort(dim=1).values
+    repeats = ((pairs[:, 1:] == pairs[:, :-1]) & (pairs[:, 1:] >= 0)).sum(1)
+    return repeats.float() / real.sum(1).clamp(min=1)

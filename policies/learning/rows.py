@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -11,40 +10,47 @@ from torch import Tensor
 
 from policies.models.language_model import left_padded
 
+Rows = dict[str, Tensor]
+"""Columns of one LLM's rows, by name. `B` responses, `P` prompt tokens, padded on the left, `R` response tokens, padded
+on the right.
 
-class Rows(TypedDict):
-    """Rows of one LLM. `B` responses, `P` prompt tokens (padded on the left), `R` response tokens (on the right)."""
+As they were played (`make_rows`):
+    prompts           int64 [B, P]
+    prompt_mask       int64 [B, P], 0 on padding
+    responses         int64 [B, R]
+    mask              fp32 [B, R], 1 on response tokens
+    sampler_logprobs  fp32 [B, R], as the generation backend reported them
+    task_rewards      fp64 [B], the response's own raw reward
+    ended             fp32 [B], 1 where the response ends with a stop token, 0 where its length was cut
+    queries           int64 [B], the query's index in its split
+    chains            int64 [B], which of the chains played the response is from
+    positions         int64 [B], its place in that chain, 0 the pioneer's
 
-    prompts: Tensor
-    """int64 `[B, P]`."""
-    prompt_mask: Tensor
-    """int64 `[B, P]`, 0 on padding."""
-    responses: Tensor
-    """int64 `[B, R]`."""
-    mask: Tensor
-    """fp32 `[B, R]`, 1 on response tokens."""
-    sampler_logprobs: Tensor
-    """fp32 `[B, R]`, as the generation backend reported them."""
-    rewards: Tensor
-    """fp32 `[B]`, what the agent trains on, before score scaling."""
-    task_rewards: Tensor
-    """fp32 `[B]`, the response's own raw reward."""
-    ended: Tensor
-    """fp32 `[B]`, 1 where the response ends with the end-of-sequence token, 0 where its length was cut."""
-    queries: Tensor
-    """int64 `[B]`, the query's index in its split."""
+Scored, under the weights that are to learn (`PolicyLearner.score`):
+    logprobs, reference_logprobs, entropy, full_kl, with a critic values: fp32 [B, R]
+
+Paid (`credit.pay`):
+    rewards           fp32 [B], what the response trains on, before score scaling
+
+Estimated (`Estimation.estimate`):
+    kl, advantages, with a critic returns: fp32 [B, R]
+"""
 
 
 def make_rows(
     prompts: Sequence[Sequence[int]],
     responses: Sequence[Sequence[int]],
     logprobs: Sequence[Sequence[float]],
-    rewards: Sequence[float],
     task_rewards: Sequence[float],
     ended: Sequence[bool],
     queries: Sequence[int] | None = None,
+    chains: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
 ) -> Rows:
-    """Pads ragged lists into tensors, prompts on the left and responses on the right; default: no query comes twice."""
+    """Pads ragged lists into tensors, prompts on the left and responses on the right.
+
+    By default no query comes twice, and each response is a chain of its own.
+    """
     prompt_tokens, prompt_mask = left_padded(prompts)
     width = max(len(response) for response in responses)
     tokens = np.zeros((len(responses), width), dtype=np.int64)
@@ -54,32 +60,34 @@ def make_rows(
         tokens[row, : len(response)] = response
         sampled[row, : len(response)] = logprob
         mask[row, : len(response)] = 1.0
+    numbered = range(len(responses))
     return Rows(
         prompts=prompt_tokens,
         prompt_mask=prompt_mask,
         responses=torch.from_numpy(tokens),
         mask=torch.from_numpy(mask),
         sampler_logprobs=torch.from_numpy(sampled),
-        rewards=torch.as_tensor(rewards, dtype=torch.float32),
-        task_rewards=torch.as_tensor(task_rewards, dtype=torch.float32),
+        task_rewards=torch.as_tensor(task_rewards, dtype=torch.float64),
         ended=torch.as_tensor(ended, dtype=torch.float32),
-        queries=torch.as_tensor(range(len(responses)) if queries is None else queries, dtype=torch.int64),
+        queries=torch.as_tensor(numbered if queries is None else queries, dtype=torch.int64),
+        chains=torch.as_tensor(numbered if chains is None else chains, dtype=torch.int64),
+        positions=torch.as_tensor([0] * len(responses) if positions is None else positions, dtype=torch.int64),
     )
 
 
-def take(rows: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+def take(rows: Rows, index: Tensor) -> Rows:
     """The chosen rows of every column."""
     return {name: column[index] for name, column in rows.items()}
 
 
-def by_length(rows: dict[str, Tensor]) -> Tensor:
+def by_length(rows: Rows) -> Tensor:
     """The places of the rows, shortest prompts first, of equals the shortest responses; int64 `[B]`."""
     prompt_lengths, response_lengths = rows["prompt_mask"].sum(1), rows["mask"].sum(1)
     order = np.lexsort((response_lengths.cpu().numpy(), prompt_lengths.cpu().numpy()))
     return torch.from_numpy(order).to(prompt_lengths.device)
 
 
-def micro_batches(rows: dict[str, Tensor], size: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+def micro_batches(rows: Rows, size: int) -> Iterator[tuple[Tensor, Rows]]:
     """Splits rows into micro-batches of similar length, each trimmed to its longest prompt and response.
 
     Args:

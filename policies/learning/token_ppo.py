@@ -6,15 +6,11 @@ or of language models. Where the method's official code computes the same, the n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-
-KLEstimator = Literal["full", "k1", "k3"]
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -141,23 +137,6 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor) -> Tensor:
     return (x - mean) * (variance + 1e-8) ** -0.5 * mask
 
 
-def repetition(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Share of a response's pairs of neighbouring tokens that stand earlier in it too.
-
-    Args:
-        tokens: `[B, T]` token ids below 2**31.
-        mask: `[B, T]`.
-
-    Returns:
-        `[B]`, fp32, 0 to 1; 0 for a response of fewer than three tokens.
-    """
-    real = mask[:, 1:].bool()
-    pairs = (tokens[:, :-1] << 31) + tokens[:, 1:]
-    pairs = torch.where(real, pairs, -1).sort(dim=1).values
-    repeats = ((pairs[:, 1:] == pairs[:, :-1]) & (pairs[:, 1:] >= 0)).sum(1)
-    return repeats.float() / real.sum(1).clamp(min=1)
-
-
 def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """PPO's clipped surrogate.
 
@@ -214,51 +193,6 @@ def adapt_kl_coef(kl_coef: float, kl: float, target: float, batch: int, horizon:
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return kl_coef * (1.0 + error * batch / horizon)
-
-
-@dataclass
-class ScoreMoments:
-    """Running mean and variance of the training scores (parallel Welford); the first batch is exactly z-scored."""
-
-    mean: float = 0.0
-    variance: float = 1.0
-    count: float = 1e-24
-
-    def update(self, scores: Tensor) -> tuple[float, float]:
-        """Adds a batch, `[B]`, and returns its own mean and unbiased standard deviation."""
-        count, mean_sum, squares = masked_moments(scores, torch.ones_like(scores)).tolist()
-        batch_mean = mean_sum / count
-        batch_variance = max(squares / count - batch_mean**2, 0.0)
-        delta, both = batch_mean - self.mean, self.count + count
-        spread = self.variance * self.count + batch_variance * count + delta**2 * self.count * count / both
-        self.mean += delta * count / both
-        self.variance = spread / both
-        self.count = both
-        return batch_mean, (batch_variance * count / max(count - 1.0, 1.0)) ** 0.5
-
-    @property
-    def deviation(self) -> float:
-        """Unbiased running standard deviation; 0 before there are two scores."""
-        return (self.variance * self.count / (self.count - 1.0)) ** 0.5 if self.count >= 2 else 0.0
-
-    def scale(self, scores: Tensor, mode: Literal["none", "scale", "normalize"]) -> Tensor:
-        """Divides by the running deviation; `normalize` subtracts the running mean first; `[B]` → `[B]`.
-
-        Scores that have all been equal so far have no scale, so nothing is divided.
-        """
-        if mode == "none":
-            return scores
-        shifted = scores - self.mean if mode == "normalize" else scores
-        if self.deviation <= 1e-6 * max(abs(self.mean), 1.0):
-            return shifted
-        return shifted / (self.deviation + torch.finfo(torch.float32).eps)
-
-
-def sum_over_ranks(x: Tensor) -> Tensor:
-    """Adds a tensor over all learners, in place, and returns it; with one learner it is left as it is."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(x)
-    return x
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Hugging Face models, adapters, and the folders that they are kept in."""

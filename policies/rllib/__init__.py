@@ -1,0 +1,1 @@
+"""The thin RLlib classes around learning."""

@@ -1,16 +1,23 @@
-"""How the driver talks to its learners: none may be lost, or fail, without a word."""
+"""How the algorithm talks to its learners: none may be lost, or fail, without a word."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults
 
+from policies.learning.rows import Rows
+from policies.models.weights import Weights
+from policies.rllib.token_batch import SharedRows
+from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner, on_cpu
+
+T = TypeVar("T")
 GRACE = 10.0
 """Seconds that the other learners have to answer, once one has failed: they may wait for it in an all-reduce."""
 
@@ -19,7 +26,7 @@ class LearnerError(RuntimeError):
     """A learner's process is gone, or stands still; so the state since the last checkpoint is lost."""
 
 
-class Learners(FaultTolerantActorManager):
+class WatchedLearners(FaultTolerantActorManager):
     """RLlib's manager of remote learners, which raises what they raise.
 
     RLlib's own leaves out learners that are gone. So it takes a checkpoint whose learner died, or found no room on the
@@ -29,18 +36,6 @@ class Learners(FaultTolerantActorManager):
 
     timeout: float | None = None
     """The longest wait for an answer, in seconds."""
-
-    @classmethod
-    def watch(cls, group: LearnerGroup, timeout: float) -> None:
-        """Takes the place of the group's own manager, if its learners are remote.
-
-        Args:
-            group: the algorithm's learners.
-            timeout: the longest wait for an answer, in seconds.
-        """
-        if group.is_remote:
-            group._worker_manager = cls(group._workers)
-            group._worker_manager.timeout = timeout
 
     def foreach_actor(self, *args: Any, **kwargs: Any) -> RemoteCallResults:
         """Calls a function on learners.
@@ -88,6 +83,60 @@ class Learners(FaultTolerantActorManager):
 
     def set_actor_state(self, actor_id: int, healthy: bool) -> None:
         """Does nothing: a learner that failed is asked again, not left out."""
+
+
+class Learners:
+    """RLlib's learners as the algorithm asks them: all LLMs at once."""
+
+    def __init__(self, group: LearnerGroup, timeout: float) -> None:
+        """Wraps the algorithm's learners.
+
+        Args:
+            group: RLlib's.
+            timeout: the longest wait for an answer of one that is remote, in seconds.
+        """
+        self.group = group
+        if group.is_remote:
+            group._worker_manager = WatchedLearners(group._workers)
+            group._worker_manager.timeout = timeout
+
+    def score(self, rows: dict[str, Rows]) -> dict[str, Rows]:
+        """Scores every LLM's rows; what `PolicyLearner.score` gives, by LLM, on the CPU.
+
+        Raises:
+            LearnerError: as of `foreach_actor`.
+        """
+        if not self.group.is_remote:
+            return self.ask(lambda learner: learner.score(rows))
+        whole = ray.put(rows)
+        return self.ask(lambda learner: learner.score(ray.get(whole)))
+
+    def update(self, rows: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
+        """Lets every LLM learn from its rows, and returns what RLlib's metrics take.
+
+        Raises:
+            NonFiniteUpdate, LearnerError: as of `foreach_actor`.
+        """
+        return self.group.update(
+            training_data=SharedRows(batch=rows), timesteps={UPDATE: update}, **{KL_COEFS: kl_coefs}
+        )
+
+    def weights(self, module_id: str) -> Weights:
+        """The present weights of an LLM, without its value head, by Hugging Face names."""
+        return self.ask(lambda learner: dict(learner.policies[module_id].stream_weights()))
+
+    def score_under(self, module_id: str, weights: Weights, rows: Rows) -> Rows:
+        """Scores an LLM's rows under other weights than the present ones, which are put back."""
+        return self.ask(lambda learner: on_cpu(learner.policies[module_id].score_under(weights, rows)))
+
+    def forget(self) -> None:
+        """Forgets Adam's moments of every LLM."""
+        self.ask(TokenPPOLearner.forget)
+
+    def ask(self, function: Callable[[TokenPPOLearner], T]) -> T:
+        """Calls a function on every learner, and returns the first one's answer."""
+        answer: T = self.group.foreach_learner(function).result_or_errors[0].get()
+        return answer
 
 
 def _left(until: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Episodes → padded token tensors, one set of rows per LLM: the learner's connector."""
+"""Episodes → padded token tensors, one set of rows per LLM, and how learners get them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
@@ -18,42 +17,48 @@ ENDED = "ended"
 QUERY = "query"
 
 
-class SharedEpisodes(TrainingData):
-    """Episodes that every learner gets whole: learners share the work on a batch, not the batch.
+class SharedRows(TrainingData):
+    """Rows that every learner gets whole: learners share the work on a batch, not the batch.
 
     RLlib's own sharding cuts episodes apart where their steps do not divide by the learners, and so loses responses.
     """
 
+    batch: Any = None
+    """The rows, by LLM."""
+    batch_refs: Any = None
+
     def shard(self, num_shards: int, **kwargs: Any) -> list[tuple[TrainingData, dict[str, Any]]]:
-        """One reference to all episodes per learner."""
-        whole = ray.put(self.episodes)
-        return [(TrainingData(episodes_refs=[whole]), {}) for _ in range(num_shards)]
+        """One reference to all rows per learner."""
+        whole = ray.put(self.batch)
+        return [(SharedRows(batch_refs=[whole]), {}) for _ in range(num_shards)]
+
+    def solve_refs(self) -> None:
+        """Fetches the rows."""
+        if self.batch_refs is not None:
+            (self.batch,) = ray.get(self.batch_refs)
+            self.batch_refs = None
 
 
-class TokenBatch(ConnectorV2):
-    """Turns chain episodes into `{llm: Rows}`, in sorted order of the LLMs.
+def rows_of(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]:
+    """Turns chain episodes into rows, on the CPU, by LLM in sorted order; an LLM without episodes gets none.
 
     Rows are grouped by the LLM that *generated* them (`SingleAgentEpisode.module_id`), never by the current mapping,
     which a role exchange may have changed. Every agent's episode holds one step: its prompt, its response, its reward.
     """
-
-    def __call__(
-        self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[MultiAgentEpisode], **kwargs: Any
-    ) -> dict[str, Rows]:
-        """Builds the rows, on the CPU; a module without episodes gets none."""
-        collected: dict[str, list[tuple[Any, ...]]] = {}
-        for episode in episodes:
-            for agent in episode.agent_episodes.values():
-                observation, action = agent.observations[0], agent.actions[0]
-                collected.setdefault(agent.module_id, []).append(
-                    (
-                        observation["tokens"][: int(observation["length"])],
-                        action["tokens"][: int(action["length"])],
-                        agent.extra_model_outputs[LOGPROBS][0],
-                        agent.rewards[0],
-                        agent.extra_model_outputs[TASK_REWARD][0],
-                        agent.extra_model_outputs[ENDED][0],
-                        agent.extra_model_outputs[QUERY][0],
-                    )
+    collected: dict[str, list[tuple[Any, ...]]] = {}
+    for chain, episode in enumerate(episodes):
+        for position, agent in enumerate(episode.agent_episodes.values()):
+            observation, action = agent.observations[0], agent.actions[0]
+            collected.setdefault(agent.module_id, []).append(
+                (
+                    observation["tokens"][: int(observation["length"])],
+                    action["tokens"][: int(action["length"])],
+                    agent.extra_model_outputs[LOGPROBS][0],
+                    agent.extra_model_outputs[TASK_REWARD][0],
+                    agent.extra_model_outputs[ENDED][0],
+                    agent.extra_model_outputs[QUERY][0],
+                    chain,
+                    position,
                 )
-        return {module_id: make_rows(*zip(*collected[module_id], strict=True)) for module_id in sorted(collected)}
+            )
+    return {module_id: make_rows(*zip(*collected[module_id], strict=True)) for module_id in sorted(collected)}

@@ -1,0 +1,1 @@
+"""Queries in, played chains out."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import torch
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -15,16 +13,18 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.framework import get_device
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED
 
-from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
-from cory_env.rewards import RewardWorker, score_episodes, score_observed
+from cory_env.scoring.score import score_episodes, score_observed
+from cory_env.scoring.worker import RewardWorker
 from cory_env.tasks.task import Split
-from policies.generation.generator import GenerationError, Generator, Loaded, Response, Sampling, Weights, sampling_seed
-from policies.learning.token_ppo import repetition
-from policies.rllib.token_batch import ENDED, LOGPROBS, QUERY, TASK_REWARD
+from policies.generation.generator import GenerationError, Generator, Loaded, Response, Sampling, sampling_seed
+from policies.models.weights import Weights
 from policies.rollout.dealing import Deal
+from policies.rollout.episodes import as_rllib_episode, as_text
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
+
+T = TypeVar("T")
 
 
 class Rollout(NamedTuple):
@@ -48,6 +48,15 @@ class Rollout(NamedTuple):
     reward_seconds: float
 
 
+class Played(NamedTuple):
+    """A chain whose reward could be computed."""
+
+    deal: Deal
+    episode: ChainEpisode
+    responses: Sequence[Response]
+    task_rewards: Sequence[float]
+
+
 class ChainRunner(EnvRunner, Checkpointable):
     """An RLlib EnvRunner for chains. Its episodes equal those of stepping `cory_v0` alone with the same tokens.
 
@@ -68,6 +77,7 @@ class ChainRunner(EnvRunner, Checkpointable):
         self.rewards: RewardWorker | None = None
         self._versions: dict[str, int] = {}
         self._env_steps = 0
+        self._reward_seconds = 0.0
         self.make_env()
         self.make_module()
 
@@ -134,47 +144,63 @@ class ChainRunner(EnvRunner, Checkpointable):
             GenerationError: the engine failed, or other weights are loaded than asked for.
             RewardError: the reward failed and `on_reward_error` is `stop`.
         """
-        assert self.generator is not None and self.rewards is not None and mapping is not None
+        assert mapping is not None
         chain = self.chains[len(mapping.roles)]
+        self._check_versions(mapping, version)
         queries = chain.task.queries(split)
         limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
         episodes = [ChainEpisode(chain, queries[deal.query]) for deal in deals]
-        responses: list[list[Response]] = []
-        started, reward_seconds = time.perf_counter(), 0.0
+        started, self._reward_seconds = time.perf_counter(), 0.0
+        responses = []
         for position, role in enumerate(chain.roles):
-            module_id = mapping(role)
-            if self._versions.get(module_id) != version:
-                raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
+            self._reward(score_observed, episodes)
             seeds = [sampling_seed(self.settings.seed, stream, d.query, position, d.sample) for d in deals]
             sampling = Sampling(self.settings.temperature, limit, seeds)
-            asked = time.perf_counter()
-            score_observed(self.rewards, episodes)
-            reward_seconds += time.perf_counter() - asked
-            prompts = [episode.prompt_ids() for episode in episodes]
-            responses.append(self.generator.generate(prompts, module_id, sampling))
-            for episode, response in zip(episodes, responses[-1], strict=True):
-                episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
-        rollout_seconds = time.perf_counter() - started - reward_seconds
-        asked = time.perf_counter()
-        scores = score_episodes(self.rewards, episodes)
-        reward_seconds += time.perf_counter() - asked
-        known = [
-            (deal, episode, turns, rewards)
+            responses.append(self._answer(episodes, mapping(role), sampling))
+        scores = self._reward(score_episodes, episodes)
+        seconds = time.perf_counter() - started
+        played = [
+            Played(deal, episode, turns, task_rewards)
             for deal, episode, turns, found in zip(deals, episodes, zip(*responses, strict=True), scores, strict=True)
-            if len(rewards := [reward for reward in found if reward is not None]) == len(found)
+            if len(task_rewards := [reward for reward in found if reward is not None]) == len(found)
         ]
-        self._env_steps += len(known) * len(chain.roles)
+        self._env_steps += len(played) * len(chain.roles)
         return Rollout(
-            episodes=[as_rllib_episode(episode, turns, rewards, mapping) for _, episode, turns, rewards in known],
-            deals=[deal for deal, *_ in known],
-            samples=[as_text(episode, rewards, mapping) for _, episode, _, rewards in known],
-            version=min(self._versions[mapping(role)] for role in chain.roles),
+            episodes=[as_rllib_episode(*each[1:], mapping) for each in played],
+            deals=[each.deal for each in played],
+            samples=[as_text(each.episode, each.task_rewards, mapping) for each in played],
+            version=version,
             tokens=sum(len(response.tokens) for turn in responses for response in turn),
             truncated_prompts=sum(sum(episode.truncated) for episode in episodes),
-            reward_errors=len(episodes) - len(known),
-            rollout_seconds=rollout_seconds,
-            reward_seconds=reward_seconds,
+            reward_errors=len(episodes) - len(played),
+            rollout_seconds=seconds - self._reward_seconds,
+            reward_seconds=self._reward_seconds,
         )
+
+    def _check_versions(self, mapping: RoleMapping, version: int) -> None:
+        """Refuses to sample from other weights than those asked for."""
+        for module_id in mapping.as_dict().values():
+            if self._versions.get(module_id) != version:
+                raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
+
+    def _answer(self, episodes: Sequence[ChainEpisode], module_id: str, sampling: Sampling) -> list[Response]:
+        """Lets an LLM answer in every chain whose turn it is."""
+        assert self.generator is not None
+        prompts = [episode.prompt_ids() for episode in episodes]
+        responses = self.generator.generate(prompts, module_id, sampling)
+        for episode, response in zip(episodes, responses, strict=True):
+            episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
+        return responses
+
+    def _reward(
+        self, score: Callable[[RewardWorker, Sequence[ChainEpisode]], T], episodes: Sequence[ChainEpisode]
+    ) -> T:
+        """Asks for rewards, and counts the seconds that takes."""
+        assert self.rewards is not None
+        asked = time.perf_counter()
+        found = score(self.rewards, episodes)
+        self._reward_seconds += time.perf_counter() - asked
+        return found
 
     def probe(self, module_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         """Responses to raw prompts: what the self-test compares with the learner."""
@@ -248,70 +274,3 @@ class ChainRunner(EnvRunner, Checkpointable):
             self.generator.close()
         if self.rewards is not None:
             self.rewards.close()
-
-
-def as_rllib_episode(
-    episode: ChainEpisode, responses: Sequence[Response], task_rewards: Sequence[float], mapping: RoleMapping
-) -> MultiAgentEpisode:
-    """Turns a finished chain into an RLlib episode: one step per role, every reward with the last step.
-
-    Args:
-        episode: all roles have answered.
-        responses: what was generated, per role.
-        task_rewards: r_i per role; agents receive the collective reward.
-        mapping: roles at generation time; the episode keeps it.
-    """
-    chain: Chain = episode.chain
-    observation_space, action_space = _spaces(chain)
-    out = MultiAgentEpisode(
-        observation_space=observation_space,
-        action_space=action_space,
-        agent_to_module_mapping_fn=mapping,
-    )
-    out.add_env_reset(observations={chain.roles[0]: episode.observation(chain.roles[0])})
-    for position, role in enumerate(chain.roles):
-        last = position == len(chain.roles) - 1
-        tokens = episode.responses[position]
-        following = () if last else (chain.roles[position + 1],)
-        out.add_env_step(
-            observations={other: episode.observation(other) for other in following},
-            actions={role: {"tokens": tokens, "length": len(tokens)}},
-            rewards=episode.collective_rewards(task_rewards) if last else {},
-            terminateds={"__all__": last},
-            extra_model_outputs={
-                role: {
-                    LOGPROBS: responses[position].logprobs[: len(tokens)],
-                    TASK_REWARD: task_rewards[position],
-                    QUERY: episode.query.id,
-                    ENDED: tokens[-1] in chain.ends,
-                }
-            },
-        )
-    return out
-
-
-@lru_cache(maxsize=4)
-def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Observation and action space of every role: one object for all episodes of a chain, so pickled once with them."""
-    observation, action = chain.observation_space(), chain.action_space()
-    return dict.fromkeys(chain.roles, observation), dict.fromkeys(chain.roles, action)
-
-
-def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:
-    """A finished chain for people: the query, what each role answered, and what of it would be a sign of collapse."""
-    return {
-        "query": episode.query.text,
-        "responses": [
-            {
-                "role": role,
-                "policy": mapping(role),
-                "text": text,
-                "task_reward": reward,
-                "ended": tokens[-1] in episode.chain.ends,
-                "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
-            }
-            for role, text, tokens, reward in zip(
-                episode.chain.roles, episode.completions, episode.responses, task_rewards, strict=True
-            )
-        ],
-    }

@@ -12,7 +12,8 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from policies.generation.generator import GenerationError, Loaded, Weights, checksum
+from policies.generation.generator import GenerationError, Loaded
+from policies.models.weights import Weights, checksum
 from policies.rollout.chain_runner import Rollout
 from policies.rollout.dealing import Deal
 from policies.settings.settings import Settings
@@ -60,7 +61,7 @@ class Runners:
 
         Args:
             deals: the queries.
-            **arguments: the others of `ChainRunner.sample`.
+            **arguments: the others of `ChainRunner.sample`; the version of the weights is that sent last.
 
         Returns:
             Rollouts that hold every query once, in the order dealt.
@@ -69,6 +70,7 @@ class Runners:
             RewardError, QueryTooLong, …: what a runner raised about the work itself.
             GenerationError: no runner came back in time, or all failed again and again.
         """
+        arguments["version"] = self.version
         local = self.group.local_env_runner
         if local is not None:
             try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from cory_env.chain import Observed, role_names
 from cory_env.tasks import Operations
+from policies.learning.hyperparameters import Advantage, Hyperparameters, KLEstimator
 from policies.models.lora import Lora
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.about import (
@@ -154,12 +156,12 @@ class Fields(BaseModel):
     """Sampling temperature; also divides the logits that are trained."""
 
     # The objective.
-    advantage: Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"] = of_policy("gae")
+    advantage: Advantage = of_policy("gae")
     """What an action is compared with (docs/estimators.md): the estimate of a value head (`gae`: PPO); without one, the
     policy's other responses to the query (`rloo`, `grpo`, `dr_grpo`), or all of its responses (`reinforce`)."""
     kl_coef: float = of_learning(0.3, ge=0, clone=True)
     """Weight of the KL penalty to the reference policy (eta)."""
-    kl_estimator: Literal["full", "k1", "k3"] = of_learning("k1")
+    kl_estimator: KLEstimator = of_learning("k1")
     """Per-token KL of the penalty: from the sampled token (k1, k3), or over the whole vocabulary (full). Only k1's
     gradient is that of the KL: full does not depend on the token that was chosen, so restrains later tokens alone.
     `grpo` and `dr_grpo` have it in the loss instead of the reward, and there it is k3."""
@@ -238,14 +240,20 @@ class Fields(BaseModel):
         return self.queries * self.num_generations
 
     @property
+    def hyperparameters(self) -> Hyperparameters:
+        """What the learning of each policy depends on."""
+        same = {field.name: getattr(self, field.name) for field in fields(Hyperparameters) if field.name != "steps"}
+        return Hyperparameters(**same, steps=self.responses // self.minibatch)
+
+    @property
     def critic(self) -> bool:
         """Whether policies have a value head."""
-        return self.advantage == "gae"
+        return self.hyperparameters.critic
 
     @property
     def kl_in_loss(self) -> bool:
         """Whether the KL penalty is a term of the loss, instead of the reward."""
-        return self.advantage in ("grpo", "dr_grpo")
+        return self.hyperparameters.kl_in_loss
 
     @property
     def algorithm(self) -> str:

@@ -18,17 +18,16 @@ def test_one_update_of_the_bare_loop_ends_at_the_learners_weights(tmp_path: Path
     settings = learner.settings(tmp_path, "test", "fp32", quick=True).model_copy(
         update={"minibatch": QUERIES, "micro_batch": micro_batch, "epochs": 2, "lr": 1e-3, "grad_clip": 0.5}
     )
-    ours, episodes = learner.build(settings), learner.play(settings)
-    samples = learner.rows(episodes)
+    ours, (played, samples) = learner.build(settings), learner.play(settings)
     bare = {module_id: BarePPO(settings) for module_id in settings.modules}
     start = {name: p.detach().clone() for name, p in bare["llm_1"].lm.named_parameters()}
 
-    ours.update(episodes=episodes, timesteps={learner.UPDATE: 0})
+    learner.learn(ours, played, settings, 0)
     for module_id, policy in bare.items():
         policy.update(samples[module_id], reported=False)
 
     for module_id, policy in bare.items():
-        trained = dict(ours.module[module_id].unwrapped().lm.named_parameters())
+        trained = dict(ours[module_id].model.lm.named_parameters())
         for name, parameter in policy.lm.named_parameters():
             torch.testing.assert_close(parameter, trained[name], atol=4e-5, rtol=0)
     moved = max(float((p - start[name]).detach().abs().max()) for name, p in bare["llm_1"].lm.named_parameters())

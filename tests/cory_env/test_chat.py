@@ -10,7 +10,8 @@ from cory_env import cory_v0
 from cory_env.chain import Chain
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
-from cory_env.rewards import RewardWorker, score_episodes
+from cory_env.scoring.score import score_episodes
+from cory_env.scoring.worker import RewardWorker
 from cory_env.tasks import Message, Query, Task, make_task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from cory_env.validate import gold_answers, score_answers, validate

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cory_env.episode import ChainEpisode
-from cory_env.rewards import RewardError, RewardWorker, score_episodes
+from cory_env.scoring.score import score_episodes
+from cory_env.scoring.worker import RewardError, RewardWorker
 from tests.cory_env.sample_rewards import BAD
 from tests.cory_env.sample_tasks import QUERIES, chain, response
 
@@ -194,7 +195,7 @@ def test_a_killed_child_is_replaced_at_the_next_call() -> None:
 
 def test_the_child_ends_when_its_parent_is_killed() -> None:
     code = (
-        "import os, signal; from cory_env.rewards import RewardWorker\n"
+        "import os, signal; from cory_env.scoring.worker import RewardWorker\n"
         "print(int(RewardWorker('tests.cory_env.sample_rewards:process_id').score(['q'], ['c'], {})[0]), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

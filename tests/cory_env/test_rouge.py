@@ -2,8 +2,8 @@
 
 import pytest
 
-from cory_env.rewards import RewardWorker
 from cory_env.rewards.rouge import overlap
+from cory_env.scoring.worker import RewardWorker
 
 
 def test_the_longest_common_sequence_is_counted_by_hand() -> None:

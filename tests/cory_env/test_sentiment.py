@@ -13,8 +13,8 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from cory_env.rewards import RewardWorker
 from cory_env.rewards.sentiment import BUNDLED, positive_logit
+from cory_env.scoring.worker import RewardWorker
 from tests.cory_env.sample_tasks import tokenizer
 
 PROMPTS = ["This movie was", "I", "The acting is, as ever,"] * 40

@@ -10,7 +10,12 @@ import pytest
 import ray
 
 from policies.cory import Cory, CoryConfig
-from policies.rllib.causal_lm_module import CausalLMModule, module_config
+from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.policy_learner import PolicyLearner
+from policies.learning.policy_model import PolicyModel
+from policies.models.model_names import model_path
+from policies.models.weights import Weights
+from policies.rllib.causal_lm_module import module_config
 from policies.settings.settings import make_settings
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -37,10 +42,15 @@ TINY: dict[str, Any] = {
 MakeCory = Callable[..., Cory]
 
 
-def make_module(path: str, inference_only: bool = False, **settings: Any) -> CausalLMModule:
+def make_model(path: str, **settings: Any) -> PolicyModel:
     """One LLM as a learner holds it, without an algorithm."""
     config = module_config(make_settings({"model": path, "dtype": "fp32", **settings}))
-    return CausalLMModule(inference_only=inference_only, model_config=config)
+    return PolicyModel(model_path(config.pop("model")), **config)
+
+
+def weights_of(model: PolicyModel) -> Weights:
+    """An LLM's weights as engines get them."""
+    return dict(PolicyLearner(model, Hyperparameters()).stream_weights())
 
 
 @pytest.fixture(scope="session")

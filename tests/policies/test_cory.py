@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cory_env.tokenizer import load_tokenizer
 from policies.cory import Cory, WeightSyncError
-from policies.generation.generator import Loaded, checksum
+from policies.generation.generator import Loaded
+from policies.models.weights import checksum
 from policies.rollout.dealing import Deal, deal
 from policies.rollout.role_mapping import RoleMapping
 from policies.self_test import perturb
@@ -26,8 +27,9 @@ def make_either(make_cory: MakeCory, request: pytest.FixtureRequest) -> MakeCory
 
 
 def learner_state(algorithm: Cory) -> dict[str, Any]:
+    """All that learning goes on from."""
     state: dict[str, Any] = algorithm.learner_group.get_state()["learner"]
-    return state
+    return {**state, "estimations": algorithm.get_state()["cory"]["estimations"]}
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -39,7 +41,7 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def assert_same_learner(a: dict[str, Any], b: dict[str, Any]) -> None:
-    for part in ("rl_module", "optimizer", "kl_coefs", "score_moments"):
+    for part in ("rl_module", "optimizer", "estimations"):
         left, right = flat(a[part]), flat(b[part])
         assert left.keys() == right.keys()
         for name in left:
@@ -96,13 +98,13 @@ def test_restoring_an_older_checkpoint_into_a_running_algorithm_leaves_no_runner
     algorithm = make_either(num_runners=1, queries=4, minibatch=4)
     algorithm.train()
     algorithm.save_to_path(tmp_path / "old")
-    expected = algorithm.held_out_samples(2)
+    expected = algorithm.evaluator.samples(algorithm.mapping, 2)
     for _ in range(2):
         algorithm.train()
-    assert algorithm.held_out_samples(2) != expected
+    assert algorithm.evaluator.samples(algorithm.mapping, 2) != expected
     algorithm.restore_from_path(str(tmp_path / "old"))
     assert algorithm.updates == 1
-    assert algorithm.held_out_samples(2) == expected
+    assert algorithm.evaluator.samples(algorithm.mapping, 2) == expected
 
 
 def test_the_policies_of_a_checkpoint_come_without_optimizers_and_play_as_they_did(
@@ -113,11 +115,11 @@ def test_the_policies_of_a_checkpoint_come_without_optimizers_and_play_as_they_d
         trained.train()
     trained.save_to_path(tmp_path / "checkpoint")
     fresh = make_either(num_runners=1)
-    base = fresh.evaluate_policies()
+    base = fresh.evaluator.evaluate_policies()
     fresh.load_policies(tmp_path / "checkpoint", 2)
     for name in ("llm_1", "llm_2"):
         assert checksum(fresh.weights(name)) == checksum(trained.weights(name))
-    assert fresh.evaluate_policies() == trained.evaluate_policies() != base
+    assert fresh.evaluator.evaluate_policies() == trained.evaluator.evaluate_policies() != base
     assert not any("exp_avg" in name for name in flat(learner_state(fresh)["optimizer"]))
     assert fresh.mapping.as_dict() == {"pioneer": "llm_1", "observer": "llm_2"}  # of a start, not of the checkpoint
 
@@ -126,9 +128,9 @@ def test_a_pioneer_is_measured_as_it_is_alone_and_samples_of_a_query_differ(make
     algorithm = make_cory(num_agents=3, queries=4, minibatch=4)
     algorithm.train()
     deals = [Deal(query, sample) for query in (3, 0) for sample in (0, 1)]
-    alone, figures = algorithm.measure(deals, RoleMapping(("pioneer",), ("llm_2",)), "test")
+    alone, figures = algorithm.evaluator.measure(deals, RoleMapping(("pioneer",), ("llm_2",)), "test")
     players = ("llm_2", "llm_3", "llm_1")
-    whole, of_all = algorithm.measure(deals, RoleMapping(algorithm.settings.roles, players), "test")
+    whole, of_all = algorithm.evaluator.measure(deals, RoleMapping(algorithm.settings.roles, players), "test")
     assert [rollout.deals for rollout in (*alone, *whole)] == [deals, deals]
     texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (*alone, *whole)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 4
@@ -186,7 +188,7 @@ def test_every_query_is_dealt_once_per_pass_over_the_data(make_cory: MakeCory, t
 
 def test_policies_start_from_the_same_model_and_without_kl(make_either: MakeCory) -> None:
     algorithm = make_either()
-    held_out = algorithm.evaluate_policies()
+    held_out = algorithm.evaluator.evaluate_policies()
     assert held_out["llm_1"] == held_out["llm_2"]
     assert held_out["mean"]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert checksum(algorithm.weights("llm_1")) == checksum(algorithm.weights("llm_2"))

@@ -27,13 +27,13 @@ def test_a_clone_continues_from_its_donor_on_all_runners_with_its_own_settings_i
     donor = make_cory(exchange_period=1, updates=9)
     for _ in range(3):
         report = donor.train()
-    samples, roles = said(donor.held_out_samples(4)), donor.mapping
+    samples, roles = said(donor.evaluator.samples(donor.mapping, 4)), donor.mapping
     saved = donor.save(str(tmp_path / "donor"))
 
     clone = make_cory(num_runners=2, exchange_period=2, updates=9, lr=3e-5, kl_coef=0.7, eval_kl_coef=0.3)
     clone.train()
     clone.restore(saved)  # as Tune does
-    assert said(clone.held_out_samples(4)) == samples  # two by each runner
+    assert said(clone.evaluator.samples(clone.mapping, 4)) == samples  # two by each runner
     assert (clone.mapping, clone.exchanges, clone.updates_since_exchange) == (roles, 3, 0)
     assert roles.as_dict() == {"pioneer": "llm_2", "observer": "llm_1"}
     assert clone.combined_reward == report["combined_reward"]

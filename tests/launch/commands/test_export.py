@@ -38,7 +38,7 @@ def test_plain_transformers_loads_it_and_gives_the_log_probabilities_that_traini
     folder = open_trained(policies_run.path, "latest").folder
     module = CausalLMModule.from_checkpoint(str(folder / POLICIES / "llm_2"))
     with torch.no_grad():
-        rows = make_rows([tokens[:4]], [tokens[4:]], [[0.0] * len(tokens[4:])], [0.0], [0.0], [True])
+        rows = make_rows([tokens[:4]], [tokens[4:]], [[0.0] * len(tokens[4:])], [0.0], [True])
         expected = module._forward(rows)["action_logp"][0]
         logits = model(torch.tensor([tokens])).logits[0, 3:-1] / model.generation_config.temperature
     found = logits.log_softmax(-1).gather(1, torch.tensor(tokens[4:])[:, None]).squeeze(1)
@@ -130,8 +130,8 @@ def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
     module = CausalLMModule.from_checkpoint(str(trained.folder / POLICIES / "llm_2"))
     tokens = torch.tensor([tokenizer(TEXT)["input_ids"]])
     with torch.no_grad():
-        found, base = model(tokens).logits, module.reference()(tokens).logits
-        torch.testing.assert_close(found, module.lm(tokens).logits, atol=1e-4, rtol=0)
+        found, base = model(tokens).logits, module.policy.reference()(tokens).logits
+        torch.testing.assert_close(found, module.policy.lm(tokens).logits, atol=1e-4, rtol=0)
     assert (found - base).abs().max() > 0.1
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["library_name"] == ("transformers" if merge else "peft")

@@ -74,7 +74,7 @@ def test_adapters_answer_as_the_policies_that_were_trained(adapters_run: RunDire
         tokens = episode.prompt_ids()
         both = [
             lm.generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)[0, len(tokens) :].tolist()
-            for lm in (module.lm, module.reference())
+            for lm in (module.policy.lm, module.policy.reference())
         ]
         assert response["text"] == prompts.decode(both[0]) != prompts.decode(both[1])
         episode.respond({"tokens": both[0], "length": len(both[0])})

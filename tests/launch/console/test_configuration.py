@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cory_env.rewards.spec import parse_spec
+from cory_env.scoring.spec import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.console.configuration import (
     Value,

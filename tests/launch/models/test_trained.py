@@ -65,7 +65,7 @@ def test_the_policies_play_the_roles_that_the_next_update_would_have_given_them(
 def test_the_weights_are_those_of_the_module_without_its_value_head(policies_run: RunDirectory) -> None:
     trained = open_trained(policies_run.path, "6")
     module = CausalLMModule.from_checkpoint(str(trained.folder / POLICIES / "llm_2"))
-    expected = {name: parameter.detach().numpy() for name, parameter in module.lm.named_parameters()}
+    expected = {name: parameter.detach().numpy() for name, parameter in module.policy.lm.named_parameters()}
     weights = trained.weights("llm_2")
     assert sorted(weights) == sorted(expected)
     assert all(np.array_equal(weights[name], array) for name, array in expected.items())

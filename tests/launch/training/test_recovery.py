@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTaskError
 
-from cory_env.rewards import RewardError
+from cory_env.scoring.worker import RewardError
 from launch.console.errors import CommandError
 from launch.console.patience import patiently
 from launch.run_folder.directory import RunDirectory
 from launch.training.recovery import last_whole, may_pass
 from policies.generation.generator import GenerationError
+from policies.learning.policy_learner import NonFiniteUpdate
 from policies.rllib.learners import LearnerError
-from policies.rllib.token_ppo_learner import NonFiniteUpdate
 from policies.settings.settings import Settings, SettingsError
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write

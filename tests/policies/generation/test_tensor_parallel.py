@@ -15,7 +15,7 @@ from benchmarks.nodes import named
 from policies.generation.generator import GenerationError, Response, Sampling
 from policies.generation.vllm_generator import VLLMGenerator, vllm_installed
 from tests.policies.conftest import MakeCory
-from tests.policies.rllib.test_model_families import PROMPTS, check, follow, lora_of, save_model
+from tests.policies.generation.test_model_families import PROMPTS, check, follow, lora_of, save_model
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,13 +18,14 @@ from safetensors.numpy import save_file
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.generation import vllm_lora
-from policies.generation.generator import GenerationError, Response, Sampling, Weights, checksum, sampling_seed
+from policies.generation.generator import GenerationError, Response, Sampling, sampling_seed
 from policies.generation.vllm_generator import EngineStartError, VLLMGenerator, vllm_installed
+from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora
-from policies.rllib.causal_lm_module import CausalLMModule
+from policies.models.weights import Weights, checksum
 from policies.self_test import Probe, SelfTestFailure, perturb, self_test
-from tests.policies.conftest import make_module
+from tests.policies.conftest import make_model, weights_of
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
@@ -64,14 +65,14 @@ def generator(engines: list[VLLMGenerator]) -> VLLMGenerator:
 
 
 @pytest.fixture(scope="module")
-def learner() -> CausalLMModule:
+def learner() -> PolicyModel:
     """The learner's side of the comparison."""
-    return make_module(MODEL)
+    return make_model(MODEL)
 
 
 @pytest.fixture(scope="module")
-def weights(learner: CausalLMModule) -> Weights:
-    return {name.removeprefix("lm."): array for name, array in learner.get_state(inference_only=True).items()}
+def weights(learner: PolicyModel) -> Weights:
+    return weights_of(learner)
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +86,13 @@ def sampling(prompts: Sequence[Sequence[int]]) -> Sampling:
     return Sampling(1.0, 8, [sampling_seed(0, 0, query, 0) for query in range(len(prompts))])
 
 
-def scorer(learner: CausalLMModule) -> Callable[[Weights, Rows], torch.Tensor]:
-    present = learner.get_state()
+def scorer(learner: PolicyModel) -> Callable[[Weights, Rows], torch.Tensor]:
+    present = learner.state()
 
     def score(weights: Weights, rows: Rows) -> torch.Tensor:
-        learner.set_state({**present, **{f"lm.{name}": array for name, array in weights.items()}})
+        learner.load({**present, **{f"lm.{name}": array for name, array in weights.items()}})
         logprobs = learner.score(rows)["logprobs"]
-        learner.set_state(present)
+        learner.load(present)
         return logprobs
 
     return score
@@ -99,7 +100,7 @@ def scorer(learner: CausalLMModule) -> Callable[[Weights, Rows], torch.Tensor]:
 
 def run_self_test(
     generator: VLLMGenerator,
-    learner: CausalLMModule,
+    learner: PolicyModel,
     weights: Weights,
     prompts: Sequence[Sequence[int]],
     load: Callable[[Weights], Any],
@@ -111,11 +112,11 @@ def run_self_test(
 
 
 def test_log_probabilities_agree_with_the_learner(
-    generator: VLLMGenerator, learner: CausalLMModule, prompts: list[list[int]]
+    generator: VLLMGenerator, learner: PolicyModel, prompts: list[list[int]]
 ) -> None:
     out = generator.generate(prompts, "llm_1", sampling(prompts))
     none = [0.0] * len(out)
-    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
     gap = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
     assert float(gap.max()) < 1e-4
 
@@ -150,11 +151,11 @@ def test_more_prompt_tokens_than_one_engine_step_takes_change_nothing(
 
 
 def test_temperature_reaches_the_log_probabilities(
-    generator: VLLMGenerator, learner: CausalLMModule, prompts: list[list[int]]
+    generator: VLLMGenerator, learner: PolicyModel, prompts: list[list[int]]
 ) -> None:
     out = generator.generate(prompts, "llm_1", sampling(prompts)._replace(temperature=0.5))
     none = [0.0] * len(out)
-    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
     learner.temperature = 0.5
     gap = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
     learner.temperature = 1.0
@@ -172,21 +173,21 @@ def test_load_returns_the_version_and_the_checksum_of_what_the_engine_read(
 
 
 def test_the_self_test_passes_on_a_sound_engine(
-    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]]
+    generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
     found = run_self_test(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
     assert found.perturbed < 1e-3 < found.moved
 
 
 def test_the_self_test_catches_an_engine_that_ignores_new_weights(
-    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]]
+    generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
     with pytest.raises(SelfTestFailure, match="does not follow new weights"):
         run_self_test(generator, learner, weights, prompts, lambda w: None)
 
 
 def test_the_self_test_catches_a_tied_head_that_stays_old(
-    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]], tmp_path: Path
+    generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     def load_all_but_the_head(new: Weights) -> None:
         engine = generator.engines["llm_1"]
@@ -205,7 +206,7 @@ def test_the_self_test_catches_a_tied_head_that_stays_old(
 
 
 def test_the_self_test_catches_activations_cached_under_the_old_weights(
-    generator: VLLMGenerator, learner: CausalLMModule, weights: Weights, prompts: list[list[int]], tmp_path: Path
+    generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     def load_without_dropping_caches(new: Weights) -> None:
         save_file(dict(new), tmp_path / "model.safetensors")
@@ -224,21 +225,20 @@ def adapters(engines: list[VLLMGenerator]) -> VLLMGenerator:
 
 
 def adapter_weights(seed: int) -> Weights:
-    state = make_module(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0).get_state(inference_only=True)
-    return perturb({name.removeprefix("lm."): array for name, array in state.items()}, seed)
+    return perturb(weights_of(make_model(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0)), seed)
 
 
 def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
     adapters: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
-    learner = make_module(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0)
+    learner = make_model(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0)
     weights = {module_id: adapter_weights(seed) for seed, module_id in enumerate(adapters.modules)}
     score = scorer(learner)
 
     def gap(module_id: str, under: Weights) -> float:
         out = adapters.generate(prompts, module_id, sampling(prompts))
         none = [0.0] * len(out)
-        rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+        rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
         return float(((score(under, rows) - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
 
     assert len(adapters.engines) == 1
@@ -252,7 +252,7 @@ def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
 
 
 def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
-    adapters: VLLMGenerator, learner: CausalLMModule, prompts: list[list[int]]
+    adapters: VLLMGenerator, learner: PolicyModel, prompts: list[list[int]]
 ) -> None:
     for seed, module_id in enumerate(adapters.modules):
         adapters.load(module_id, adapter_weights(seed), 5)
@@ -265,7 +265,7 @@ def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
     first = engine.generate(inputs, [params] * 4, use_tqdm=False, lora_request=wanted)[0].outputs[0]
     tokens = list(first.token_ids)
     logprobs = [step[token].logprob for step, token in zip(first.logprobs or [], tokens, strict=True)]
-    rows = make_rows(prompts[:1], [tokens], [logprobs], [0.0], [0.0], [False])
+    rows = make_rows(prompts[:1], [tokens], [logprobs], [0.0], [False])
     assert float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max()) < 1e-4
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import token_ppo
-from policies.learning.token_ppo import ScoreMoments
+from policies.learning.estimation import ScoreMoments
 
 LN2, LN3 = log(2), log(3)
 P = [1 / 2, 1 / 4, 1 / 4]
@@ -220,16 +220,3 @@ def test_scores_that_are_all_equal_are_not_blown_up(scores: list[float]) -> None
     moments.update(torch.tensor(scores))
     close(moments.scale(torch.tensor(scores), "normalize"), torch.zeros(len(scores)))
     close(moments.scale(torch.tensor(scores), "scale"), scores)
-
-
-def test_a_sum_over_ranks_is_the_tensor_itself_where_there_is_one_rank() -> None:
-    x = torch.tensor([1.0, 2.0])
-    assert token_ppo.sum_over_ranks(x) is x
-    assert x.tolist() == [1.0, 2.0]
-
-
-def test_repetition_counts_token_pairs_that_stood_in_the_response_before() -> None:
-    tokens = torch.tensor([[7, 8, 7, 8, 7, 0], [1, 2, 3, 4, 5, 6], [5, 5, 5, 9, 9, 9], [3, 0, 0, 0, 0, 0]])
-    mask = torch.tensor([[1.0] * 5 + [0.0], [1.0] * 6, [1.0] * 3 + [0.0] * 3, [1.0] + [0.0] * 5])
-    close(token_ppo.repetition(tokens, mask), [2 / 4, 0.0, 1 / 2, 0.0])
-    close(token_ppo.repetition(tokens[:, :1], mask[:, :1]), [0.0] * 4)

@@ -15,7 +15,7 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.models.adapters import adapted, linear_layers, peft_config, peft_names
 from policies.models.language_model import ModelError, load_language_model, shared_base
 from policies.models.lora import Lora
-from tests.policies.conftest import make_module
+from tests.policies.conftest import make_model
 
 CPU = torch.device("cpu")
 BUNDLED = str(DEFAULT_TOKENIZER)
@@ -81,24 +81,24 @@ def test_a_gradient_reaches_every_adapter_though_all_go_forward_before_one_goes_
 
 
 def test_a_first_adapter_depends_on_the_seed_alone(path: str) -> None:
-    states = [make_module(path, weights="lora", seed=seed).get_state() for seed in (3, 3, 4)]
+    states = [make_model(path, weights="lora", seed=seed).state() for seed in (3, 3, 4)]
     torch.rand(1)  # the global stream is another one now
-    states.append(make_module(path, weights="lora", seed=3).get_state())
+    states.append(make_model(path, weights="lora", seed=3).state())
     assert all(np.array_equal(states[0][name], states[k][name]) for name in states[0] for k in (1, 3))
     assert any(not np.array_equal(states[0][name], states[2][name]) for name in states[0])
 
 
 def test_the_reference_of_a_policy_with_an_adapter_is_its_base(path: str) -> None:
-    one, two = (make_module(path, weights="lora") for _ in range(2))
+    one, two = (make_model(path, weights="lora") for _ in range(2))
     assert one.reference() is two.reference() is shared_base(path, CPU)
 
 
 def test_a_state_holds_adapter_and_value_head_alone(path: str) -> None:
-    whole, module = make_module(path), make_module(path, weights="lora", lora_rank=2)
-    state = module.get_state()
+    whole, module = make_model(path), make_model(path, weights="lora", lora_rank=2)
+    state = module.state()
     assert all("lora_" in name or name.startswith("value_head.") for name in state)
     size = sum(array.size for array in state.values())
-    assert size < 0.1 * sum(array.size for array in whole.get_state().values())
+    assert size < 0.1 * sum(array.size for array in whole.state().values())
 
 
 def test_the_layers_can_be_named_and_those_that_are_not_there_are_refused(llama: str) -> None:
@@ -119,12 +119,13 @@ def test_gradient_checkpointing_changes_no_gradient(path: str) -> None:
     }
     grads = []
     for checkpointing in (False, True):
-        module = make_module(path, weights="lora", gradient_checkpointing=checkpointing)
+        module = make_model(path, weights="lora", gradient_checkpointing=checkpointing)
         move(module.lm, seed=1)
         layer = next(m for name, m in module.lm.named_modules() if name.endswith("mlp"))
         passes: list[object] = []
         layer.register_forward_pre_hook(lambda *_, passes=passes: passes.append(None))
-        module.forward_train(rows)["action_logp"].sum().backward()
+        module.train()
+        module(rows)[0].sum().backward()
         assert len(passes) == 1 + checkpointing  # the second one in the backward pass
         grads.append({name: p.grad for name, p in module.trainable() if p.grad is not None})
     assert grads[0].keys() == grads[1].keys()

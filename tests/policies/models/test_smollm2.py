@@ -154,8 +154,8 @@ def test_each_process_resolves_the_name_and_a_module_loads_it(folder: Path, mode
     config.validate()
     assert config.rl_module_spec["llm_1"].model_config["model"] == "smollm2"
     module = CausalLMModule(model_config=config.rl_module_spec["llm_1"].model_config, inference_only=True)
-    assert module.path == str(folder)
-    for name, weight in module.lm.state_dict().items():
+    assert module.policy.path == str(folder)
+    for name, weight in module.policy.lm.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name])
 
 

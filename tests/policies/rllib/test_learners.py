@@ -21,7 +21,7 @@ def test_what_a_learner_could_not_write_or_send_is_never_taken_for_whole(make_co
     with pytest.raises(OSError, match="learner"):
         algorithm.save_to_path(blocked)
     algorithm.save_to_path(tmp_path / "whole")
-    pid = algorithm._on_learner(lambda learner: os.getpid())
+    pid = algorithm.learners.ask(lambda learner: os.getpid())
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(LearnerError, match="1 of 1 learners gave no answer in 15 s"):
         algorithm.weights("llm_1")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from cory_env.rewards import RewardError
+from cory_env.scoring.worker import RewardError
 from policies.generation.generator import GenerationError
 from policies.generation.vllm_generator import vllm_installed
 from policies.models.language_model import ModelError
@@ -127,7 +127,7 @@ def test_where_every_reward_fails_nothing_is_evaluated_and_training_stops(
     make_cory: MakeCory, caplog: pytest.LogCaptureFixture
 ) -> None:
     algorithm = make_cory(reward=f"{REWARDS}:boom", on_reward_error="skip", queries=2, minibatch=2)
-    figures = algorithm.evaluate_policies()
+    figures = algorithm.evaluator.evaluate_policies()
     assert set(figures) == {"llm_1", "llm_2", "mean"}
     assert all(math.isnan(value) for policy in figures.values() for value in policy.values())
     assert "The reward failed on all 4 held-out queries of llm_1: not evaluated." in caplog.messages

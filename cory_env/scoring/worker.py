@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from cory_env.rewards.messages import Batch, Reply
-from cory_env.rewards.process import RewardProcess
-from cory_env.rewards.spec import parse_spec
+from cory_env.scoring.messages import Batch, Reply
+from cory_env.scoring.process import RewardProcess
+from cory_env.scoring.spec import parse_spec
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The LM module against plain forward passes of the same models, on the bundled model and on tiny random ones."""
+"""`PolicyModel` against plain forward passes of the same models, the bundled one and tiny random ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ray.rllib.core.columns import Columns
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -22,11 +21,11 @@ from transformers import (
 )
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
+from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.language_model import ModelError
-from policies.rllib.causal_lm_module import CausalLMModule
 from policies.self_test import perturb
-from tests.policies.conftest import make_module
+from tests.policies.conftest import make_model
 
 BUNDLED = str(DEFAULT_TOKENIZER)
 VOCAB = 64
@@ -79,13 +78,18 @@ def path(request: pytest.FixtureRequest, paths: dict[str, str]) -> str:
     return paths[request.param]
 
 
-def build(path: str, *, inference_only: bool = False, dtype: str = "fp32", temperature: float = 1.0) -> CausalLMModule:
-    """A module whose value head is not zero."""
-    module = make_module(path, inference_only, dtype=dtype, temperature=temperature)
-    if not inference_only:
-        torch.nn.init.normal_(module.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1))
-        torch.nn.init.constant_(module.value_head.bias, 0.5)
+def build(path: str, *, dtype: str = "fp32", temperature: float = 1.0) -> PolicyModel:
+    """A model whose value head is not zero."""
+    module = make_model(path, dtype=dtype, temperature=temperature)
+    torch.nn.init.normal_(module.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1))
+    torch.nn.init.constant_(module.value_head.bias, 0.5)
     return module
+
+
+def values_of(module: PolicyModel, rows: Rows) -> Tensor:
+    values: Tensor | None = module(rows)[1]
+    assert values is not None
+    return values
 
 
 PROMPT_LENGTHS, RESPONSE_LENGTHS = [3, 11, 1, 7], [5, 2, 6, 1]
@@ -99,7 +103,7 @@ def ragged() -> Rows:
         for lengths in (PROMPT_LENGTHS, RESPONSE_LENGTHS)
     )
     logprobs = [[0.0] * length for length in RESPONSE_LENGTHS]
-    return make_rows(prompts, responses, logprobs, [0.0] * 4, [0.0] * 4, [False] * 4)
+    return make_rows(prompts, responses, logprobs, [0.0] * 4, [False] * 4)
 
 
 def unpadded(rows: Rows) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -109,7 +113,7 @@ def unpadded(rows: Rows) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 @torch.no_grad()
-def plain_logprobs(module: CausalLMModule, rows: Rows, temperature: float = 1.0) -> list[Tensor]:
+def plain_logprobs(module: PolicyModel, rows: Rows, temperature: float = 1.0) -> list[Tensor]:
     """Log-probabilities of each response `[r]`, from a plain forward pass of its row alone."""
     out = []
     for _, prompt, response in unpadded(rows):
@@ -126,29 +130,26 @@ def gap(padded: Tensor, single: list[Tensor]) -> float:
 def test_padding_changes_neither_log_probabilities_nor_values(path: str) -> None:
     module, rows = build(path), ragged()
     with torch.no_grad():
-        padded = module.forward_train(rows)
+        logprobs, values = module(rows)
         hidden = [
             module.lm(torch.cat([prompt, response], 1), output_hidden_states=True).hidden_states[-1][0]
             for _, prompt, response in unpadded(rows)
         ]
-    assert gap(padded[Columns.ACTION_LOGP], plain_logprobs(module, rows)) < 1e-5
+    assert gap(logprobs, plain_logprobs(module, rows)) < 1e-5
     before = [
         states[p - 1 : -1] @ module.value_head.weight[0] + module.value_head.bias
         for states, p in zip(hidden, PROMPT_LENGTHS, strict=True)
     ]
-    assert gap(padded[Columns.VF_PREDS], before) < 1e-5
-    assert torch.equal(module.compute_values(rows), padded[Columns.VF_PREDS])
+    assert gap(values, before) < 1e-5
 
 
-def test_inference_and_scoring_give_the_log_probabilities_of_training(path: str) -> None:
+def test_scoring_gives_the_log_probabilities_of_training(path: str) -> None:
     module, rows = build(path), ragged()
-    trained = module.forward_train(rows)[Columns.ACTION_LOGP]
+    trained = module(rows)[0]
     assert trained.requires_grad
     scored = module.score(rows)
     assert not any(column.requires_grad for column in scored.values())
     torch.testing.assert_close(scored["logprobs"], trained.detach(), rtol=0, atol=1e-6)
-    runner = build(path, inference_only=True)
-    torch.testing.assert_close(runner.forward_inference(rows)[Columns.ACTION_LOGP], trained, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["bundled", "gpt2"])
@@ -165,7 +166,7 @@ def test_gpt2_would_be_off_if_positions_were_not_counted_from_the_mask(family: s
 def test_the_temperature_divides_the_logits_of_policy_and_reference(path: str) -> None:
     module, rows = build(path, temperature=0.7), ragged()
     single = plain_logprobs(module, rows, temperature=0.7)
-    assert gap(module.forward_train(rows)[Columns.ACTION_LOGP], single) < 1e-5
+    assert gap(module(rows)[0], single) < 1e-5
     assert gap(module.score(rows)["reference_logprobs"], single) < 1e-5
     assert gap(build(path).score(rows)["logprobs"], single) > 1e-3
 
@@ -186,7 +187,7 @@ def test_the_kl_is_zero_until_the_weights_move(path: str) -> None:
     # Equal weights elsewhere in memory: some processors round otherwise.
     torch.testing.assert_close(before["full_kl"][mask], torch.zeros_like(before["full_kl"][mask]), rtol=0, atol=1e-6)
     torch.testing.assert_close(before["logprobs"][mask], before["reference_logprobs"][mask], rtol=0, atol=1e-5)
-    module.set_state(perturb(module.get_state(), seed=0))
+    module.load(perturb(module.state(), seed=0))
     after = module.score(rows)
     assert (after["full_kl"][mask] > 1e-4).all()
     assert torch.equal(after["reference_logprobs"], before["reference_logprobs"])
@@ -196,12 +197,13 @@ def test_forward_passes_of_training_agree_with_each_other_and_with_scoring(path:
     module, rows = build(path), ragged()
     mask = rows["mask"].bool()
     scored = module.score(rows)
-    first, second = module.forward_train(rows), module.forward_train(rows)
+    module.train()
+    first, second = module(rows), module(rows)
     assert module.training
-    for name in (Columns.ACTION_LOGP, Columns.VF_PREDS):
-        assert torch.equal(first[name], second[name])
-    for after in (scored, module.score(rows)):  # before and after the module was first in train mode
-        torch.testing.assert_close(first[Columns.ACTION_LOGP][mask], after["logprobs"][mask], rtol=0, atol=1e-5)
+    for one, two in zip(first, second, strict=True):
+        assert torch.equal(one, two)
+    for after in (scored, module.score(rows)):  # before and after the model was first in train mode
+        torch.testing.assert_close(first[0][mask], after["logprobs"][mask], rtol=0, atol=1e-5)
 
 
 def test_the_reference_is_one_frozen_object_that_no_module_owns(path: str) -> None:
@@ -214,18 +216,18 @@ def test_the_reference_is_one_frozen_object_that_no_module_owns(path: str) -> No
         assert frozen.isdisjoint(p.data_ptr() for p in module.parameters())
         assert reference not in list(module.modules())
         assert all(p.requires_grad for p in module.parameters())
-        assert {name.split(".")[0] for name in (*module.get_state(), *module.state_dict())} == {"lm", "value_head"}
+        assert {name.split(".")[0] for name in (*module.state(), *module.state_dict())} == {"lm", "value_head"}
 
 
 def test_a_state_s_round_trip_restores_every_weight_from_read_only_arrays(path: str) -> None:
     source, target, rows = build(path), build(path), ragged()
-    state = perturb(source.get_state(), seed=1)
+    state = perturb(source.state(), seed=1)
     for array in state.values():
         array.setflags(write=False)
-    source.set_state(state)
-    target.set_state(source.get_state())
-    assert state.keys() == target.get_state().keys()
-    for name, array in target.get_state().items():
+    source.load(state)
+    target.load(source.state())
+    assert state.keys() == target.state().keys()
+    for name, array in target.state().items():
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, state[name])
     for name, column in source.score(rows).items():
@@ -234,7 +236,7 @@ def test_a_state_s_round_trip_restores_every_weight_from_read_only_arrays(path: 
 
 def test_a_state_is_a_copy_that_later_steps_do_not_change(path: str) -> None:
     module = build(path)
-    state = module.get_state()
+    state = module.state()
     kept = {name: array.copy() for name, array in state.items()}
     with torch.no_grad():
         for parameter in module.parameters():
@@ -246,38 +248,34 @@ def test_a_state_is_a_copy_that_later_steps_do_not_change(path: str) -> None:
 @pytest.mark.parametrize("family", TIED)
 def test_tied_weights_appear_once_and_stay_tied(family: str, paths: dict[str, str]) -> None:
     module = build(paths[family])
-    state = module.get_state()
+    state = module.state()
     assert ("lm.lm_head.weight" in state) == (not TIED[family])
-    module.set_state(perturb(state, seed=2))
+    module.load(perturb(state, seed=2))
     head, embedding = module.lm.get_output_embeddings().weight, module.lm.get_input_embeddings().weight
     assert (head is embedding) == TIED[family]
 
 
-def test_runners_do_without_the_value_head(path: str) -> None:
-    learner, runner = build(path), build(path, inference_only=True)
-    sent = learner.get_state(inference_only=True)
-    assert learner.get_state().keys() - sent.keys() == {"value_head.weight", "value_head.bias"}
-    assert learner.get_non_inference_attributes() == ["value_head"]
-    runner.set_state(perturb(sent, seed=3))
-    assert runner.get_state().keys() == sent.keys()
-    with pytest.raises(KeyError, match="value_head"):
-        learner.set_state(sent)
-
-
 def test_the_value_head_starts_at_zero_so_that_values_are_zero() -> None:
-    module = make_module(BUNDLED)
-    assert (module.compute_values(ragged()) == 0).all()
+    assert (values_of(make_model(BUNDLED), ragged()) == 0).all()
+
+
+def test_without_a_critic_there_is_no_value_head() -> None:
+    model = make_model(BUNDLED, advantage="reinforce")
+    assert model(ragged())[1] is None and "values" not in model.score(ragged())
+    assert {name.split(".")[0] for name in model.state()} == {"lm"}
+    with pytest.raises(KeyError, match="value_head"):
+        build(BUNDLED).load(model.state())
 
 
 def test_bf16_computes_over_fp32_weights(path: str) -> None:
     full, half, rows = build(path), build(path, dtype="bf16"), ragged()
-    out = half.forward_train(rows)
-    assert {column.dtype for column in out.values()} == {torch.float32}
-    (out[Columns.ACTION_LOGP].sum() + out[Columns.VF_PREDS].sum()).backward()
+    logprobs, values = half(rows)
+    assert {logprobs.dtype, values.dtype} == {torch.float32}
+    (logprobs.sum() + values.sum()).backward()
     assert {p.dtype for p in half.parameters()} == {torch.float32}
     assert {p.grad.dtype for p in half.parameters() if p.grad is not None} == {torch.float32}
-    assert {array.dtype for array in half.get_state().values()} == {np.dtype(np.float32)}
-    difference = (out[Columns.ACTION_LOGP] - full.forward_train(rows)[Columns.ACTION_LOGP]).abs() * rows["mask"]
+    assert {array.dtype for array in half.state().values()} == {np.dtype(np.float32)}
+    difference = (logprobs - full(rows)[0]).abs() * rows["mask"]
     assert 1e-5 < difference.max().item() < 0.2
     assert (half.score(rows)["full_kl"] * rows["mask"] == 0).all()
 
@@ -292,8 +290,8 @@ def test_short_bf16_rows_take_plain_attention_and_all_others_what_transformers_c
     dtype: str, width: int, plain: bool
 ) -> None:
     module = build(BUNDLED, dtype=dtype)
-    row = make_rows([[1] * (width - 4)], [[2] * 4], [[0.0] * 4], [0.0], [0.0], [False])
-    short = make_rows([[1] * 8], [[2] * 4], [[0.0] * 4], [0.0], [0.0], [False])
+    row = make_rows([[1] * (width - 4)], [[2] * 4], [[0.0] * 4], [0.0], [False])
+    short = make_rows([[1] * 8], [[2] * 4], [[0.0] * 4], [0.0], [False])
     for rows in (short, row):  # each call chooses anew
         module.score(rows)
     for lm in (module.lm, module.reference()):

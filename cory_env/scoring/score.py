@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cory_env.rewards.worker import RewardWorker
+from cory_env.scoring.worker import RewardWorker
 
 if TYPE_CHECKING:
     from cory_env.episode import ChainEpisode
-    from cory_env.tasks.task import Message, Query
+    from cory_env.message import Message
+    from cory_env.tasks.task import Query
 
 
 class ScoredResponse(NamedTuple):

@@ -23,15 +23,16 @@ from transformers import (
 from cory_env.episode import ChainEpisode
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.cory import Cory
-from policies.generation.generator import Generator, Sampling, checksum
+from policies.generation.generator import Generator, Sampling
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.generation.vllm_generator import VLLMGenerator, vllm_installed
 from policies.learning.rows import make_rows
 from policies.models.language_model import stop_token_ids
 from policies.models.lora import Lora
+from policies.models.weights import checksum
 from policies.self_test import perturb
 from policies.settings.settings import make_settings
-from tests.policies.conftest import MakeCory, make_module
+from tests.policies.conftest import MakeCory, make_model, weights_of
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {
@@ -85,21 +86,20 @@ def follow(generator: Generator, path: str, way: str) -> dict[str, float]:
         `gap`, the largest difference; `stale`, what it would be had the engine kept the old weights; `loaded`, whether
         the engine read what was sent.
     """
-    learner = make_module(path, **WAYS[way])
-    old = learner.get_state()
-    learner.set_state(perturb(old, seed=1, noise=0.5))
-    new = learner.get_state(inference_only=True)
-    weights = {name.removeprefix("lm."): array for name, array in new.items()}
+    learner = make_model(path, **WAYS[way])
+    old = learner.state()
+    learner.load(perturb(old, seed=1, noise=0.5))
+    weights = weights_of(learner)
     loaded = generator.load("llm_1", weights, 3)
     out = generator.generate(PROMPTS, "llm_1", Sampling(1.0, 8, range(len(PROMPTS))))
     none = [0.0] * len(out)
-    rows = make_rows(PROMPTS, [r.tokens for r in out], [r.logprobs for r in out], none, none, [False] * len(out))
+    rows = make_rows(PROMPTS, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
 
     def gap() -> float:
         return float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
 
     found = {"loaded": float(loaded == (3, checksum(weights))), "gap": gap()}
-    learner.set_state(old)
+    learner.load(old)
     return {**found, "stale": gap()}
 
 
@@ -197,7 +197,7 @@ def test_an_instruction_tuned_model_trains_on_conversations_and_ends_with_either
     assert tokenizer.decode(prompt) == (
         "system: Be brief.<|im_end|>assistant: What can I do?<|im_end|>user: Name a fruit.<|im_end|>assistant:"
     )
-    assert algorithm.evaluate_policies()["llm_1"]["eos_rate"] > 0.5
+    assert algorithm.evaluator.evaluate_policies()["llm_1"]["eos_rate"] > 0.5
 
 
 def test_a_model_s_stop_tokens_are_those_of_its_generation_config_or_else_of_its_config(tmp_path: Path) -> None:

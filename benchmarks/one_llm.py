@@ -1,0 +1,144 @@
+"""`python -m benchmarks.one_llm`: trains one LLM by `PolicyLearner` alone, from arrays, on a CPU or a GPU.
+
+It needs PyTorch and transformers (for adapters PEFT too), but neither Ray nor vLLM nor an environment, so it measures
+the learner on any machine. It prints a line per update, and then a JSON object.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from policies.learning.estimation import Estimation
+from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.policy_learner import PolicyLearner
+from policies.learning.policy_model import PolicyModel
+from policies.learning.rows import Rows, make_rows
+from policies.models.lora import Lora
+
+SHAPES = {
+    "5M": (256, 4, 4, 4096),
+    "0.5B": (1024, 24, 16, 32000),
+    "1.5B": (2048, 24, 16, 32000),
+    "7B": (4096, 32, 32, 32000),
+}
+"""Width, layers, heads and vocabulary of random Llamas."""
+
+
+def main() -> None:
+    """Trains and tells."""
+    options = _options()
+    with tempfile.TemporaryDirectory() as folder:  # the reference is read from there when it is first needed
+        measure(options, options.model or random_model(options.shape, folder))
+
+
+def measure(options: argparse.Namespace, path: str) -> None:
+    """Trains the model in a folder, and prints what that took."""
+    device = torch.device(options.device)
+    model = PolicyModel(
+        path,
+        critic=options.advantage == "gae",
+        dtype=options.dtype,
+        device=options.device,
+        lora=Lora(options.lora_rank, 2.0 * options.lora_rank) if options.lora_rank else None,
+        gradient_checkpointing=options.gradient_checkpointing,
+    ).to(device)
+    hyper = Hyperparameters(
+        epochs=options.epochs, steps=options.steps, micro_batch=options.micro_batch, advantage=options.advantage
+    )
+    learner, estimation = PolicyLearner(model, hyper), Estimation(hyper)
+    rows = random_rows(options, model.lm.config.get_text_config().vocab_size)
+    tokens = int(rows["mask"].sum() + rows["prompt_mask"].sum())
+    trained = sum(parameter.numel() for parameter in learner.parameters)
+    held = sum(parameter.numel() for parameter in model.lm.parameters())
+    print(f"{held / 1e6:.1f} M parameters, {trained / 1e6:.1f} M trained, {tokens} tokens a pass, on {device}")
+    seconds = []
+    for update in range(options.updates):
+        started = time.perf_counter()
+        scored = {name: column.to(device) for name, column in rows.items()} | learner.score(rows)
+        scored |= estimation.estimate(scored)[0]
+        figures = learner.update(scored, update)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+        print(f"update {update + 1}: {seconds[-1]:.2f} s, loss {figures['loss']:+.4f}", flush=True)
+    fastest = min(seconds)
+    passes = 2 + 3 * hyper.epochs  # policy and reference score once; an epoch goes forward and, twice as dear, backward
+    found = {
+        "seconds_per_update": fastest,
+        "tokens_per_second": hyper.epochs * tokens / fastest,
+        "teraflops": 2e-12 * passes * held * tokens / fastest,
+        "peak_gb": peak_memory(device) / 1e9,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "options": vars(options),
+    }
+    print(json.dumps(found, indent=1))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.one_llm", description=__doc__)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--model", help="a folder or hub id")
+    what.add_argument("--shape", choices=SHAPES, default="5M", help="a random Llama of about this size (default: 5M)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "bf16", "fp32"), help="compute type")
+    parser.add_argument("--rows", type=int, default=64, help="responses per update (default: 64)")
+    parser.add_argument("--prompt", type=int, default=32, help="longest prompt, in tokens (default: 32)")
+    parser.add_argument("--response", type=int, default=32, help="longest response, in tokens (default: 32)")
+    parser.add_argument("--micro-batch", type=int, default=16, help="responses per forward pass (default: 16)")
+    parser.add_argument("--epochs", type=int, default=2, help="passes over the rows (default: 2)")
+    parser.add_argument("--steps", type=int, default=2, help="mini-batches per pass (default: 2)")
+    parser.add_argument("--advantage", default="gae", choices=("gae", "reinforce"), help="with or without a critic")
+    parser.add_argument("--lora-rank", type=int, default=0, help="train adapters of this rank (default: all weights)")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--updates", type=int, default=3)
+    return parser.parse_args()
+
+
+def random_model(shape: str, folder: str) -> str:
+    """Writes a Llama with random weights, and returns its folder."""
+    width, layers, heads, vocabulary = SHAPES[shape]
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=int(8 * width / 3) // 64 * 64,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=4096,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def random_rows(options: argparse.Namespace, vocabulary: int) -> Rows:
+    """Rows of random tokens; prompts and responses have from half of the longest to all of it."""
+    random = np.random.default_rng(0)
+    prompts, responses = (
+        [
+            random.integers(1, vocabulary, random.integers((most + 1) // 2, most + 1)).tolist()
+            for _ in range(options.rows)
+        ]
+        for most in (options.prompt, options.response)
+    )
+    rewards = random.normal(size=options.rows)
+    logprobs = [[0.0] * len(response) for response in responses]
+    rows = make_rows(prompts, responses, logprobs, rewards.tolist(), [False] * options.rows)
+    return {**rows, "rewards": rows["task_rewards"].float()}
+
+
+def peak_memory(device: torch.device) -> float:
+    """Bytes at the peak: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    main()

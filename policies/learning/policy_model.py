@@ -1,0 +1,190 @@
+"""A Hugging Face causal LM with a value head, and the frozen reference beside it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from policies.learning import token_ppo
+from policies.learning.rows import Rows
+from policies.models.adapters import adapted
+from policies.models.language_model import (
+    Quantization,
+    base_dtype,
+    choose_attention,
+    compute_dtype,
+    load_language_model,
+    shared_base,
+)
+from policies.models.lora import Lora
+
+SCORES = ("logprobs", "reference_logprobs", "entropy", "full_kl")
+"""What `PolicyModel.score` gives; with a critic `values` too."""
+VALUE_HEAD = "value_head."
+
+
+class PolicyModel(nn.Module):
+    """One LLM, with a value head on the last hidden layer (if there is a critic) and the shared frozen reference.
+
+    It owns its weights in one of two ways: all of them, in fp32; or an fp32 adapter on a frozen base (LoRA).
+
+    The reference and the base, which are one model, are held once per process for all policies: absent from what is
+    trained, from the state and from weight sync.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        critic: bool = True,
+        temperature: float = 1.0,
+        dtype: str = "auto",
+        device: str = "cpu",
+        lora: Lora | None = None,
+        quantization: Quantization = "none",
+        gradient_checkpointing: bool = False,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Builds the LM and, for a critic, the value head, which starts at zero.
+
+        Args:
+            path: a folder or hub id.
+            critic: whether there is a value head.
+            temperature: divides the logits.
+            dtype: compute type, `auto`, `bf16` or `fp32`; trained weights are fp32.
+            device: where a base is loaded. A model that owns all its weights is built on the CPU and moved by `to`.
+            lora: what its adapter is like; None: it owns all its weights.
+            quantization: of the base.
+            gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
+            trust_remote_code: run code that comes with the model.
+
+        Raises:
+            ModelError: nothing loadable there.
+        """
+        super().__init__()
+        self.path = path
+        self.trust_remote_code = trust_remote_code
+        self.temperature = temperature
+        self.critic = critic
+        self._dtype = dtype
+        self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
+        if lora is None:
+            self.lm = load_language_model(path, trust_remote_code)
+        else:
+            where = torch.device(device)
+            base = shared_base(path, where, trust_remote_code, base_dtype(dtype, where), quantization)
+            self.lm = adapted(base, lora)
+            self._reference.append(base)
+        if gradient_checkpointing:
+            self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+        self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
+        if critic:
+            self.value_head = nn.Linear(self.lm.config.get_text_config().hidden_size, 1)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches the mode, which in the LM only gradient checkpointing may see.
+
+        Some families compute otherwise in train mode, whatever their dropout (PhiMoE then draws its experts at random).
+        """
+        super().train(mode)
+        for module in self.lm.modules():
+            module.training = mode and getattr(module, "gradient_checkpointing", False)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.lm.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The compute type: bf16 over fp32 master weights, or plain fp32."""
+        return compute_dtype(self._dtype, self.device)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Computes in the compute type."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+
+    def reference(self) -> PreTrainedModel:
+        """The frozen initial policy pi_0 on this model's device."""
+        if not self._reference or next(self._reference[0].parameters()).device != self.device:
+            self._reference = [shared_base(self.path, self.device, self.trust_remote_code)]
+        return self._reference[0]
+
+    def forward(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities of the responses and, with a critic, the value before each of their tokens.
+
+        Returns:
+            `[B, R]` each, fp32; meaningless outside the response mask.
+        """
+        logits, values = self._respond(self.lm, rows, self.critic)
+        return token_ppo.token_logprobs(logits, rows["responses"]), values
+
+    @torch.no_grad()
+    def score(self, rows: Rows) -> dict[str, Tensor]:
+        """Everything about a batch that does not change while PPO trains on it.
+
+        Returns:
+            `[B, R]` each, fp32: `logprobs`, `reference_logprobs`, `entropy`, and `full_kl`, the KL to the reference
+            over the whole vocabulary; with a critic `values` too. Logits die here.
+        """
+        logits, values = self._respond(self.lm, rows, self.critic)
+        policy = logits.log_softmax(-1)
+        del logits  # [B, R, V] each: with a large vocabulary these are the largest tensors of an update
+        reference = self._respond(self.reference(), rows, with_values=False)[0].log_softmax(-1)
+        scores = dict(zip(SCORES, token_ppo.compare(policy, reference, rows["responses"]), strict=True))
+        return scores if values is None else scores | {"values": values}
+
+    def _respond(self, lm: PreTrainedModel, rows: Rows, with_values: bool) -> tuple[Tensor, Tensor | None]:
+        """Logits `[B, R, V]` (divided by the temperature) that predicted each response token, and values `[B, R]`.
+
+        Prompts are padded on the left and responses on the right, so positions are counted from the mask: GPT-2's
+        absolute positions would otherwise be off. `logits_to_keep` leaves each family's logit scaling to the model.
+        """
+        responses = rows["responses"]
+        length = responses.shape[1]
+        tokens = torch.cat([rows["prompts"], responses], dim=1)  # (B, P + R)
+        mask = torch.cat([rows["prompt_mask"], rows["mask"].long()], dim=1)
+        choose_attention(lm, self.dtype, tokens.shape[1])
+        keep = {"logits_to_keep": length + 1} if self._keeps_logits else {}
+        seen: list[Tensor] = []  # the last hidden states; `output_hidden_states` would keep those of every layer
+        head = lm.get_output_embeddings()
+        with self.autocast(), head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+            out = lm(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+                use_cache=False,
+                **keep,
+            )
+        logits = out.logits[:, -length - 1 : -1].float() / self.temperature
+        if not with_values:
+            return logits, None
+        return logits, self.value_head(seen[0][:, -length - 1 : -1].float()).squeeze(-1)
+
+    def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The weights that are the policy's own, with their names."""
+        return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The trainable weights by name, fp32, as copies; tied weights appear once."""
+        return {name: parameter.detach().cpu().numpy().copy() for name, parameter in self.trainable()}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Copies weights in by name.
+
+        Raises:
+            KeyError: a weight of this model is missing from `state`.
+        """
+        with torch.no_grad():
+            for name, parameter in self.trainable():
+                parameter.copy_(torch.from_numpy(np.array(state[name])))

@@ -1,0 +1,45 @@
+"""What one update shows: per policy, per role, and of the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from policies.learning.measures import MEASURED
+from policies.rollout.chain_runner import Rollout
+from policies.rollout.role_mapping import RoleMapping
+
+SAMPLES_SHOWN = 4
+
+
+def update_report(
+    rollouts: Sequence[Rollout], mapping: RoleMapping, policy: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """Puts together what an update showed, but for what the algorithm counts and times.
+
+    Args:
+        rollouts: what was played.
+        mapping: who played which role.
+        policy: of each LLM what was measured of its responses and its learning.
+    """
+    return {
+        "roles": mapping.as_dict(),
+        "policy": policy,
+        "role": {
+            role: {name: policy[mapping(role)][name] for name in (*MEASURED, "task_reward_std")}
+            for role in mapping.roles
+        },
+        "sampler_gap_mean": float(np.mean([figures["sampler_gap_mean"] for figures in policy.values()])),
+        "sampler_gap_max": max(figures["sampler_gap_max"] for figures in policy.values()),
+        "tokens": sum(rollout.tokens for rollout in rollouts),
+        "truncated_prompts": sum(rollout.truncated_prompts for rollout in rollouts),
+        "reward_errors": sum(rollout.reward_errors for rollout in rollouts),
+        "samples": [
+            sample
+            for rollout in rollouts
+            for dealt, sample in zip(rollout.deals, rollout.samples, strict=True)
+            if dealt.sample == 0
+        ][:SAMPLES_SHOWN],
+    }

@@ -1,0 +1,174 @@
+"""Runs in storage as commands read them, which train nothing."""
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch.commands import export, generate, plot, watch
+from launch.commands.evaluate import _run_in
+from launch.console.errors import CommandError
+from launch.models.trained import POLICIES, STATE, open_trained
+from launch.report.runs import read_run as report_of
+from launch.run_folder import final
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.mirror import read_run
+from launch.run_folder.records import Update
+from launch.run_folder.storage import Storage, StorageError
+from policies.settings.settings import Settings
+from tests.launch.commands.test_report import evaluated, sampled
+from tests.launch.conftest import record
+from tests.launch.run_folder.conftest import SETTINGS
+from tests.launch.run_folder.test_checkpoints import write
+from tests.launch.study.test_results import last_responses
+
+
+@pytest.fixture
+def bucket(home: Path, tmp_path: Path, policies_run: RunDirectory) -> Path:
+    """Where a run of 6 updates is stored, by a file system that `pyarrow` does not know for this machine's own."""
+    place = tmp_path / "bucket" / "run"
+    Storage(uri_of(place)).push(policies_run.path, keep=2, best=5)
+    return place
+
+
+def uri_of(place: Path) -> str:
+    return f"fsspec+file://{place}"
+
+
+def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(
+    bucket: Path, policies_run: RunDirectory, home: Path
+) -> None:
+    stored, own = open_trained(uri_of(bucket)), open_trained(policies_run.path)
+    assert (stored.update, stored.settings, stored.lines) == (5, own.settings, own.lines)
+    for name, array in own.weights("llm_2").items():
+        np.testing.assert_array_equal(stored.weights("llm_2")[name], array)
+    assert home in stored.folder.parents and not list(stored.folder.glob("algorithm_state*"))
+    assert not list(stored.run.checkpoints.place(6).iterdir())
+    for weights in (bucket / "checkpoints" / "update_000005").rglob(STATE):
+        weights.unlink()
+    assert open_trained(uri_of(bucket)).weights("llm_1").keys() == own.weights("llm_1").keys()
+    assert read_run(f"file://{bucket}").path == bucket  # needs no copy
+
+
+def test_a_report_of_a_run_in_storage_has_its_samples_last_figures_and_evaluations(home: Path, tmp_path: Path) -> None:
+    settings = Settings(updates=6)
+    run = record(tmp_path / "run", settings, updates=range(7))
+    sampled(run, 5, "a wonderful film")
+    final.write(run.final, {**last_responses(settings, 4), "update": 6})
+    evaluated(run)
+    run.checkpoints.save(6, write)
+    run.unlock()
+    bucket, uri = tmp_path / "bucket" / "run", uri_of(tmp_path / "bucket" / "run")
+    Storage(uri).push(run.path, keep=1, best=None)
+    assert not read_run(uri).samples.read()  # whoever watches it needs none
+    own, stored = report_of(run.path, "run"), report_of(uri, "run")
+    assert stored == own and own.result.final and own.result.final["queries"] == 4
+    assert own.result.samples and [found.name for found in stored.evaluations] == ["best-1234"]
+
+    shutil.rmtree(bucket / "evaluation")
+    (bucket / "final.json").unlink()
+    stored = report_of(uri, "run")
+    assert stored.result.samples and not stored.evaluations
+    assert stored.result.final and stored.result.final["queries"] == 0  # not known
+
+
+def test_commands_take_the_uri_of_a_run(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uri = uri_of(bucket)
+    assert plot.main([uri]) == 0
+    assert capsys.readouterr().out == "run-curves.png\n" and (tmp_path / "run-curves.png").stat().st_size > 5_000
+    assert generate.main([uri, "This movie", "--roles", "llm_2", "--checkpoint", "6"]) == 0
+    output, errors = capsys.readouterr()
+    assert "pioneer (llm_2): " in output and f"llm_2, after update 6 of {uri}" in errors
+    assert export.main([uri, "--policy", "llm_1", "--out", "model"]) == 0
+    assert "model: llm_1 after update 5, fp32" in capsys.readouterr().out
+    assert watch.main([uri, "--once"]) == 0
+    assert "Update 6 of 6" in capsys.readouterr().out
+    found = _run_in(uri)
+    assert found is not None and found.checkpoints.choose("latest", POLICIES)[0] == 6
+
+
+def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = uri_of(bucket)
+    with pytest.raises(
+        CommandError, match=rf"^{re.escape(uri)}/checkpoints has no checkpoint `1`\. It has: best \(5\), latest "
+    ):
+        open_trained(uri, "1")
+    weights = bucket / "checkpoints" / "update_000006" / POLICIES / "llm_1" / STATE
+    weights.write_bytes(b"torn")
+    with pytest.raises(
+        CommandError, match=rf"^{re.escape(uri)}/checkpoints/update_000006 has a damaged file .*--checkpoint: best"
+    ):
+        open_trained(uri, "6")
+    with pytest.raises(CommandError, match=rf"^{re.escape(uri)} has no policy `llm_3`"):
+        open_trained(uri, "5").check_policies(["llm_3"])
+    with pytest.raises(CommandError, match=rf"{re.escape(uri)}x is not a run's folder"):
+        read_run(f"{uri}x")
+    with pytest.raises(CommandError, match="holds a password"):
+        read_run("s3://me:word@bucket/run")
+    assert watch.main(["ftp://host/run"]) == 2
+    assert capsys.readouterr().err.startswith("Error: ftp://host/run is no place for a run")
+
+
+def begun_in_storage(folder: Path) -> tuple[RunDirectory, list[Update], Storage]:
+    """A run of 12 updates of which storage has 3, with all the lines of its metrics."""
+    run = record(folder / "run", SETTINGS, updates=range(4))
+    storage = Storage(uri_of(folder / "bucket" / "run"))
+    storage.push(run.path, keep=2, best=None)
+    return run, record(folder / "later", SETTINGS).updates(), storage
+
+
+def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_machine_trains_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, later, storage = begun_in_storage(tmp_path)
+
+    def train(seconds: float) -> None:
+        """What happens between two looks."""
+        assert seconds == watch.STORAGE_SECONDS
+        for line in later[len(run.updates()) :][:4]:
+            run.metrics.append(line)
+        storage.push(run.path, keep=2, best=None)
+
+    monkeypatch.setattr("launch.commands.watch.time.sleep", train)
+    assert watch.main([storage.uri]) == 0
+    output = capsys.readouterr().out
+    assert [line.split("/")[0].strip() for line in output.splitlines() if "llm_" in line and "/12" in line] == [
+        str(update) for update in range(1, 13)
+    ]
+    assert "process" not in output and output.endswith("done\n")
+
+
+def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, later, storage = begun_in_storage(tmp_path)
+    refresh = Storage.refresh
+    looks: list[Path] = []
+
+    def shaky(self: Storage, folder: Path, patterns: Sequence[str]) -> None:
+        looks.append(folder)
+        if len(looks) in (2, 3):
+            raise StorageError("The bucket cannot be read: no network.")
+        if len(looks) == 4:
+            for line in later[4:]:
+                run.metrics.append(line)
+            storage.push(run.path, keep=2, best=None)
+        refresh(self, folder, patterns)
+
+    monkeypatch.setattr(Storage, "refresh", shaky)
+    monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr("launch.console.patience.PATIENCE", 0.0)
+    assert watch.main([storage.uri]) == 2
+    assert "Error: The bucket cannot be read: no network." in capsys.readouterr().err
+    looks.clear()
+    monkeypatch.setattr("launch.console.patience.PATIENCE", 60.0)
+    assert watch.main([storage.uri]) == 0
+    output = capsys.readouterr().out
+    assert output.count("Warning: The bucket cannot be read: no network. Looking again for a minute.\n") == 1
+    assert output.endswith("done\n")

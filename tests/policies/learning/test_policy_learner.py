@@ -1,0 +1,303 @@
+"""One LLM's learner alone, on rows of hand-chosen responses: no Ray, no RLlib, no other LLM."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from policies.learning import token_ppo
+from policies.learning.estimation import Estimation
+from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.policy_learner import NonFiniteUpdate, PolicyLearner
+from policies.learning.policy_model import PolicyModel
+from policies.learning.rows import Rows, make_rows
+from policies.models.lora import Lora
+from policies.self_test import perturb
+
+VOCAB = 64
+PROMPT_LENGTHS, LENGTHS = [3, 9, 1, 6, 2, 5], [1, 8, 3, 5, 2, 7]
+REWARDS = [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+"""By which tests know rows."""
+Build = Callable[..., PolicyLearner]
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random GPT-2 of two layers."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=2, n_positions=64, initializer_range=0.1)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return str(folder)
+
+
+def make_learner(
+    path: str, weights: str, stream: int = 0, group: dist.ProcessGroup | None = None, seed: int = 0, **others: Any
+) -> PolicyLearner:
+    """A learner whose LLM differs from the reference, the same one every time."""
+    hyper = Hyperparameters(**{"lr": 1e-3, "epochs": 1, "grad_clip": None, "kl_estimator": "full", **others})
+    model = PolicyModel(path, dtype="fp32", critic=hyper.critic, lora=Lora(4, 8.0) if weights == "lora" else None)
+    model.load(perturb(model.state(), seed))
+    if hyper.critic:
+        torch.nn.init.normal_(model.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(seed))
+    return PolicyLearner(model, hyper, name="llm_2", stream=stream, group=group)
+
+
+@pytest.fixture(params=["full", "lora"])
+def build(path: str, request: pytest.FixtureRequest) -> Build:
+    return lambda **others: make_learner(path, request.param, **others)
+
+
+def played(count: int = 6) -> Rows:
+    """Rows of different lengths; each is paid its task reward."""
+    random = np.random.default_rng(0)
+    prompts, responses = (
+        [random.integers(1, VOCAB, length).tolist() for length in lengths[:count]]
+        for lengths in (PROMPT_LENGTHS, LENGTHS)
+    )
+    logprobs = [[-4.0] * length for length in LENGTHS[:count]]
+    rows = make_rows(prompts, responses, logprobs, REWARDS[:count], [False] * count)
+    return {**rows, "rewards": rows["task_rewards"].float()}
+
+
+def ready(learner: PolicyLearner, rows: Rows | None = None) -> Rows:
+    """Rows that can be learned from."""
+    rows = played() if rows is None else rows
+    scored = {**rows, **learner.score(rows)}
+    return {**scored, **Estimation(learner.hyperparameters).estimate(scored)[0]}
+
+
+def gradients(learner: PolicyLearner) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in learner.model.trainable() if p.grad is not None}
+
+
+def moments(learner: PolicyLearner) -> list[dict[str, Tensor]]:
+    """Adam's state of every parameter that it has stepped."""
+    return [dict(learner.optimizer.state[p]) for p in learner.parameters if p in learner.optimizer.state]
+
+
+def equal(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> bool:
+    return one.keys() == two.keys() and all(np.array_equal(one[name], two[name], equal_nan=True) for name in one)
+
+
+def mean_loss(learner: PolicyLearner, rows: Rows) -> Tensor:
+    """The loss as a masked mean over all tokens, from one padded forward pass over all rows."""
+    h, mask = learner.hyperparameters, rows["mask"]
+    logprobs, values = learner.model(rows)
+    policy, _ = token_ppo.policy_loss(logprobs, rows["logprobs"], rows["advantages"], h.clip)
+    value = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
+    return ((policy + h.value_coef * value) * mask).sum() / mask.sum()
+
+
+def dealt(learner: PolicyLearner, update: int, count: int = 6) -> list[list[int]]:
+    """The places of the rows of an update's mini-batches."""
+    epochs = range(learner.hyperparameters.epochs)
+    return [part.tolist() for epoch in epochs for part in learner._minibatches(count, update, epoch)]
+
+
+def test_scores_are_those_of_one_padded_forward_pass_and_zero_outside_the_mask(build: Build) -> None:
+    learner, rows = build(micro_batch=2), played()
+    scores, whole = learner.score(rows), learner.model.score(rows)
+    assert scores.keys() == whole.keys()
+    for name, column in scores.items():
+        torch.testing.assert_close(column, whole[name] * rows["mask"], rtol=0, atol=1e-5)
+        assert (column * (1 - rows["mask"]) == 0).all()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 64])
+def test_micro_batches_leave_loss_and_gradient_those_of_one_mean_over_tokens(build: Build, micro_batch: int) -> None:
+    learner = build(micro_batch=micro_batch)
+    rows = ready(learner)
+    loss = mean_loss(learner, rows)
+    loss.backward()
+    whole = gradients(learner)
+    figures = learner.update(rows, 0)
+    ours = gradients(learner)
+    assert ours.keys() == whole.keys()
+    largest = max(float(grad.abs().max()) for grad in whole.values())
+    assert max(float((ours[name] - whole[name]).abs().max()) for name in whole) < 2e-6 * largest
+    assert figures["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    parts = figures["policy_loss"] + learner.hyperparameters.value_coef * figures["value_loss"]
+    assert parts == pytest.approx(figures["loss"], abs=1e-6)
+
+
+def test_each_mini_batch_is_divided_by_its_own_tokens(build: Build) -> None:
+    learner = build(steps=3, micro_batch=1, lr=1e-12)  # so that weights stand still
+    rows = ready(learner)
+    parts = [{name: column[part] for name, column in rows.items()} for part in dealt(learner, 0)]
+    tokens = [float(part["mask"].sum()) for part in parts]
+    assert len(set(tokens)) > 1
+    losses = [mean_loss(learner, part).item() for part in parts]
+    weighted = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / sum(tokens)
+    assert learner.update(rows, 0)["loss"] == pytest.approx(weighted, abs=1e-5)
+    mean_loss(learner, parts[-1]).backward()  # adds the last mini-batch's to what it has left there
+    for name, twice in gradients(learner).items():
+        learner.optimizer.zero_grad()
+        mean_loss(learner, parts[-1]).backward()
+        torch.testing.assert_close(twice, 2 * gradients(learner)[name], rtol=1e-3, atol=1e-6)
+
+
+def test_adam_takes_a_step_per_mini_batch_and_keeps_its_moments_from_update_to_update(build: Build) -> None:
+    learner = build()
+    learner.update(ready(learner), 0)
+    first = [state["exp_avg"].clone() for state in moments(learner)]
+    learner.update(ready(learner), 1)
+    for moment, state, grad in zip(first, moments(learner), gradients(learner).values(), strict=True):
+        torch.testing.assert_close(state["exp_avg"], 0.9 * moment + 0.1 * grad)
+        assert float(state["step"]) == 2
+    learner = build(epochs=3, steps=2)
+    learner.update(ready(learner), 0)
+    assert {float(state["step"]) for state in moments(learner)} == {6.0}
+    learner.forget()
+    assert moments(learner) == []
+
+
+def test_gradients_are_clipped_and_the_norm_before_is_reported(build: Build) -> None:
+    free, clipped = build(), build(grad_clip=0.05)
+    figures = [learner.update(ready(learner), 0) for learner in (free, clipped)]
+    before, after = (float(get_total_norm(gradients(learner).values())) for learner in (free, clipped))
+    assert [each["grad_norm"] for each in figures] == pytest.approx([before, before], rel=1e-4)
+    assert after == pytest.approx(0.05, rel=1e-3) and before > 0.1
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo"])
+def test_the_kl_can_be_in_the_loss(path: str, advantage: str) -> None:
+    learner = make_learner(path, "full", advantage=advantage, kl_estimator="k3")
+    rows = {**played(), "queries": torch.tensor([0, 0, 0, 1, 1, 1])}
+    rows = ready(learner, rows)
+    surrogate = -float((rows["advantages"] * rows["mask"]).sum() / rows["mask"].sum())
+    difference = (rows["reference_logprobs"] - rows["logprobs"]) * rows["mask"]
+    kl = float((difference.exp() - difference - 1).sum() / rows["mask"].sum())
+    assert kl > 1e-4
+    figures = learner.update(rows, 0, kl_coef=0.5)
+    assert figures["loss"] == pytest.approx(surrogate + 0.5 * kl, rel=1e-3)
+    assert "value_loss" not in figures
+    padded = {**rows, "reference_logprobs": rows["reference_logprobs"] - 1000.0 * (1 - rows["mask"])}
+    assert torch.isfinite(learner.loss(padded, kl_coef=0.5)[0])  # where there is no token
+
+
+def test_a_learner_that_loads_a_state_goes_on_exactly_as_the_first_would_have(build: Build) -> None:
+    first, second = build(steps=2, epochs=2), build(steps=2, epochs=2)
+    first.update(ready(first), 0)
+    state = pickle.loads(pickle.dumps(first.state()))
+    for number in (1, 2):  # the second learner is ahead when the older state comes
+        second.update(ready(second), number)
+    second.load(state)
+    assert first.update(ready(first), 1) == second.update(ready(second), 1)
+    assert equal(first.model.state(), second.model.state())
+    slower = build(lr=5e-4)
+    slower.load(state)
+    assert {group["lr"] for group in slower.optimizer.param_groups} == {5e-4}
+
+
+def test_a_gradient_that_is_not_finite_stops_before_any_weight_changes_and_names_the_llm(build: Build) -> None:
+    learner = build()
+    learner.update(ready(learner), 0)
+    torch.nn.init.constant_(learner.model.value_head.bias, float("nan"))
+    kept = learner.model.state()
+    with pytest.raises(NonFiniteUpdate, match=r"gradient of llm_2 is not finite in update 2") as caught:
+        learner.update(ready(learner), 1)
+    error = pickle.loads(pickle.dumps(caught.value))  # as it comes from a learner's process
+    assert str(error) == str(caught.value) and "values, advantages, returns" in str(error)
+    assert error.rows["task_rewards"].tolist() == REWARDS
+    assert equal(learner.model.state(), kept)
+    assert {float(state["step"]) for state in moments(learner)} == {1.0}
+
+
+def test_mini_batches_depend_on_seed_update_and_stream_alone_and_hold_every_row_once_per_epoch(path: str) -> None:
+    def deal(update: int, **others: Any) -> list[list[int]]:
+        return dealt(make_learner(path, "lora", steps=3, epochs=2, **others), update)
+
+    batches = deal(3)
+    for epoch in (batches[:3], batches[3:]):
+        assert [len(places) for places in epoch] == [2, 2, 2]
+        assert sorted(place for places in epoch for place in places) == [0, 1, 2, 3, 4, 5]
+    assert batches[:3] != batches[3:]
+    np.random.seed(7)
+    torch.manual_seed(7)
+    assert deal(3) == batches != deal(4)
+    assert deal(3, stream=1) != batches
+
+
+def test_mini_batches_that_are_left_empty_are_passed_over(build: Build) -> None:
+    learner = build(steps=6)
+    figures = learner.update(ready(learner, played(count=2)), 0)  # the other queries' rewards failed
+    assert {float(state["step"]) for state in moments(learner)} == {2.0}
+    assert all(np.isfinite(value) for value in figures.values())
+
+
+def test_scoring_under_other_weights_trains_nothing_and_puts_the_present_weights_back(build: Build) -> None:
+    learner = build()
+    rows, kept = played(), learner.model.state()
+    scored = learner.score(rows)
+    weights = dict(learner.stream_weights())
+    if any("lora_" in name for name in weights):  # without an adapter
+        reference = {name: np.zeros_like(array) for name, array in weights.items()}
+    else:
+        reference = {name: p.numpy() for name, p in learner.model.reference().named_parameters()}
+    under = learner.score_under(reference, rows)
+    torch.testing.assert_close(under["logprobs"], scored["reference_logprobs"], rtol=0, atol=1e-5)
+    assert (scored["logprobs"] - under["logprobs"]).abs().max() > 1e-3
+    assert equal(learner.model.state(), kept) and moments(learner) == []
+
+
+def test_weights_are_streamed_by_hugging_face_names_without_the_value_head(path: str) -> None:
+    learner = make_learner(path, "full")
+    weights = dict(learner.stream_weights())
+    assert weights.keys() == {name for name, _ in learner.model.lm.named_parameters()}
+    assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
+
+
+# Several processes that learn one LLM.
+
+
+def rank(number: int, ranks: int, path: str, weights: str, store: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=ranks)
+    learner = make_learner(path, weights, group=dist.group.WORLD, seed=number, steps=2, epochs=2, lr=1e-4)
+    figures = []
+    for update, count in enumerate((6, 6, 1)):  # of one row, all ranks but one get none
+        figures.append(learner.update(ready(learner, played(count)), update))
+    torch.save((figures, learner.model.state(), learner.score(played())), f"{out}/{number}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("weights", ["full", "lora"])
+def test_ranks_share_the_work_and_end_as_one_alone_would(path: str, weights: str, tmp_path: Path) -> None:
+    mp.spawn(rank, args=(3, path, weights, str(tmp_path / "store"), str(tmp_path)), nprocs=3)
+    alone = make_learner(path, weights, steps=2, epochs=2, lr=1e-4)  # ranks start from the first one's weights
+    figures = [alone.update(ready(alone, played(count)), update) for update, count in enumerate((6, 6, 1))]
+    outcomes = [torch.load(tmp_path / str(number), weights_only=False) for number in range(3)]
+    # Not the weights: the gradient of GPT-2's key biases is nothing but rounding, which Adam scales up.
+    expected = alone.score(played())
+    for found, state, scores in outcomes:
+        assert equal(state, outcomes[0][1])
+        for ours, theirs in zip(found, figures, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+        for name, column in scores.items():
+            torch.testing.assert_close(column, expected[name], rtol=0, atol=2e-5)
+
+
+def test_learning_needs_neither_ray_nor_vllm_nor_an_environment() -> None:
+    folder = Path(sys.modules[PolicyLearner.__module__].__file__ or "").parent
+    modules = [f"policies.learning.{file.stem}" for file in folder.glob("*.py") if file.stem != "__init__"]
+    code = (
+        "import sys\nfor name in ('ray', 'vllm', 'pettingzoo', 'gymnasium', 'pydantic'): sys.modules[name] = None\n"
+        f"for name in {modules}: __import__(name)\n"
+        "assert not any(name.split('.')[0] in ('cory_env', 'launch') for name in sys.modules)"
+    )
+    assert len(modules) > 5
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder.parents[1])

@@ -1,0 +1,114 @@
+"""Padding, and trimming into micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from policies.learning.rows import Rows, make_rows, micro_batches, take
+
+PROMPTS = [[11, 12, 13], [21], [31, 32, 33, 34, 35], [41, 42], [51]]
+RESPONSES = [[1], [2, 3, 4], [5, 6], [7, 8], [9, 10, 11, 12]]
+
+
+def ragged() -> Rows:
+    """Five rows; token, log-probability and task reward say which row they belong to."""
+    return make_rows(
+        PROMPTS,
+        RESPONSES,
+        [[-0.5 * token for token in response] for response in RESPONSES],
+        task_rewards=[0.5, 1.5, 2.5, 3.5, 4.5],
+        ended=[True, False, True, False, True],
+    )
+
+
+def columns() -> dict[str, Tensor]:
+    """The rows, and two columns of the learner's: `[B, R]` and `[B]`."""
+    rows = ragged()
+    return {**rows, "advantages": rows["responses"] * 10.0, "weight": torch.arange(5.0)}
+
+
+def test_prompts_are_padded_on_the_left_and_responses_on_the_right() -> None:
+    rows = ragged()
+    assert rows["prompts"][:2].tolist() == [[0, 0, 11, 12, 13], [0, 0, 0, 0, 21]]
+    assert rows["prompt_mask"][:2].tolist() == [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]]
+    assert rows["responses"][:2].tolist() == [[1, 0, 0, 0], [2, 3, 4, 0]]
+    assert rows["mask"][:2].tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
+    assert rows["sampler_logprobs"][:2].tolist() == [[-0.5, 0, 0, 0], [-1, -1.5, -2, 0]]
+    assert rows["prompts"].shape == rows["prompt_mask"].shape == (5, 5)
+    assert rows["responses"].shape == rows["mask"].shape == (5, 4)
+
+
+def test_the_mask_counts_tokens_and_not_their_ids() -> None:
+    rows = make_rows([[0, 5], [0]], [[0, 0], [7]], [[-1.0, -2.0], [-3.0]], [0.0, 0.0], [True, False])
+    assert rows["prompt_mask"].tolist() == [[1, 1], [0, 1]]
+    assert rows["mask"].tolist() == [[1, 1], [1, 0]]
+
+
+def test_every_column_has_its_documented_type() -> None:
+    rows = ragged()
+    types = {name: column.dtype for name, column in columns().items()}
+    integers = {"prompts", "prompt_mask", "responses", "queries", "chains", "positions"}
+    assert {name for name, dtype in types.items() if dtype == torch.int64} == integers
+    assert {name for name, dtype in types.items() if dtype == torch.float64} == {"task_rewards"}
+    assert {dtype for name, dtype in types.items() if name not in {*integers, "task_rewards"}} == {torch.float32}
+    assert rows["task_rewards"].tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
+    assert rows["ended"].tolist() == [1, 0, 1, 0, 1]
+
+
+def test_a_row_needs_one_log_probability_per_token() -> None:
+    with pytest.raises(ValueError):
+        make_rows([[1]], [[1, 2]], [[-1.0, -1.0, -1.0]], [0.0], [False])
+    with pytest.raises(ValueError):
+        make_rows([[1], [2]], [[1], [2]], [[-1.0]], [0.0, 0.0], [False, False])
+
+
+def test_take_chooses_the_same_rows_of_every_column() -> None:
+    taken = take(columns(), torch.tensor([3, 0]))
+    assert taken["weight"].tolist() == [3, 0]
+    assert taken["responses"].tolist() == [[7, 8, 0, 0], [1, 0, 0, 0]]
+    assert {len(column) for column in taken.values()} == {2}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
+def test_micro_batches_hold_every_row_exactly_once(size: int) -> None:
+    batches = list(micro_batches(columns(), size))
+    seen = torch.cat([index for index, _ in batches])
+    assert sorted(seen.tolist()) == [0, 1, 2, 3, 4]
+    sizes = [len(index) for index, _ in batches]
+    assert max(sizes) <= size and len(batches) == -(-5 // size)
+    for index, micro in batches:
+        assert {len(column) for column in micro.values()} == {len(index)}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
+def test_micro_batches_are_trimmed_to_their_longest_prompt_and_response_and_lose_no_token(size: int) -> None:
+    for index, micro in micro_batches(columns(), size):
+        places = index.tolist()
+        prompt, response = (max(len(lists[i]) for i in places) for lists in (PROMPTS, RESPONSES))
+        assert {micro[name].shape[1] for name in ("prompts", "prompt_mask")} == {prompt}
+        by_token = ("responses", "mask", "sampler_logprobs", "advantages")
+        assert {micro[name].shape[1] for name in by_token} == {response}
+        for row, place in enumerate(places):
+            assert micro["prompts"][row][micro["prompt_mask"][row].bool()].tolist() == PROMPTS[place]
+            real = micro["mask"][row].bool()
+            assert micro["responses"][row][real].tolist() == RESPONSES[place]
+            assert micro["advantages"][row][real].tolist() == [10.0 * token for token in RESPONSES[place]]
+
+
+def test_the_index_of_a_micro_batch_maps_back_to_the_rows_it_came_from() -> None:
+    whole = columns()
+    back = {name: torch.zeros_like(column) for name, column in whole.items()}
+    for index, micro in micro_batches(whole, 2):
+        for name in ("responses", "advantages", "mask"):
+            back[name][index, : micro[name].shape[1]] = micro[name]
+        back["weight"][index] = micro["weight"]
+    for name in ("responses", "advantages", "mask", "weight"):
+        assert torch.equal(back[name], whole[name])
+
+
+def test_rows_of_similar_length_share_a_micro_batch() -> None:
+    order = torch.cat([index for index, _ in micro_batches(columns(), 2)]).tolist()
+    assert [len(PROMPTS[i]) for i in order] == [1, 1, 2, 3, 5]
+    assert [len(RESPONSES[i]) for i in order[:2]] == [3, 4]
