@@ -232,7 +232,7 @@ class Chain:
 
 
 def _refuse_conversations(task: Task) -> None:
-    for query in (*task.train, *task.test):
+    for query in task.all_queries():
         if query.history is not None:
             raise ChatError(
                 f"Query {query.id} of task {task.name} is a conversation, but chat is off: {query.text[:80]!r}. Set "

@@ -24,7 +24,6 @@ from cory_env.tasks import Query, Split, Task
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SPLITS: tuple[Split, Split] = ("train", "test")
 SAMPLES = 3  # queries on which the reward is shown
 
 
@@ -134,7 +133,7 @@ def validate(
 
 def check_queries(task: Task, report: Report) -> None:
     """Finds empty splits, empty queries, queries that occur twice, and wrong numbering."""
-    for split in SPLITS:
+    for split in task.splits:
         queries = task.queries(split)
         report.facts.append(f"{split}: {len(queries)} queries")
         if not queries:
@@ -149,17 +148,19 @@ def check_queries(task: Task, report: Report) -> None:
         text, count = max(Counter(query.text for query in queries).items(), key=lambda item: item[1], default=("", 0))
         if count > 1:
             report.warnings.append(f"{split} has queries more than once, most often ({count} times) {text[:60]!r}.")
-    shared = {query.text for query in task.train} & {query.text for query in task.test}
+    held_out = (query for split in task.splits if split != "train" for query in task.queries(split))
+    shared = {query.text for query in task.train} & {query.text for query in held_out}
     if shared:
         report.warnings.append(
-            f"{len(shared)} queries are in both splits, such as {min(shared)[:60]!r}, so held-out rewards will flatter."
+            f"{len(shared)} training queries are held out too, such as {min(shared)[:60]!r}, so held-out rewards will "
+            "flatter."
         )
 
 
 def check_lengths(chain: Chain, report: Report) -> None:
     """Finds queries whose prompts cannot fit, and those whose references may be cut."""
     references = chain.max_references * chain.max_response
-    for split in SPLITS:
+    for split in chain.task.splits:
         queries = chain.task.queries(split)
         if not queries:
             continue
@@ -236,7 +237,7 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
 
 def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
     """Finds gold answers that do not score 1.0, and those that no response can hold."""
-    for split in SPLITS:
+    for split in chain.task.splits:
         answered = gold_answers(chain.task, split)
         if not answered:
             continue
@@ -260,7 +261,7 @@ def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
 
 def check_wrong(chain: Chain, worker: RewardWorker, report: Report) -> None:
     """Finds wrong answers that score 1.0: each query is given the gold answer of the next one, where it is another."""
-    for split in SPLITS:
+    for split in chain.task.splits:
         answered = gold_answers(chain.task, split)
         following = [*answered[1:], *answered[:1]]
         wrong = [(query, other) for (query, gold), (_, other) in zip(answered, following, strict=True) if other != gold]

@@ -58,6 +58,15 @@ LEARNED, OF_CRITIC = ("policy_loss", "clip_fraction", "grad_norm"), ("value_loss
 """What is reported of learning itself; the last with a critic alone."""
 
 
+OURS = {
+    **{"lr": "lr", "gamma": "gamma", "lambda_": "lam", "clip_param": "clip", "grad_clip": "grad_clip"},
+    **{"vf_loss_coeff": "value_coef", "vf_clip_param": "value_clip", "kl_coeff": "kl_coef", "kl_target": "kl_target"},
+    **{"num_epochs": "epochs", "minibatch_size": "minibatch"},
+    **{"train_batch_size": "queries", "train_batch_size_per_learner": "queries"},
+}
+"""RLlib's names of settings that ours decide."""
+
+
 class CoryConfig(AlgorithmConfig):
     """Configures `Cory`. Everything is a flat setting; RLlib's own fields follow from them.
 
@@ -105,6 +114,18 @@ class CoryConfig(AlgorithmConfig):
             if is_search_space(value):
                 raise SettingsError(f"`{key}` is a search space, so only tune.Tuner(Cory, param_space=...) can run it.")
         return make_settings(self.cory_settings)
+
+    def training(self, **settings: Any) -> Self:
+        """RLlib's training settings, of which those do nothing here that `cory` has under another name.
+
+        Raises:
+            SettingsError: one of these is set; names ours.
+        """
+        for name in settings:
+            if name in OURS:
+                ours = OURS[name]
+                raise SettingsError(f"RLlib's `{name}` does nothing here. Set `{ours}` instead: .cory({ours}=...).")
+        return super().training(**settings)
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """RLlib's word for what an LLM is."""

@@ -10,7 +10,7 @@ reward and the templates. A query is text, or a conversation that ends with the 
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cory_env.message import Message
@@ -145,6 +145,22 @@ def read_splits(
     train = [query for query in queries if (query.id + 1) % every]
     test = [query for query in queries if not (query.id + 1) % every]
     return _numbered(train), _numbered(test)
+
+
+def choose_validation(held_out: Sequence[Query], most: int, alternately: bool) -> tuple[list[Query], list[Query]]:
+    """Splits held-out queries into those by which training chooses and those on which figures are reported.
+
+    Args:
+        held_out: at least two.
+        most: so many choose at most, and never more than half.
+        alternately: take every second one, as where the order of one file says something; else the first ones.
+
+    Returns:
+        The two splits, each numbered anew.
+    """
+    chosen = {query.id for query in held_out[:: 2 if alternately else 1][: min(most, len(held_out) // 2)]}
+    validation = [query for query in held_out if query.id in chosen]
+    return _numbered(validation), _numbered([query for query in held_out if query.id not in chosen])
 
 
 def _numbered(queries: list[Query]) -> list[Query]:

@@ -31,7 +31,7 @@ from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
 from launch.search.space import METRIC, SEED, TIME, Axis, points, read_axes
 from policies.settings.placement import Process, cpus, processes
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.settings import Settings, SettingsError, kept_settings
 
 if TYPE_CHECKING:
     from ray.tune import Callback, Tuner
@@ -105,7 +105,7 @@ class Search(NamedTuple):
             raise CommandError(f"{folder} is not a search's folder: it {missing}. `cory tune --out DIR` makes them.")
         try:
             kept = yaml.safe_load(file.read_text())
-            settings = make_settings(kept.pop("settings"))
+            settings = kept_settings(kept.pop("settings"))
             return cls(settings=settings, axes=read_axes(kept.pop("over")), **kept)
         except (yaml.YAMLError, SettingsError, TypeError, KeyError) as error:
             raise CommandError(f"{file} cannot be read as a search: {error}") from error

@@ -15,7 +15,7 @@ from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final
 from launch.run_folder.journal import replace_text
 from launch.run_folder.records import Figures, SampleLine, Update, plain
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.settings import Settings, SettingsError, kept_settings
 
 QUIET = 0.05
 """Share of the machine that others may use while a run counts as undisturbed."""
@@ -153,7 +153,7 @@ def read_one(file: Path) -> StudyRun:
     again = "Remove it, and `cory study` does that run again."
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        run = StudyRun(**{**found, "settings": make_settings(found["settings"])})
+        run = StudyRun(**{**found, "settings": kept_settings(found["settings"])})
         _check(run)
         _fill_in(run)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SettingsError) as error:

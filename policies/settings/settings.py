@@ -45,6 +45,7 @@ class Settings(Fields):
             digits=self.digits,
             operations=self.operations,
             tokenizer=None if self.max_query is None else self.make_tokenizer(),
+            validation=self.eval_queries if self.validation else 0,
         )
 
     def make_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -70,7 +71,7 @@ class Settings(Fields):
             partner_reward=self.partner_reward,
             max_prompt=self.max_prompt,
             max_response=self.max_response,
-            vocab_size=self._vocab_size(tokenizer),
+            vocab_size=self.check_model(tokenizer),
             stop_token_ids=self.stop_token_ids(tokenizer),
             chat=self.chat,
             system=self.system,
@@ -88,13 +89,20 @@ class Settings(Fields):
         tokenizer = self.make_tokenizer()
         return {name: getattr(self, name) for name in names} | {
             "tokenizer": self.model_path,
-            "vocab_size": self._vocab_size(tokenizer),
+            "vocab_size": self.check_model(tokenizer),
             "stop_token_ids": self.stop_token_ids(tokenizer),
         }
 
-    def _vocab_size(self, tokenizer: PreTrainedTokenizerBase) -> int:
-        """Rows of the model's embedding, which may be more than the tokenizer has tokens."""
-        from policies.models.language_model import check_model  # brings torch along
+    def check_model(self, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Checks that there is a model that can be used with a tokenizer, and with the lengths of these settings.
+
+        Returns:
+            Rows of its embedding, which may be more than the tokenizer has tokens.
+
+        Raises:
+            ModelError: there is none.
+        """
+        from policies.models.model_check import check_model  # brings torch along
 
         longest = self.max_prompt + self.max_response
         return check_model(self.model_path, len(tokenizer), longest, self.trust_remote_code, self.tensor_parallel)
@@ -159,6 +167,16 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         if not first["loc"]:
             raise SettingsError(reason) from None
         raise SettingsError(f"Setting `{first['loc'][0]}`={first['input']!r}: {reason}.") from None
+
+
+def kept_settings(values: Mapping[str, Any]) -> Settings:
+    """Validates settings that were written down, maybe by an earlier version, which had fewer.
+
+    Raises:
+        SettingsError: as of `make_settings`.
+    """
+    earlier = {name: known.earlier for name, known in ABOUT.items() if known.earlier is not None}
+    return make_settings({**earlier, **values})
 
 
 ABOUT = about(Settings)

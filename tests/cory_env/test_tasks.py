@@ -42,7 +42,7 @@ def test_an_unknown_task_or_split_is_answered_with_the_known_ones_nearest_first(
         make_task("costum")
     with pytest.raises(ValueError, match=r"'imbd'.*: imdb, .*custom"):
         make_task("imbd")
-    with pytest.raises(ValueError, match="'train' or 'test'"):
+    with pytest.raises(ValueError, match="Choose one of: train, validation, test"):
         make_task("imdb").queries("valid")  # type: ignore[arg-type]
 
 
@@ -76,6 +76,35 @@ def test_every_tenth_row_is_held_out_unless_a_file_is_given_for_that(tmp_path: P
     held_out = write(tmp_path / "held_out.jsonl", [{"query": "other"}])
     both = make_task("custom", data=data, eval_data=held_out, reward=REWARD)
     assert len(both.train) == 30 and [query.text for query in both.test] == ["other"]
+
+
+def test_held_out_queries_that_choose_are_none_of_those_that_are_reported_and_training_keeps_its_rows(
+    tmp_path: Path,
+) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 101)])
+    whole = make_task("custom", data=data, reward=REWARD)
+    assert whole.queries("validation") == whole.test and whole.splits == ("train", "test")
+
+    def texts(task: Task) -> tuple[list[str], list[str]]:
+        assert task.train == whole.train
+        for split in (task.queries("validation"), task.test):
+            assert [query.id for query in split] == list(range(len(split)))
+        return [query.text for query in task.queries("validation")], [query.text for query in task.test]
+
+    one_file = make_task("custom", data=data, reward=REWARD, validation=128)
+    assert texts(one_file) == (["q10", "q30", "q50", "q70", "q90"], ["q20", "q40", "q60", "q80", "q100"])
+    few = make_task("custom", data=data, reward=REWARD, validation=2)
+    assert texts(few) == (["q10", "q30"], ["q20", "q40", "q50", "q60", "q70", "q80", "q90", "q100"])
+    two_files = make_task("custom", data=data, eval_data=data, reward=REWARD, validation=3)
+    assert [query.text for query in two_files.queries("validation")] == ["q1", "q2", "q3"]
+    assert len(two_files.test) == 97 and two_files.splits == ("train", "validation", "test")
+
+
+def test_the_film_reviews_that_training_looks_at_choose_and_the_others_are_reported() -> None:
+    before, task = make_task("imdb"), make_task("imdb", validation=128)
+    assert task.train == before.train
+    assert list(task.queries("validation")) == list(before.test[:128])
+    assert [query.text for query in task.test] == [query.text for query in before.test[128:]] and len(task.test) == 372
 
 
 def test_of_fewer_than_ten_rows_the_last_is_held_out_and_a_single_row_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from launch.commands.validate import main as validate
 from launch.console.errors import CommandError
 from launch.training.preflight import check
 from policies.generation import vllm_generator
+from policies.models.model_check import ModelError
 from policies.settings.settings import make_settings
 from tests.cory_env.test_preference import save_chat_judge
 from tests.launch.conftest import Cory
@@ -27,7 +28,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def refusal(**values: Any) -> str:
-    with pytest.raises(CommandError) as raised:
+    with pytest.raises((CommandError, ModelError)) as raised:
         check(make_settings({"backend": "transformers", **values}))
     return str(raised.value)
 
@@ -77,7 +78,7 @@ def test_every_query_of_both_splits_is_measured_and_the_length_that_works_named(
         return str(tmp_path / name)
 
     short, long = rows("short.jsonl", "One", "Two"), rows("long.jsonl", "One", "Two is " + "very " * 50 + "long")
-    own = {"task": "custom", "reward": "tests.cory_env.sample_rewards:length", "max_prompt": 32}
+    own = {"task": "custom", "reward": "tests.cory_env.sample_rewards:length", "max_prompt": 32, "validation": False}
     for files in ({"data": long, "eval_data": short}, {"data": short, "eval_data": long}):
         told = refusal(**own, **files)
         assert "1 of 2 queries of" in told and "the first is query 1, 'Two is very" in told
