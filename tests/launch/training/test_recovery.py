@@ -12,7 +12,7 @@ from launch.console.patience import patiently
 from launch.run_folder.directory import RunDirectory
 from launch.training.recovery import last_whole, may_pass
 from policies.generation.generator import GenerationError
-from policies.learning.policy_learner import NonFiniteUpdate
+from policies.learning.non_finite import NonFiniteUpdate
 from policies.rllib.learners import LearnerError
 from policies.settings.settings import Settings, SettingsError
 from tests.launch.conftest import record
