@@ -20,6 +20,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.scoring.score import ScoredResponse, score_episodes, score_observed, score_responses
 from cory_env.scoring.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
+from cory_env.tasks.rows import RESERVED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -123,6 +124,9 @@ def validate(
         show_prompts(chain, report)
         with RewardWorker(task.reward, timeout=reward_timeout) as worker:
             try:
+                check_columns(task, worker.start(), report)
+                if not report.ok:
+                    return report
                 show_rewards(chain, worker, report)
                 check_gold(chain, worker, report)
                 check_wrong(chain, worker, report)
@@ -189,6 +193,30 @@ def check_lengths(chain: Chain, report: Report) -> None:
             report.warnings.append(
                 f"{cut} queries of {split} leave too little room for full-length references, which will be cut. "
                 f"With max_prompt = {max(whole) + references} none would be."
+            )
+
+
+def check_columns(task: Task, needed: Sequence[str], report: Report) -> None:
+    """Finds columns that the reward cannot do without, and queries that have no value in them.
+
+    Args:
+        task: The task.
+        needed: The arguments that the reward has no default for.
+        report: Gets a problem for each split and column.
+    """
+    for split in task.splits:
+        queries = task.queries(split)
+        for name in needed:
+            lacking = [query for query in queries if query.columns.get(name) is None]
+            if name in RESERVED or not lacking:
+                continue
+            first = (
+                f", the first is query {lacking[0].id}, {lacking[0].text[:60]!r}" if len(lacking) < len(queries) else ""
+            )
+            report.problems.append(
+                f"{len(lacking)} of {len(queries)} queries of {split} have no value in the column {name!r}, which the "
+                f"reward {task.reward} asks for{first}. Add it to the data, or give the argument {name} a default: "
+                "then the reward gets None where there is no value."
             )
 
 

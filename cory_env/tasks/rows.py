@@ -29,6 +29,8 @@ HOLD_OUT_EVERY = 10
 def read_queries(source: Source, required: Collection[str] = (), column: str = QUERY) -> list[Query]:
     """Reads all queries of a source, numbered from 0 in its order.
 
+    All have the same columns: one that a row lacks is None there, so a reward gets it or not whatever is scored beside.
+
     Args:
         source: A file, whose ending says the format, one of `READERS`; or `hub:` and a data set. Settings may follow.
         required: Columns besides the query that no row may lack (those that a prompt template or the reward uses).
@@ -48,26 +50,34 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
         queries.append(Query(id=len(queries), text=text, columns=columns, history=history))
     if not queries:
         raise DataError(f"{name} has no rows. There must be one row per query.")
-    return queries
+    names = dict.fromkeys(name for query in queries for name in query.columns)
+    return [
+        query if len(query.columns) == len(names) else replace(query, columns=dict.fromkeys(names) | query.columns)
+        for query in queries
+    ]
 
 
 def parse_source(source: Source) -> tuple[str, dict[str, str]]:
     """Splits a source into name and settings.
 
     Raises:
-        DataError: The settings are not `?name=value&...`, or one is unknown.
+        DataError: The settings are not `?name=value&...`, or one is unknown or stands twice.
     """
     text = os.fspath(source)
     name, _, tail = text.partition("?")
     pairs = [pair.partition("=") for pair in tail.split("&")] if tail else []
     known = (QUERY, *SETTINGS) if name.startswith(HUB) else (QUERY,)
+    settings: dict[str, str] = {}
     for setting, _, value in pairs:
         if setting not in known or not value:
             raise DataError(
                 f"The data {text!r} has {setting!r} after the question mark. Write name=value, joined by &, with "
                 f"the names {', '.join(known)}, such as {name}?query=question."
             )
-    return name, {setting: value for setting, _, value in pairs}
+        if setting in settings:
+            raise DataError(f"The data {text!r} says {setting} twice after the question mark. Say it once.")
+        settings[setting] = value
+    return name, settings
 
 
 def _rows(name: str, settings: Mapping[str, str]) -> Iterator[Row]:

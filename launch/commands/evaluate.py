@@ -12,7 +12,7 @@ from launch.console.errors import CommandError
 from launch.console.parser import Parser, local_path, run
 
 if TYPE_CHECKING:
-    from launch.console.configuration import Value
+    from launch.console.core_yaml import Value
     from launch.display.terminal import Voice
     from launch.evaluation.evaluation import EvaluationFolder, Plan
     from launch.evaluation.figures import Scoring

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from cory_env.scoring.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
-from cory_env.validate import Report, check_lengths
+from cory_env.validate import Report, check_columns, check_lengths
 from launch.console.errors import CommandError
 from policies.settings.settings import Settings
 
@@ -57,7 +57,9 @@ def check(settings: Settings) -> Task:
         raise CommandError(" ".join(report.problems))
     try:
         with RewardWorker(task.reward, timeout=settings.reward_timeout) as worker:
-            worker.start()
+            check_columns(task, worker.start(), report)
     except (RewardError, ValueError) as error:
         raise CommandError(str(error)) from error
+    if report.problems:
+        raise CommandError(" ".join(report.problems))
     return task

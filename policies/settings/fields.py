@@ -287,9 +287,11 @@ class Fields(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_value_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses `lr=yes`, which YAML reads as true and pydantic as 1."""
+    def _is_what_it_seems(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses `lr=true`, which pydantic takes for 1, and text that no file can hold."""
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
             raise ValueError("should be a number, not true or false")
+        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError("should be text in UTF-8, but holds bytes or half characters that are not")
         return value

@@ -166,7 +166,33 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         reason = str(first["msg"]).removeprefix("Value error, ")
         if not first["loc"]:
             raise SettingsError(reason) from None
-        raise SettingsError(f"Setting `{first['loc'][0]}`={first['input']!r}: {reason}.") from None
+        value = repr(first["input"])
+        shown = value if len(value) <= 100 else f"{value[:97]}..."
+        raise SettingsError(f"Setting `{first['loc'][0]}`={shown}: {reason}.") from None
+
+
+def refuse_idle(given: Mapping[str, Any], settings: Settings) -> None:
+    """Refuses a setting that was asked for and has no effect: one of adapters where there are none.
+
+    Not so a default, which files that list every setting hold; nor what was asked for together with adapters, where
+    something that wins over it took these away.
+
+    Args:
+        given: what one file says, or the command line.
+        settings: what came of it and all others.
+
+    Raises:
+        SettingsError: names the setting and what would make it count.
+    """
+    if settings.weights == "lora" or given.get("weights") == "lora":
+        return
+    for name in ("lora_rank", "lora_alpha", "lora_targets"):
+        value = getattr(settings, name)
+        if name in given and value != Settings.model_fields[name].default:
+            raise SettingsError(
+                f"{name}={value} has no effect: it describes adapters, and weights={settings.weights} has none. Set "
+                f"weights=lora, or leave {name} out."
+            )
 
 
 def kept_settings(values: Mapping[str, Any]) -> Settings:

@@ -133,6 +133,11 @@ def test_imdb_plays_a_user_s_file_too(tmp_path: Path) -> None:
         ('{"query": "a"}\n{"question": "b"}\n', "line 2 has no column 'query' .it has question."),
         ('{"query": " "}\n', "line 1: 'query' is ' ', but must be text"),
         ('{"query": 5}\n', "line 1: 'query' is 5, but must be text"),
+        ('{"query": "a"}\n{"query": "b", "answer": 1, "answer": 2}\n', "line 2 names 'answer' twice"),
+        ('{"query": "a"}\n{"query": "b", "of": {"x": 1, "x": 2}}\n', "line 2 names 'x' twice"),
+        ('{"query": "a"}\n{"query": "b \\ud83d"}\n', r'line 2 holds "\\ud83d", half of a character'),
+        ('{"query": "a"}\n{"query": "b", "of": ' + "[" * 100_000 + "\n", "line 2 nests lists or objects too deeply"),
+        ('{"query": "a"}\n{"query": "b", "of": ' + "9" * 10_000 + "}\n", "line 2 holds a whole number of more digits"),
         ('{"query": "a", "role": "x"}\n', "line 1: the column name 'role' is taken"),
         ('{"query": "a", "unit": "cm"}\n{"query": "b", "unit": null}\n', "line 2 has no value in column 'unit'"),
     ],
@@ -149,6 +154,12 @@ def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path: Path) -> No
     data.write_bytes(b'{"query": "a"}\n{"query": "\xff"}\n')
     with pytest.raises(DataError, match="line 2 is not valid JSON in UTF-8"):
         make_task("custom", data=data, reward=REWARD)
+
+
+def test_a_character_that_is_written_as_two_halves_is_read(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"query": "a 😀"}, {"query": "b"}])
+    assert "\\ud83d\\ude00" in data.read_text()
+    assert make_task("custom", data=data, reward=REWARD).train[0].text == "a 😀"
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:

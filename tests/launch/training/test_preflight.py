@@ -99,6 +99,14 @@ def test_a_reward_that_cannot_be_loaded_is_refused_before_any_model_is(reward: s
     assert message in refusal(reward=reward)
 
 
+def test_a_column_that_the_reward_needs_and_the_data_lacks_is_refused_before_any_model_is(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"query": "One"}\n{"query": "Two"}\n{"query": "Three"}\n')
+    own = {"task": "custom", "data": str(tmp_path / "rows.jsonl")}
+    told = refusal(**own, reward="tests.cory_env.sample_rewards:with_column")
+    assert "2 of 2 queries of train have no value in the column 'answer', which the reward" in told
+    check(make_settings({**own, "backend": "transformers", "reward": "tests.cory_env.sample_rewards:with_default"}))
+
+
 def test_without_vllm_its_backend_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)

@@ -51,6 +51,7 @@ def test_defaults_are_the_papers() -> None:
             "needs a CUDA GPU for learners and runners. Set gpus_per_learner",
         ),
         ({"lr": True}, "Setting `lr`=True: should be a number, not true or false."),
+        ({"prompt": "half \ud83d"}, "Setting `prompt`='half \\ud83d': should be text in UTF-8"),
         ({"exchange_period": False}, "should be a number, not true or false"),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "which NCCL, by which they average gradients, refuses"),
