@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
+from huggingface_hub import ModelCard, ModelCardData
+from transformers.utils import cached_file
 
 from launch.console.core_yaml import write_yaml
 from launch.display.rows import show
@@ -91,27 +93,21 @@ def _training(settings: Settings) -> dict[str, object]:
 
 
 def _header(settings: Settings, adapter: bool) -> str:
-    entries: dict[str, object] = {
-        "library_name": "peft" if adapter else "transformers",
-        "pipeline_tag": "text-generation",
-    }
-    if settings.model == settings.model_path and not Path(settings.model).is_dir():  # no name of ours, so a hub id
-        entries["base_model"] = settings.model
-    entries |= {name: value for name, value in _base_card(settings).items() if name in ("license", "language")}
-    entries["tags"] = [
-        "cory",
-        "multi-agent",
-        "ppo" if settings.critic else settings.advantage,
-        "reinforcement-learning",
-    ]
-    return f"---\n{yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)}---"
+    named = settings.model == settings.model_path and not Path(settings.model).is_dir()  # no name of ours: a hub id
+    base = _base_card(settings)
+    data = ModelCardData(
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        base_model=settings.model if named else None,
+        license=base.license,
+        language=base.language,
+        tags=["cory", "multi-agent", "ppo" if settings.critic else settings.advantage, "reinforcement-learning"],
+    )
+    return f"---\n{data.to_yaml()}\n---"
 
 
-def _base_card(settings: Settings) -> dict[str, object]:
+def _base_card(settings: Settings) -> ModelCardData:
     """Returns the header of the base model's own card, empty where it has none that can be read."""
-    from huggingface_hub.repocard import metadata_load
-    from transformers.utils import cached_file
-
     file = cached_file(
         settings.model_path,
         "README.md",
@@ -119,9 +115,9 @@ def _base_card(settings: Settings) -> dict[str, object]:
         _raise_exceptions_for_connection_errors=False,
     )
     try:
-        return {} if file is None else metadata_load(file) or {}
-    except (ValueError, yaml.YAMLError):
-        return {}
+        return ModelCardData() if file is None else ModelCard.load(file).data
+    except (ValueError, TypeError, yaml.YAMLError):
+        return ModelCardData()
 
 
 def _base_name(settings: Settings) -> str:

@@ -1,0 +1,97 @@
+"""Writes a trained policy as a folder that others load, all of it or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from launch.console.errors import CommandError
+from launch.models.exported import generation_config, save_adapter, whole_model
+from launch.models.model_card import model_card
+from launch.models.trained import Trained
+from launch.run_folder.storage import check_place
+from policies.models.whole_folder import whole_folder
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def warnings_of(trained: Trained, policy: str) -> list[str]:
+    """Returns the health warnings that stood for a policy at the checkpoint."""
+    return [warning["text"] for warning in trained.lines[-1].get("health", []) if warning["of"] == policy]
+
+
+def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool) -> None:
+    """Writes a policy, all of it or nothing.
+
+    Args:
+        trained: where it is read from.
+        policy: one of the run's.
+        place: a folder that does not exist or is empty.
+        dtype: `fp32` or `bf16`.
+        merge: an adapter into its base; else it is written as it is.
+
+    Raises:
+        CommandError: the checkpoint is damaged, the base model or its tokenizer is not what it was, or there can be no
+            such folder.
+        ModelError: there is no base model any more.
+        OSError: the folder could not be written.
+    """
+    settings = trained.settings
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"The folder {place} cannot be made: {error.strerror}.") from error
+    try:
+        tokenizer = settings.make_tokenizer()
+    except ValueError as error:
+        raise CommandError(" ".join(str(error).split())) from error
+    sampling = generation_config(settings, tokenizer)
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    model = whole_model(trained, policy).to(types[dtype]) if merge or settings.lora is None else None
+    card = model_card(trained, policy, warnings_of(trained, policy), adapter=model is None)
+    with whole_folder(place) as folder, rust_errors_told(place):
+        if model is None:
+            save_adapter(trained, policy, folder, types[dtype])
+        else:
+            model.generation_config = sampling  # else the base's is checked, and may not pass
+            model.save_pretrained(folder)
+        sampling.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        for file in folder.iterdir():
+            file.chmod(0o644)  # safetensors makes files that only their owner can read
+
+
+@contextlib.contextmanager
+def rust_errors_told(place: Path) -> Iterator[None]:
+    """Turns what safetensors and tokenizers, which are written in Rust, raise on a full disk into an OSError."""
+    try:
+        yield
+    except Exception as error:
+        found = _OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(place)) from error
+
+
+def free_folder(out: Path) -> Path:
+    """Returns the folder to write.
+
+    Raises:
+        CommandError: there is something in its place, or it would be gone with a job.
+    """
+    check_place(str(out), "model")
+    place = out.resolve()
+    if place.exists() and not place.is_dir():
+        raise CommandError(f"{out} is a file: name a folder with --out.")
+    if place.is_mount():  # nothing can be renamed to it
+        raise CommandError(f"{out} is where a disk is mounted: name a folder in it with --out.")
+    if place.is_dir() and any(place.iterdir()):
+        raise CommandError(f"{out} is not empty: name another folder with --out.")
+    return place
