@@ -17,7 +17,7 @@ from policies.settings.settings import Settings
 PANELS = (
     ("task_reward", "Task reward", "per response"),
     ("kl", "KL to the initial policy", "nats per response"),
-    ("combined_reward", "Combined reward", "task reward − {:g} · KL"),
+    ("combined_reward", "Combined reward", "task reward − {} · KL"),
 )
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """Told apart by most colour-blind readers (Okabe and Ito)."""
@@ -43,13 +43,18 @@ def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(PANELS))
     for panel, (key, title, unit) in zip(axes, PANELS, strict=True):
-        style(panel, title, unit.format(settings.report_kl_coef))
+        style(panel, title, unit.format(f"{settings.report_kl_coef:g}"))
         exchanges(panel, [line["update"] for line in updates if line.get("exchanged")])
         for module, colour in zip(settings.modules, colours_of(settings.num_agents), strict=True):
             curve(panel, *_training(updates, module, key), colour)
             points(panel, *_held_out(updates, module, key), colour)
     figure.suptitle(_title(settings), fontsize=13, color=INK, x=0.006, ha="left", fontweight="bold")
     _legend(figure, settings, any(line.get("exchanged") for line in updates))
+    save(figure, file)
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Writes a figure in the format that the file's ending names, in one step; replaces the file if it exists."""
     beside = file.with_name(f".{file.stem}.new{file.suffix}")
     figure.savefig(beside, facecolor="white")
     beside.replace(file)

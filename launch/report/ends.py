@@ -9,13 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from launch.display.curves import COLOURS, FAINT, FAINTLY, GRID, INK, PANELS, POINT, colours_of, style
+from launch.evaluation.intervals import Estimate, over_seeds
 from launch.report.drawing import Key, Panel, Plot
-from launch.report.marks import bars, dots, limit_to, place, widened
+from launch.report.marks import bars, dots, limit_to, mean_in_plane, widened
 from launch.report.plots import with_interval
 from launch.report.runs import NO_DIFFERENCE, Arm, method
-from launch.report.series import drawn_interval, estimate, final, held_out_mean, over_runs
+from launch.report.series import drawn_interval, ends_of, held_out_mean, series_of
 from launch.search.space import show_value
-from launch.study.measures import Estimate, Point, pareto_front
+from launch.study.measures import Point, pareto_front
 from launch.study.runs import NO_MATTER
 
 SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "partner_reward": 3, "num_agents": 3}
@@ -58,7 +59,7 @@ def _plane(name: str, title: str, arms: Sequence[tuple[Arm, str]], families: Seq
     names = list(dict.fromkeys(each for _, each in arms))
     colours = dict(zip(names, colours_of(len(names)), strict=True))
     says = "; ".join(
-        f"{arm.label}: {shown(final(arm, 'task_reward'))} at KL {shown(final(arm, 'kl'))}" for arm, _ in arms
+        f"{arm.label}: {in_words(ends_of(arm, 'task_reward'))} at KL {in_words(ends_of(arm, 'kl'))}" for arm, _ in arms
     )
     note = f"{HELD_OUT} Up and to the right is better. Large dots: means over seeds."
     if families:
@@ -85,14 +86,14 @@ def _pareto(
     style(panel, "Task reward", "per response")
     panel.set_xlabel("− KL to the initial policy, nats per response", fontsize=9, color=INK)
     panel.xaxis.set_major_locator(MaxNLocator(5))
-    ends = [(estimate([-x for x in final(arm, "kl")]), estimate(final(arm, "task_reward"))) for arm, _ in arms]
+    ends = [(over_seeds([-x for x in ends_of(arm, "kl")]), over_seeds(ends_of(arm, "task_reward"))) for arm, _ in arms]
     points: dict[int, tuple[Point, str]] = {}
     for (arm, name), (x, y) in zip(arms, ends, strict=True):
         if len(colours) == len(arms):
             kl, task = held_out_mean(arm, "kl"), held_out_mean(arm, "task_reward")
             panel.plot([-value for value in kl.mean], task.mean, color=colours[name], linewidth=1.1, alpha=FAINTLY)
             if len(arm.counted) > 1:
-                dots(panel, [-value for value in final(arm, "kl")], final(arm, "task_reward"), colours[name])
+                dots(panel, [-value for value in ends_of(arm, "kl")], ends_of(arm, "task_reward"), colours[name])
         if x is not None and y is not None:
             panel.plot([x.mean], [y.mean], color=colours[name], marker="")
             points[id(arm)] = Point(y.mean, -x.mean), name
@@ -105,7 +106,7 @@ def _pareto(
             panel.step(*steps, where="post", color=colours[of_family[0][1]], linewidth=0.9, alpha=0.6)
     for (_, name), (x, y) in zip(arms, ends, strict=True):
         if x is not None and y is not None:
-            place(panel, x, y, colours[name])
+            mean_in_plane(panel, x, y, colours[name])
     if coef > 0:
         _equal(panel, coef, limits)
     panel.set_xlim(limits[0])
@@ -148,8 +149,8 @@ def _side_by_side(arms: Sequence[Arm], tier: int | None) -> Plot:
     name, title = "ablation", "Final combined reward"
     if tier is not None:
         name, title = f"{name}-tier-{tier}", f"{title}, tier {tier}"
-    values = [final(arm, "combined_reward") for arm in arms]
-    says = "; ".join(f"{arm.label}: {shown(of_arm)}" for arm, of_arm in zip(arms, values, strict=True))
+    values = [ends_of(arm, "combined_reward") for arm in arms]
+    says = "; ".join(f"{arm.label}: {in_words(found)}" for arm, found in zip(arms, values, strict=True))
     note = with_interval(f"{HELD_OUT} Small dots: single runs.", arms, bars=True)
     panel = Panel(partial(_rows, [arm.label for arm in arms], values), says, height=0.42 * len(arms) + 0.9, left=0.15)
     return Plot(name, title, note, [panel])
@@ -163,13 +164,13 @@ def _rows(labels: Sequence[str], values: Sequence[Sequence[float]], panel: Axes)
     panel.grid(visible=False, axis="y")
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
-    for row, of_arm in enumerate(values):
-        dots(panel, of_arm, [-row] * len(of_arm), COLOURS[0])
-    means = [estimate(of_arm) for of_arm in values]
+    for row, single in enumerate(values):
+        dots(panel, single, [-row] * len(single), COLOURS[0])
+    means = [over_seeds(found) for found in values]
     limits = widened(panel.get_xlim(), (end for found in means for end in drawn_interval(found)))
     for row, (label, found) in enumerate(zip(labels, means, strict=True)):
         if found is not None:
-            place(panel, found, Estimate(-row, None, None, 1), COLOURS[0])
+            mean_in_plane(panel, found, Estimate(-row, None, None, 1), COLOURS[0])
         panel.annotate(
             label if found is not None else f"{label} (no figure)",
             (0, -row),
@@ -223,14 +224,14 @@ def _sweep(key: str, families: Mapping[str, Sequence[Arm]]) -> Plot:
     panels = []
     for figure, heading, unit in PANELS:
         lines = {
-            label: sorted((ticks.index(getattr(arm.settings, key)), final(arm, figure)) for arm in family)
+            label: sorted((ticks.index(getattr(arm.settings, key)), ends_of(arm, figure)) for arm in family)
             for label, family in families.items()
         }
         says = "; ".join(
-            f"{label}: " + ", ".join(f"{show_value(ticks[x])}: {shown(y)}" for x, y in line)
+            f"{label}: " + ", ".join(f"{show_value(ticks[x])}: {in_words(y)}" for x, y in line)
             for label, line in lines.items()
         )
-        draw = partial(_steps, heading, unit.format(arms[0].settings.report_kl_coef), key, ticks, colours, lines)
+        draw = partial(_steps, heading, unit.format(f"{arms[0].settings.report_kl_coef:g}"), key, ticks, colours, lines)
         panels.append(Panel(draw, f"{heading} over {key}. {says}"))
     note = with_interval(f"{HELD_OUT} Small dots: single runs. Values stand evenly.", arms, bars=True)
     legend = [Key(label, colour) for label, colour in colours.items()]
@@ -252,7 +253,7 @@ def _steps(
     panel.set_xticks(range(len(ticks)), labels)
     drawn = {}
     for label, line in lines.items():
-        drawn[label] = over_runs(dict(line))
+        drawn[label] = series_of(dict(line))
         for x, found in line:
             if len(found) > 1:
                 dots(panel, [x] * len(found), found, colours[label])
@@ -263,7 +264,7 @@ def _steps(
     panel.set_xlim(-0.4, len(ticks) - 0.6)
 
 
-def shown(values: Sequence[float]) -> str:
+def in_words(values: Sequence[float]) -> str:
     """Returns a mean in words."""
-    found = estimate(values)
+    found = over_seeds(values)
     return "not known" if found is None else f"{found.mean:.2f}"

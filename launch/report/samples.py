@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from launch.display.rows import show
+from launch.display.tables import written
 from launch.display.texts import visible
 from launch.report.runs import Run
 from launch.report.series import held_out
@@ -73,21 +73,21 @@ def _moment(update: int, held_out: bool, warnings: list[str], chains: list[tuple
 
 def _alone(run: Run) -> list[Moment]:
     """Returns what each policy answered alone at the end: the first responses, and those that repeat themselves."""
-    final = run.result.final
-    if final is None or not final["texts"]:
+    last = run.result.final
+    if last is None or not last["texts"]:
         return []
     collapsed = collapse(run.result)
     limit = run.settings.max_repetition
     shown: dict[str, list[Answer]] = {}
-    for policy, texts in final["texts"].items():
+    for policy, texts in last["texts"].items():
         far = [FAR for sign in collapsed if (sign.signature, sign.of) == ("kl", policy)]
-        for place, text in enumerate(texts):
+        for number, text in enumerate(texts):
             share = text["repetition"] or 0.0
-            if place < FIRST or share > limit:
-                reward = show(text["task_reward"], "{:+.2f}")
+            if number < FIRST or share > limit:
+                reward = written("task_reward", text["task_reward"])
                 answer = Answer("alone", policy, reward, visible(text["text"]), [*_repeats(share, limit), *far])
                 shown.setdefault(visible(text["query"]), []).append(answer)
-    return [_moment(final["update"], True, [sign.text for sign in collapsed], list(shown.items()))]
+    return [_moment(last["update"], True, [sign.text for sign in collapsed], list(shown.items()))]
 
 
 def _repeats(share: float, limit: float) -> list[str]:
@@ -99,7 +99,7 @@ def _answers(sample: SampleLine, signs: Signs, settings: Settings) -> list[Answe
         Answer(
             role=response["role"],
             policy=response["policy"],
-            reward=show(response["task_reward"], "{:+.2f}"),
+            reward=written("task_reward", response["task_reward"]),
             text=visible(response["text"]),
             signs=_signs(response, signs.get((sample["update"], response["policy"]), ()), settings),
         )

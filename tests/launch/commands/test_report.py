@@ -17,11 +17,10 @@ from launch.commands.report import main, report
 from launch.console.errors import CommandError
 from launch.display.texts import visible
 from launch.report.ends import sweeps
-from launch.report.marks import APART, spread
 from launch.report.runs import arms_of, names, read, read_run
 from launch.report.samples import moments_of
-from launch.report.series import over_seeds
-from launch.report.tables import environments
+from launch.report.series import curve_over_seeds
+from launch.report.tables import arm_rows, environments
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import in_words
 from launch.run_folder.manifest import own_version
@@ -104,18 +103,12 @@ def test_names_are_as_short_as_tells_folders_apart() -> None:
 
 
 def test_means_and_intervals_are_over_the_seeds_that_have_a_value() -> None:
-    series = over_seeds([{1: 1.0, 2: 4.0}, {1: 2.0, 2: math.nan}, {1: 3.0, 2: 6.0}])
+    series = curve_over_seeds([{1: 1.0, 2: 4.0}, {1: 2.0, 2: math.nan}, {1: 3.0, 2: 6.0}])
     assert series.x == [1, 2] and series.mean == [2.0, 5.0]
     # t(0.975, 2) = 4.3027; the standard error of 1, 2 and 3 is 1 / √3.
     assert series.low[0] == pytest.approx(2 - 4.3027 / math.sqrt(3), abs=1e-4)
     assert series.high[0] == pytest.approx(2 + 4.3027 / math.sqrt(3), abs=1e-4)
     assert math.isnan(series.low[1])  # of two seeds
-
-
-def test_labels_are_moved_apart_and_no_further() -> None:
-    assert spread([0.1, 0.9]) == [0.1, 0.9]
-    moved = spread([0.5, 0.5, 0.52, 0.9])
-    assert sorted(moved) == pytest.approx([0.5067 - APART, 0.5067, 0.5067 + APART, 0.9], abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +159,7 @@ def test_only_chains_have_roles_that_are_exchanged(tmp_path: Path, html: str) ->
 
 
 def test_nothing_on_the_page_is_fetched_from_anywhere(html: str) -> None:
-    assert not re.findall(r"[a-z]+://[^\s\"'<>]*", html)
+    assert not re.findall(r"[a-z]+://[^\s\"'<>]*", re.sub(r"xmlns(:xlink)?=\"[^\"]*\"", "", html))
     assert "@import" not in html and not re.search(r"url\((?!#)", html)
     assert all(address.startswith("#") for address in Words(html).addresses)
 
@@ -266,6 +259,40 @@ def test_plots_are_drawn_as_png_too(tmp_path: Path) -> None:
     drawn = {file.stem: imread(file) for file in (tmp_path / "png").iterdir()}
     assert set(drawn) == {"pareto", "curves-1-policies", "health"}
     assert all(image.shape[1] > 800 and image[..., :3].std() > 0.05 for image in drawn.values())
+
+
+def test_of_the_plots_those_that_are_named_are_drawn_as_png(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / "run", Settings(updates=12))
+    assert main(["run", "--png", "png", "--plots", "pareto,curves-*"]) == 0
+    assert {file.stem for file in (tmp_path / "png").iterdir()} == {"pareto", "curves-1-policies", "curves-1-roles"}
+    (tmp_path / "report.html").unlink()
+    assert main(["run", "--png", "png", "--plots", "paretto"]) == main(["run", "--plots", "pareto"]) == 2
+    wrong, nowhere = capsys.readouterr().err.splitlines()
+    assert wrong.endswith("no plot `paretto`. Name some of: pareto, curves-*-policies, curves-*-roles, health.")
+    assert "say with --png which folder" in nowhere and not (tmp_path / "report.html").exists()
+
+
+def test_a_run_that_diverged_counts_as_collapsed_without_a_figure_of_its_end(tmp_path: Path) -> None:
+    record(tmp_path / "whole", Settings(seed=1, updates=12))
+    for name, refused in (("diverged", 7), ("went-on", 5)):
+        run = record(tmp_path / name, Settings(seed=len(name), updates=12), updates=range(7))
+        (run.path / f"refused_update_{refused:06d}_llm_2.safetensors").touch()
+    places = [tmp_path / name for name in ("whole", "diverged", "went-on")]
+    (arm,) = arms_of(read(places))
+    assert [(run.name, run.state) for run in arm.runs] == [
+        ("whole", "done"),
+        ("went-on", "unfinished"),
+        ("diverged", "diverged"),
+    ]
+    assert [run.name for run in arm.counted] == ["whole", "diverged"]
+    (row,) = arm_rows([arm])
+    assert row["collapsed"] == 1 and row["figures"][0].small == "1 of 2"
+    assert report(places, tmp_path / "report.html") == 0
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "diverged<small>The gradient of llm_2 was not finite in update 7.</small>" in html
 
 
 def test_runs_are_named_by_the_last_parts_of_their_path_or_uri(tmp_path: Path) -> None:

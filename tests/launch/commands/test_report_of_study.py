@@ -1,7 +1,7 @@
 """`cory report` on the results of a study, whose figures the test chooses."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from matplotlib.collections import LineCollection
@@ -14,7 +14,6 @@ from launch.report.ends import pareto, side_by_side, sweeps
 from launch.report.plots import comparisons, health
 from launch.report.runs import arms_of, read
 from launch.report.samples import moments_of
-from launch.run_folder.records import Update
 from launch.study.results import result_file
 from tests.launch.conftest import record
 from tests.launch.results_of_studies import figures, keep, study_run
@@ -52,10 +51,7 @@ def test_figures_are_those_of_the_last_evaluation(study: Path) -> None:
     assert (cory["collapsed"], ppo["collapsed"], eta["collapsed"]) == (0, 1, 1)
     assert eta["figures"][0].text == "+1.50" and eta["figures"][0].small.endswith(", 2 of 3")  # one diverged
     assert cory["more"][2].text == "1"  # of each policy
-    assert [found.text for found in cory["more"][5:]] == [
-        "1.7",
-        "0.2",
-    ]  # 100 s of processors, 10 s of updates
+    assert cory["more"][5].text == "0.2"  # 10 s of updates
 
 
 def test_what_the_critic_leaves_of_the_returns_is_shown_where_it_is_known(tmp_path: Path) -> None:
@@ -72,14 +68,6 @@ def test_differences_are_of_runs_with_the_same_seed(study: Path) -> None:
     assert (ppo["label"], ppo["against"], ppo["seeds"]) == ("PPO", "CORY <1>", 3)
     assert ppo["figures"][0] == ("-0.50", "-0.50\u00a0… -0.50, p\u00a00.25")
     assert [found.text for found in eta["figures"]] == ["+0.00", "-1.00", "+0.10"] and eta["seeds"] == 2
-
-
-def test_seconds_of_a_run_that_was_disturbed_are_not_shown(study: Path, tmp_path: Path) -> None:
-    quiet = read([study])[0].result
-    metrics = [{**line, "policy": {}, "roles": {}, "seconds": {"total": 10.0}} for line in quiet.metrics]
-    quiet = quiet._replace(metrics=cast(list[Update], metrics))
-    keep(tmp_path, quiet, quiet._replace(seed=1, undisturbed=False))
-    assert [row["seconds"] for row in tables.run_rows(arms_of(read([tmp_path])))] == ["10.0", "disturbed"]
 
 
 def test_runs_of_one_arm_that_differ_are_not_thrown_together(study: Path, tmp_path: Path) -> None:
@@ -198,7 +186,7 @@ def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_
         ["arm-1", "arm-2", "arm-3", "arm-4"],
         ["arm-5", "arm-6", "arm-7"],
     ]
-    assert drawn[0].panels[0].says.startswith("Task reward of each arm. arm-1 ends at 1.00; arm-2")
+    assert drawn[0].panels[0].says.startswith("Task reward. arm-1 ends at 1.00; arm-2")
 
 
 def test_every_arm_has_its_interval_in_the_curves_and_where_none_is_drawn_none_is_promised(tmp_path: Path) -> None:
