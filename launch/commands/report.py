@@ -98,5 +98,6 @@ def report(
     print(out)
     if png is not None:
         for plot in drawn:
-            print(plot.save(png))
+            plot.save(png / f"{plot.name}.png")
+            print(png / f"{plot.name}.png")
     return 0

@@ -254,7 +254,7 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
         0, or 1 when a trial failed.
     """
     from launch.console.configuration import as_yaml
-    from launch.display.curves import save
+    from launch.display.drawing import save
     from launch.run_folder.journal import replace_text
     from launch.search.outcome import FAILED, points_of, points_table, write_csv
     from launch.search.plots import draw_objective, draw_parallel

@@ -8,9 +8,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from launch.display.curves import COLOURS, FAINT, FAINTLY, GRID, INK, PANELS, POINT, colours_of, style
+from launch.display.curves import PANELS
+from launch.display.drawing import COLOURS, FAINT, FAINTLY, GRID, INK, POINT, colours_of, style
+from launch.display.plot import Key, Panel, Plot
 from launch.evaluation.intervals import Estimate, over_seeds
-from launch.report.drawing import Key, Panel, Plot
 from launch.report.marks import bars, dots, limit_to, mean_in_plane, widened
 from launch.report.plots import with_interval
 from launch.report.runs import NO_DIFFERENCE, Arm, method

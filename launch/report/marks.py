@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 
-from launch.display.curves import FAINTLY, POINT
+from launch.display.drawing import FAINTLY, POINT
 from launch.evaluation.intervals import Estimate
 from launch.report.series import Series, drawn_interval
 

@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
+from launch.display.plot import Plot
 from launch.report import ends, plots, tables
-from launch.report.drawing import Plot
 from launch.report.runs import Arm, Run, arms_of, method
 from launch.report.samples import moments_of
 from launch.report.series import ends_of

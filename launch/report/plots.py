@@ -7,8 +7,9 @@ from itertools import pairwise
 
 from matplotlib.axes import Axes
 
-from launch.display.curves import FAINT, INK, PANELS, colours_of, curve, exchanges, points, style
-from launch.report.drawing import Key, Panel, Plot
+from launch.display.curves import EXCHANGED, HELD_OUT, PANELS, TRAINING
+from launch.display.drawing import INK, colours_of, curve, exchanges, points, style
+from launch.display.plot import Key, Panel, Plot
 from launch.report.marks import band, bars, limit_to
 from launch.report.runs import Arm
 from launch.report.series import (
@@ -150,9 +151,9 @@ def _over_updates(
         kinds |= {(trained is not None, evaluated is not None) for trained, evaluated in lines.values()}
     legend = [Key(label, colour) for label, colour in colours.items()]
     if (True, True) in kinds:
-        legend += [Key("training", INK, "training"), Key("held out, bare query", INK, "held out")]
+        legend += [TRAINING, HELD_OUT]
     if exchanged_after:
-        legend.append(Key("role exchange", FAINT, "exchange"))
+        legend.append(EXCHANGED)
     banded = len(members) <= BANDS and any(trained for trained, _ in kinds)
     return Plot(
         name,

@@ -11,7 +11,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from launch.console.configuration import Value
-from launch.display.curves import COLOURS, FAINT, INK, POINT
+from launch.display.drawing import COLOURS, FAINT, INK, POINT, style
 from launch.search.outcome import WHOLE, Point, TrialResult
 from launch.search.space import LOG, Axis, show_point
 
@@ -32,7 +32,7 @@ def draw_objective(points: Sequence[Point], axes: Sequence[Axis], apart: bool = 
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
     for panel, axis in zip(panels, axes, strict=True):
-        _style(panel)
+        style(panel, "", "")
         panel.set_xlabel(axis.key, fontsize=10, color=INK)
         lines = _lines(points, axis, axes)
         told_apart = 1 < len(lines) <= len(COLOURS)
@@ -137,11 +137,3 @@ def _height(axis: Axis, value: Value) -> float:
     numbers = np.array([*axis.ends, value], dtype=float)
     low, high, here = np.log(numbers) if axis.scale == LOG else numbers
     return float((here - low) / (high - low))
-
-
-def _style(panel: Axes) -> None:
-    panel.tick_params(labelsize=9, colors=INK, length=3)
-    panel.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.spines[["left", "bottom"]].set_color(FAINT)

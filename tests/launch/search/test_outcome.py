@@ -9,7 +9,7 @@ from matplotlib.container import ErrorbarContainer
 from ray.tune.experiment import Trial
 from rich.console import Console
 
-from launch.display.curves import save
+from launch.display.drawing import save
 from launch.search.outcome import Point, TrialResult, points_of, points_table, results_of, write_csv
 from launch.search.plots import draw_objective, draw_parallel
 from launch.search.space import Axis, read_axes

@@ -1,4 +1,4 @@
-"""Plots of a report: drawn by matplotlib, as SVG in its page or as PNG for a paper."""
+"""Plots, panels with a legend: drawn by matplotlib, as SVG in a page or as a picture for a paper."""
 
 import io
 import math
@@ -15,12 +15,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from launch.display.curves import EXCHANGE, FAINTLY, INK, POINT, save
+from launch.display.drawing import EXCHANGE, FAINTLY, INK, POINT, save
 
 WIDTH, HEIGHT = 4.6, 3.1
 """Inches of a panel: at the width of a phone its letters are as large as the page's."""
 ROW = 3
-"""Panels side by side in a PNG."""
+"""Panels side by side in a picture."""
 KEYS: dict[str, dict[str, Any]] = {
     "training": {"linewidth": 1.1, "alpha": FAINTLY},
     "held out": {"linewidth": 1.8, **POINT},
@@ -75,18 +75,17 @@ class Plot:
     """Panels that share a legend."""
 
     name: str
-    """Of its PNG."""
+    """Of its picture."""
     title: str
     note: str
     panels: Sequence[Panel]
     legend: Sequence[Key] = ()
 
-    def save(self, folder: Path) -> Path:
-        """Draws it into a PNG, and returns which."""
+    def save(self, file: Path) -> None:
+        """Draws it into a file in the format that its ending names; replaces the file if it exists."""
         columns = min(len(self.panels), ROW)
         rows = math.ceil(len(self.panels) / columns)
         height = max(panel.height for panel in self.panels) * rows + 0.7
-        file = folder / f"{self.name}.png"
         with matplotlib.rc_context(_SETTINGS):
             figure = Figure(figsize=(WIDTH * columns, height), dpi=200, layout="constrained")
             FigureCanvasAgg(figure)
@@ -108,7 +107,6 @@ class Plot:
                     labelcolor=INK,
                 )
             save(figure, file)
-        return file
 
 
 @lru_cache
