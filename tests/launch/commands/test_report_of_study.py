@@ -102,7 +102,7 @@ def test_the_last_responses_that_repeat_themselves_are_shown_and_marked(tmp_path
     keep(tmp_path, run._replace(final={**run.final, "texts": {"llm_1": texts}}))
     (moment,) = moments_of(read([tmp_path])[0])
     ((_, answers),) = moment.chains
-    assert [(answer.text, bool(answer.signs)) for answer in answers] == [
+    assert [(answer.text, bool(answer.repeats)) for answer in answers] == [
         ("text 0", False),
         ("text 1", False),
         ("text 2", False),
@@ -220,30 +220,6 @@ def test_what_collapse_shows_in_is_drawn_with_its_limit(tmp_path: Path) -> None:
     panel = Figure().subplots()
     plot.panels[2].draw(panel)
     assert panel.lines[0].get_ydata() == [2.0, 2.0]  # max_token_kl
-
-
-def test_a_response_that_does_not_end_is_marked_by_the_rate_before_training(tmp_path: Path) -> None:
-    """Not by that of the first update, which is of fewer responses."""
-    responses: Any = [{"role": "pioneer", "policy": "llm_1", "text": "A", "task_reward": 0.0, "ended": False}]
-    sample: Any = {"update": 2, "held_out": False, "query": "Q", "responses": responses}
-    for place, before in enumerate((0.01, 0.4)):
-        run = study_run(f"arm-{place}", 0, figures(1.0, 2.0), training=(0.0, 0.0), place=place)
-        for line in run.metrics:
-            if "policy" in line:
-                line["policy"]["llm_1"] |= {"repetition": 0.0, "response_length": 9.0}
-                line["policy"]["llm_1"]["eos_rate"] = 0.3 if line["update"] == 1 else 0.02
-            elif line["update"] == 0:
-                line["evaluation"]["llm_1"] = {**line["evaluation"]["llm_1"], "eos_rate": before}
-        keep(tmp_path, run._replace(samples=[sample], final=None))
-    marked = [bool(moments_of(run)[0].collapsed) for run in read([tmp_path])]
-    assert marked == [False, True]
-
-
-def test_machines_that_could_compute_otherwise_but_did_not_are_no_caveat(study: Path, tmp_path: Path) -> None:
-    run = read([study])[0].result
-    keep(tmp_path, run, run._replace(seed=1, hardware={**run.hardware, "bf16": False}))
-    assert report([tmp_path], tmp_path / "study.html") == 0
-    assert "differ in that too" not in (tmp_path / "study.html").read_text(encoding="utf-8")
 
 
 def test_studies_and_runs_stand_side_by_side(study: Path, tmp_path: Path) -> None:
