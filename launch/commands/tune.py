@@ -257,7 +257,7 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     from launch.display.drawing import save
     from launch.run_folder.journal import replace_text
     from launch.search.outcome import FAILED, points_of, points_table, write_csv
-    from launch.search.plots import draw_objective, draw_parallel
+    from launch.search.plots import draw_objective
     from launch.search.space import show_point
     from policies.settings.settings import make_settings
 
@@ -267,7 +267,6 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     apart = search.scheduler == "pbt"
     points = points_of(results, apart)
     save(draw_objective(points, search.axes, apart), folder / "objective.png")
-    save(draw_parallel(results, search.axes), folder / "parallel.png")
     voice.say()
     voice.say(points_table(points, search.axes), True)
     voice.say("", True)
@@ -282,6 +281,6 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
         chosen = make_settings({**search.settings.model_dump(), **best.values})
         replace_text(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(chosen)}")
         voice.say(f"Best      {show_point(best.values)}: cory train -c {shlex.quote(str(folder / 'best.yaml'))}", True)
-    voice.say(f"Results   {folder / 'results.csv'}, objective.png, parallel.png", True)
+    voice.say(f"Results   {folder / 'results.csv'}, objective.png", True)
     voice.say(f"Took      {seconds / 60:.1f} min")
     return 1 if failed else 0

@@ -34,14 +34,12 @@ def pareto(arms: Sequence[Arm]) -> list[Plot]:
     without tiers, coloured by what their method is called.
     """
     families = _families(arms, "kl_coef", 2)
-    first = _first_tier(arms)
-    if len(arms) <= TOLD_APART or len(first) == len(arms):
-        named = [arm.label if len(arms) <= TOLD_APART else method(arm.settings) for arm in arms]
-        return [_plane("pareto", "Task reward against KL", list(zip(arms, named, strict=True)), families)]
-    named = [arm.label if len(first) <= TOLD_APART else method(arm.settings) for arm in first]
-    tier = f", tier {first[0].runs[0].result.tier}"
-    plots = [_plane("pareto", f"Task reward against KL{tier}", list(zip(first, named, strict=True)), [])]
-    if families:
+    first = arms if len(arms) <= TOLD_APART else _first_tier(arms)
+    whole = len(first) == len(arms)
+    named = [(arm, arm.label if len(first) <= TOLD_APART else method(arm.settings)) for arm in first]
+    title = "Task reward against KL" + ("" if whole else f", tier {first[0].runs[0].result.tier}")
+    plots = [_plane("pareto", title, named, families if whole else [])]
+    if families and not whole:
         of_family = dict(zip(_called(families, "kl_coef"), families, strict=True))
         swept = [(arm, name) for name, family in of_family.items() for arm in family]
         plots.append(_plane("pareto-kl_coef", "Task reward against KL over kl_coef", swept, families))

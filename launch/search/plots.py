@@ -1,18 +1,15 @@
-"""Draws what a search found: the objective over each searched setting, and parallel coordinates."""
+"""Draws what a search found: the objective over each searched setting."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from launch.console.configuration import Value
-from launch.display.drawing import COLOURS, FAINT, INK, POINT, style
-from launch.search.outcome import WHOLE, Point, TrialResult
+from launch.display.drawing import COLOURS, INK, POINT, style
+from launch.search.outcome import WHOLE, Point
 from launch.search.space import LOG, Axis, show_point
 
 OBJECTIVE = "held-out combined reward"
@@ -88,52 +85,6 @@ def _means(panel: Axes, points: Sequence[Point], axis: Axis, colour: str, label:
     )
 
 
-def draw_parallel(trials: Sequence[TrialResult], axes: Sequence[Axis]) -> Figure:
-    """Draws a line per trial through its values and its objective, which colours it.
-
-    Args:
-        trials: all. Those that failed or were stopped early are thin.
-        axes: what was searched, an upright each.
-    """
-    known = [(trial.combined_reward, trial) for trial in trials if trial.combined_reward is not None]
-    figure = Figure(figsize=(max(2.6 * (len(axes) + 1), 6.0), 4.3), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    panel = figure.subplots()
-    panel.set_axis_off()
-    worth = [combined for combined, _ in known]
-    low, high = (min(worth), max(worth)) if worth else (0.0, 1.0)
-    span = Normalize(low, high if high > low else low + 1e-9)
-    colours = colormaps["viridis"]
-    for upright, axis in enumerate(axes):
-        _upright(panel, upright, axis.key, {axis.label(value): _height(axis, value) for value in axis.values})
-    _upright(panel, len(axes), OBJECTIVE, {f"{low:+.3f}": 0.0, f"{high:+.3f}": 1.0}, right=True)
-    for combined, trial in sorted(known, key=lambda pair: pair[0]):
-        share = float(span(combined))
-        heights = [*(_height(axis, trial.values[axis.key]) for axis in axes), share]
-        width = 2.0 if trial.status in WHOLE else 0.7
-        panel.plot(range(len(heights)), heights, color=colours(share), linewidth=width, alpha=0.8)
-    panel.set_xlim(-0.4, len(axes) + 0.5)
-    panel.set_ylim(-0.12, 1.15)
-    return figure
-
-
-def _upright(panel: Axes, x: int, title: str, labels: Mapping[str, float], right: bool = False) -> None:
-    panel.plot([x, x], [0, 1], color=FAINT, linewidth=1.2, zorder=0)
-    panel.text(x, 1.08, title, ha="center", fontsize=9, color=INK, fontweight="bold")
-    for text, height in labels.items():
-        beside, side = (x + 0.04, "left") if right else (x - 0.04, "right")
-        panel.text(beside, height, text, ha=side, va="center", fontsize=8, color=INK)
-
-
 def _position(axis: Axis, value: Value) -> float:
     """Returns where a value stands: listed ones each as far from the next."""
     return float(axis.values.index(value)) if axis.scale is None else cast(float, value)
-
-
-def _height(axis: Axis, value: Value) -> float:
-    """Returns where a value stands between 0 and 1."""
-    if axis.scale is None:
-        return _position(axis, value) / max(len(axis.values) - 1, 1)
-    numbers = np.array([*axis.ends, value], dtype=float)
-    low, high, here = np.log(numbers) if axis.scale == LOG else numbers
-    return float((here - low) / (high - low))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from launch.display.drawing import save
 from launch.search.outcome import Point, TrialResult, points_of, points_table, results_of, write_csv
-from launch.search.plots import draw_objective, draw_parallel
+from launch.search.plots import draw_objective
 from launch.search.space import Axis, read_axes
 
 KEYS = ("exchange_period", "clip")
@@ -92,8 +92,7 @@ def test_every_trial_is_in_the_file(tmp_path: Path) -> None:
 def test_plots_are_drawn_also_where_nothing_succeeded(tmp_path: Path) -> None:
     for name, results in (("some", RESULTS), ("none", [RESULTS[2]])):
         save(draw_objective(points_of(results), AXES), tmp_path / f"{name}-objective.png")
-        save(draw_parallel(results, AXES), tmp_path / f"{name}-parallel.png")
-    assert [file.stat().st_size > 5_000 for file in tmp_path.iterdir()] == [True] * 4
+    assert [file.stat().st_size > 5_000 for file in tmp_path.iterdir()] == [True] * 2
 
 
 def means(results: list[TrialResult], axes: list[Axis]) -> dict[str, tuple[list[float], list[float]]]:
