@@ -14,10 +14,10 @@ from launch.display.plot import Key, Panel, Plot
 from launch.evaluation.intervals import Estimate, over_seeds
 from launch.report.marks import bars, dots, limit_to, mean_in_plane, widened
 from launch.report.plots import with_interval
-from launch.report.runs import NO_DIFFERENCE, Arm, method
+from launch.report.runs import NO_DIFFERENCE, ArmRuns, method
 from launch.report.series import drawn_interval, ends_of, held_out_mean, series_of
 from launch.search.space import show_value
-from launch.study.measures import Point, pareto_front
+from launch.study.measures import InPlane, pareto_front
 from launch.study.runs import NO_MATTER
 
 SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "partner_reward": 3, "num_agents": 3}
@@ -27,7 +27,7 @@ TOLD_APART = 8
 HELD_OUT = "Held out, mean of the policies, at the end."
 
 
-def pareto(arms: Sequence[Arm]) -> list[Plot]:
+def pareto(arms: Sequence[ArmRuns]) -> list[Plot]:
     """Returns the Pareto plane: task reward against −KL, where each arm went and where it ended.
 
     Where arms are too many to be told apart, of a study's first tier, and in a plane of its own the sweep of `kl_coef`;
@@ -46,7 +46,7 @@ def pareto(arms: Sequence[Arm]) -> list[Plot]:
     return plots
 
 
-def _plane(name: str, title: str, arms: Sequence[tuple[Arm, str]], families: Sequence[Sequence[Arm]]) -> Plot:
+def _plane(name: str, title: str, arms: Sequence[tuple[ArmRuns, str]], families: Sequence[Sequence[ArmRuns]]) -> Plot:
     """Returns one Pareto plane.
 
     Args:
@@ -76,7 +76,7 @@ def _plane(name: str, title: str, arms: Sequence[tuple[Arm, str]], families: Seq
 
 
 def _pareto(
-    arms: Sequence[tuple[Arm, str]],
+    arms: Sequence[tuple[ArmRuns, str]],
     families: Sequence[set[int]],
     colours: Mapping[str, str],
     coef: float,
@@ -86,7 +86,7 @@ def _pareto(
     panel.set_xlabel("− KL to the initial policy, nats per response", fontsize=9, color=INK)
     panel.xaxis.set_major_locator(MaxNLocator(5))
     ends = [(over_seeds([-x for x in ends_of(arm, "kl")]), over_seeds(ends_of(arm, "task_reward"))) for arm, _ in arms]
-    points: dict[int, tuple[Point, str]] = {}
+    points: dict[int, tuple[InPlane, str]] = {}
     for (arm, name), (x, y) in zip(arms, ends, strict=True):
         if len(colours) == len(arms):
             kl, task = held_out_mean(arm, "kl"), held_out_mean(arm, "task_reward")
@@ -95,7 +95,7 @@ def _pareto(
                 dots(panel, [-value for value in ends_of(arm, "kl")], ends_of(arm, "task_reward"), colours[name])
         if x is not None and y is not None:
             panel.plot([x.mean], [y.mean], color=colours[name], marker="")
-            points[id(arm)] = Point(y.mean, -x.mean), name
+            points[id(arm)] = InPlane(y.mean, -x.mean), name
     limits = panel.get_xlim(), panel.get_ylim()
     for family in families:
         of_family = [points[arm] for arm in family if arm in points]
@@ -119,7 +119,7 @@ def _equal(panel: Axes, coef: float, limits: tuple[tuple[float, float], tuple[fl
         panel.plot([left, right], [worth - coef * left, worth - coef * right], color=FAINT, linewidth=0.8, ls=":")
 
 
-def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
+def side_by_side(arms: Sequence[ArmRuns]) -> list[Plot]:
     """Returns the arms' final combined reward, a row each, on an axis of its own for each tier of a study.
 
     Of later tiers without the arms of sweeps, which are drawn as such and may be far off, but with those of the
@@ -127,7 +127,7 @@ def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
     """
     first = _first_tier(arms)
     swept = {id(arm) for key, least in SWEPT.items() for family in _families(arms, key, least) for arm in family}
-    tiers: dict[int, list[Arm]] = {}
+    tiers: dict[int, list[ArmRuns]] = {}
     for arm in arms:
         if arm not in first and id(arm) not in swept:
             tiers.setdefault(arm.runs[0].result.tier, []).append(arm)
@@ -139,12 +139,12 @@ def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
     return plots
 
 
-def _first_tier(arms: Sequence[Arm]) -> list[Arm]:
+def _first_tier(arms: Sequence[ArmRuns]) -> list[ArmRuns]:
     first = min(arm.runs[0].result.tier for arm in arms)
     return [arm for arm in arms if arm.runs[0].result.tier == first]
 
 
-def _side_by_side(arms: Sequence[Arm], tier: int | None) -> Plot:
+def _side_by_side(arms: Sequence[ArmRuns], tier: int | None) -> Plot:
     name, title = "ablation", "Final combined reward"
     if tier is not None:
         name, title = f"{name}-tier-{tier}", f"{title}, tier {tier}"
@@ -183,7 +183,7 @@ def _rows(labels: Sequence[str], values: Sequence[Sequence[float]], panel: Axes)
     panel.set_ylim(0.5 - len(labels), 0.75)
 
 
-def sweeps(arms: Sequence[Arm]) -> list[Plot]:
+def sweeps(arms: Sequence[ArmRuns]) -> list[Plot]:
     """Returns, for each setting of which arms differ in that alone, how the final figures depend on it."""
     plots = []
     for key, least in SWEPT.items():
@@ -192,9 +192,9 @@ def sweeps(arms: Sequence[Arm]) -> list[Plot]:
     return plots
 
 
-def _families(arms: Sequence[Arm], key: str, least: int) -> list[list[Arm]]:
+def _families(arms: Sequence[ArmRuns], key: str, least: int) -> list[list[ArmRuns]]:
     """Returns groups of arms, each of one study or of none, that differ in one setting alone and have enough values."""
-    families: dict[str, list[Arm]] = {}
+    families: dict[str, list[ArmRuns]] = {}
     for arm in arms:
         no_difference = {"seed", *NO_MATTER} if arm.runs[0].result.study else NO_DIFFERENCE
         same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *no_difference})
@@ -203,7 +203,7 @@ def _families(arms: Sequence[Arm], key: str, least: int) -> list[list[Arm]]:
     return [family for family in families.values() if len({getattr(arm.settings, key) for arm in family}) >= least]
 
 
-def _called(families: Sequence[Sequence[Arm]], key: str) -> list[str]:
+def _called(families: Sequence[Sequence[ArmRuns]], key: str) -> list[str]:
     """Returns a name for arms that differ in one setting alone: their method, or else what sets them apart."""
     methods = ["agents" if key == "num_agents" else method(family[0].settings) for family in families]
     if len(set(methods)) == len(methods):
@@ -215,7 +215,7 @@ def _called(families: Sequence[Sequence[Arm]], key: str) -> list[str]:
     return labels if len(set(labels)) == len(labels) else [family[0].label for family in families]
 
 
-def _sweep(key: str, families: Mapping[str, Sequence[Arm]]) -> Plot:
+def _sweep(key: str, families: Mapping[str, Sequence[ArmRuns]]) -> Plot:
     values: set[Any] = {getattr(arm.settings, key) for family in families.values() for arm in family}
     ticks = sorted(values, key=lambda value: math.inf if value is None else value)
     colours = dict(zip(families, colours_of(len(families)), strict=True))

@@ -12,7 +12,7 @@ from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
 from launch.display.plot import Plot
 from launch.report import ends, plots, tables
-from launch.report.runs import Arm, Run, arms_of, method
+from launch.report.runs import ArmRuns, Run, arms_of, method
 from launch.report.samples import moments_of
 from launch.report.series import ends_of
 from launch.run_folder.manifest import own_version
@@ -39,7 +39,7 @@ class Page:
         return [plot for plot in self.plots if any(fnmatchcase(plot.name, pattern) for pattern in patterns)]
 
 
-def page(runs: Sequence[Run], claims: Sequence[tables.Claim] = ()) -> Page:
+def page(runs: Sequence[Run], claims: Sequence[tables.JudgedClaim] = ()) -> Page:
     """Makes the report of runs, at least one of which has metrics, and of claims that were judged by them."""
     arms = arms_of(runs)
     evaluated = [arm for arm in arms if any(run.held_out for run in arm.runs)]
@@ -90,7 +90,7 @@ def page(runs: Sequence[Run], claims: Sequence[tables.Claim] = ()) -> Page:
     )
 
 
-def _title(arms: Sequence[Arm]) -> str:
+def _title(arms: Sequence[ArmRuns]) -> str:
     studies = list(dict.fromkeys(run.result.study for arm in arms for run in arm.runs if run.result.study))
     if studies:
         return f"Study {', '.join(studies)}"
@@ -104,13 +104,13 @@ def _subtitle(runs: Sequence[Run]) -> str:
     return f"Task {tasks} · model {models} · {len(runs)} run{'s' * (len(runs) > 1)}"
 
 
-def _queries(arms: Sequence[Arm]) -> str:
+def _queries(arms: Sequence[ArmRuns]) -> str:
     """Returns on how many queries the last evaluations are, if on as many in all runs."""
     counts = {last["queries"] for arm in arms for run in arm.counted if (last := run.result.final) is not None}
     return f" ({counts.pop()})" if len(counts) == 1 and 0 not in counts else ""
 
 
-def _rule(arms: Sequence[Arm]) -> str:
+def _rule(arms: Sequence[ArmRuns]) -> str:
     """Returns by what a run counts as collapsed (`study.measures.collapse`)."""
 
     def limit(key: str, form: str) -> str:
@@ -126,7 +126,7 @@ def _rule(arms: Sequence[Arm]) -> str:
     )
 
 
-def _caveats(arms: Sequence[Arm]) -> list[str]:
+def _caveats(arms: Sequence[ArmRuns]) -> list[str]:
     """Returns what a reader should know before comparing."""
     found = []
     runs = [run for arm in arms for run in arm.runs]

@@ -11,7 +11,7 @@ from launch.display.curves import EXCHANGED, HELD_OUT, PANELS, TRAINING
 from launch.display.drawing import INK, colours_of, curve, exchanges, points, style
 from launch.display.plot import Key, Panel, Plot
 from launch.report.marks import band, bars, limit_to
-from launch.report.runs import Arm
+from launch.report.runs import ArmRuns
 from launch.report.series import (
     FEWEST,
     TOKEN_KL,
@@ -48,7 +48,7 @@ Member = Callable[[str], Drawn]
 """Gives what is drawn of a figure."""
 
 
-def curves_of(arm: Arm, name: str) -> list[Plot]:
+def curves_of(arm: ArmRuns, name: str) -> list[Plot]:
     """Returns an arm's curves: of each policy, and of each role."""
     title, exchanged_after = f"{arm.label}: by policy", exchanged(arm)
     note = f"Lines: responses in training. Dots: each policy alone on {held_out_queries([arm])}, mean over seeds."
@@ -61,24 +61,24 @@ def curves_of(arm: Arm, name: str) -> list[Plot]:
     return plots
 
 
-def _of_policy(arm: Arm, module: str, key: str) -> Drawn:
+def _of_policy(arm: ArmRuns, module: str, key: str) -> Drawn:
     evaluated = curve_over_seeds([held_out(run, module, key) for run in arm.runs])
     return curve_over_seeds([training(run, module, key) for run in arm.runs]), evaluated if evaluated.x else None
 
 
-def _of_role(arm: Arm, role: str, key: str) -> Drawn:
+def _of_role(arm: ArmRuns, role: str, key: str) -> Drawn:
     return curve_over_seeds([of_role(run, role, key) for run in arm.runs]), None
 
 
-def _trained(arm: Arm, key: str) -> Drawn:
+def _trained(arm: ArmRuns, key: str) -> Drawn:
     return curve_over_seeds([trained_mean(run, key) for run in arm.runs]), None
 
 
-def _held_out(arm: Arm, key: str) -> Drawn:
+def _held_out(arm: ArmRuns, key: str) -> Drawn:
     return None, held_out_mean(arm, key)
 
 
-def comparisons(arms: Sequence[Arm]) -> list[Plot]:
+def comparisons(arms: Sequence[ArmRuns]) -> list[Plot]:
     """Returns the arms' curves in the same panels, some at a time: held out, or in training where none is evaluated."""
     evaluated = any(is_evaluated(arm) for arm in arms)
     arms = [arm for arm in arms if is_evaluated(arm) or not evaluated]
@@ -89,7 +89,7 @@ def comparisons(arms: Sequence[Arm]) -> list[Plot]:
     return _dealt_out("arms", "Arms over training", note, arms, of_arm, PANELS)
 
 
-def health(arms: Sequence[Arm]) -> list[Plot]:
+def health(arms: Sequence[ArmRuns]) -> list[Plot]:
     """Returns what collapse would show in, some arms at a time."""
     note = f"Mean of the policies, in training. Dashed: the limits {' and '.join(LIMITS.values())}."
     return _dealt_out("health", "Signs of collapse", note, arms, _trained, HEALTH)
@@ -99,8 +99,8 @@ def _dealt_out(
     name: str,
     title: str,
     note: str,
-    arms: Sequence[Arm],
-    of_arm: Callable[[Arm, str], Drawn],
+    arms: Sequence[ArmRuns],
+    of_arm: Callable[[ArmRuns, str], Drawn],
     figures: Sequence[tuple[str, str, str]],
 ) -> list[Plot]:
     """Deals arms out to as few plots as can hold them, as many to each."""
@@ -123,7 +123,7 @@ def _over_updates(
     name: str,
     title: str,
     note: str,
-    arms: Sequence[Arm],
+    arms: Sequence[ArmRuns],
     members: Mapping[str, Member],
     figures: Sequence[tuple[str, str, str]],
     exchanged_after: Sequence[int] = (),
@@ -206,7 +206,7 @@ def _apart(lines: Mapping[str, Drawn]) -> dict[str, Drawn]:
     return moved
 
 
-def with_interval(note: str, arms: Sequence[Arm], bands: bool = False, bars: bool = False) -> str:
+def with_interval(note: str, arms: Sequence[ArmRuns], bands: bool = False, bars: bool = False) -> str:
     """Returns a plot's note, with what its intervals are if it has any.
 
     Args:
@@ -220,7 +220,7 @@ def with_interval(note: str, arms: Sequence[Arm], bands: bool = False, bars: boo
     return f"{note} {INTERVAL.format(drawn.capitalize())}" if drawn and several else note
 
 
-def held_out_queries(arms: Sequence[Arm]) -> str:
+def held_out_queries(arms: Sequence[ArmRuns]) -> str:
     """Returns how many queries the evaluations during training are of, in words; all, if there are fewer."""
     counts = {arm.settings.eval_queries for arm in arms}
     return f"up to {counts.pop()} held-out queries" if len(counts) == 1 else "held-out queries"

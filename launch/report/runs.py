@@ -76,7 +76,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmRuns:
     """Runs whose settings are the same but for the seed."""
 
     label: str
@@ -223,7 +223,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [key for key in Settings.model_fields if len({repr(each[key]) for each in dumps}) > 1]
 
 
-def arms_of(runs: Sequence[Run]) -> list[Arm]:
+def arms_of(runs: Sequence[Run]) -> list[ArmRuns]:
     """Returns the arms of studies, then those of other runs, each named by what sets it apart.
 
     Raises:
@@ -237,14 +237,14 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
         _refuse_mixed(some)
     several = len({study for study, _ in studies}) > 1
     arms = [
-        Arm(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
+        ArmRuns(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
         for (study, _), some in studies.items()
     ]
     arms += _arms_of_folders([run for run in runs if not run.result.study])
     labels: set[str] = set()
     for number, arm in enumerate(arms):  # plots know arms by their labels
         if arm.label in labels:
-            arms[number] = Arm(f"{arm.label} ({arm.runs[0].name})", arm.runs)
+            arms[number] = ArmRuns(f"{arm.label} ({arm.runs[0].name})", arm.runs)
         labels.add(arms[number].label)
     return arms
 
@@ -264,7 +264,7 @@ def _refuse_mixed(arm: Sequence[Run]) -> None:
             )
 
 
-def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
+def _arms_of_folders(runs: Sequence[Run]) -> list[ArmRuns]:
     """Groups runs that differ in nothing but their seed."""
     keys = [key for key in differing(runs) if key not in NO_DIFFERENCE]
     groups: dict[tuple[str, ...], list[Run]] = {}
@@ -280,7 +280,7 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
             apart = {key: value for key, value in apart.items() if repr(value) != usual[key]}
         label = [method(settings)] if "num_agents" in keys or not apart else []
         label += [f"{key}={_shown(value)}" for key, value in apart.items()]
-        arms.append(Arm(_joined(label), sorted(some, key=lambda run: run.settings.seed)))
+        arms.append(ArmRuns(_joined(label), sorted(some, key=lambda run: run.settings.seed)))
     return arms
 
 

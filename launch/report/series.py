@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from launch.evaluation.intervals import Estimate, over_seeds
-from launch.report.runs import MEAN, Arm, Run
+from launch.report.runs import MEAN, ArmRuns, Run
 from launch.run_folder.records import Figures
 from launch.study.measures import Measure, at_end
 
@@ -51,13 +51,13 @@ def drawn_interval(found: Estimate | None) -> tuple[float, float]:
     return found.low, found.high
 
 
-def of_arm(arm: Arm, measure: Measure) -> list[float]:
+def of_arm(arm: ArmRuns, measure: Measure) -> list[float]:
     """Returns a measure of each run that counts, NaN where it has none."""
     found = [measure(result) for result in arm.results]
     return [math.nan if value is None else value for value in found]
 
 
-def ends_of(arm: Arm, key: str) -> list[float]:
+def ends_of(arm: ArmRuns, key: str) -> list[float]:
     """Returns a figure at the end of each run that counts, the mean of its policies, NaN where there is none."""
     return of_arm(arm, at_end(key))
 
@@ -95,16 +95,16 @@ def number(figures: Figures, key: str) -> float:
     return math.nan if value is None else value
 
 
-def is_evaluated(arm: Arm) -> bool:
+def is_evaluated(arm: ArmRuns) -> bool:
     """Tells whether any run of an arm was evaluated after it began to train."""
     return any(update > 0 for run in arm.runs for update in run.held_out)
 
 
-def held_out_mean(arm: Arm, key: str) -> Series:
+def held_out_mean(arm: ArmRuns, key: str) -> Series:
     """Returns a held-out figure, mean of the policies, over seeds."""
     return curve_over_seeds([held_out(run, MEAN, key) for run in arm.runs])
 
 
-def exchanged(arm: Arm) -> list[int]:
+def exchanged(arm: ArmRuns) -> list[int]:
     """Returns the updates after which roles were exchanged, in any of the runs."""
     return sorted({line["update"] for run in arm.runs for line in run.updates if line.get("exchanged")})

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from launch.console.errors import CommandError
 from launch.display.tables import MAIN, show, shown, written
 from launch.evaluation.intervals import over_seeds
-from launch.report.runs import Arm, Evaluation, Run, differing
+from launch.report.runs import ArmRuns, Evaluation, Run, differing
 from launch.report.series import ends_of, of_arm
 from launch.run_folder.records import HealthWarning
 from launch.search.space import show_value
@@ -39,7 +39,7 @@ def _interval(low: float | None, high: float | None, form: str) -> str:
     return "" if low is None and high is None else f"{show(low, form)}\u00a0… {show(high, form)}"
 
 
-def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def arm_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
     """Returns the figures of each arm at the end."""
     rows = []
     for arm in arms:
@@ -64,7 +64,7 @@ def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     return rows
 
 
-def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def difference_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
     """Returns each arm less those it is compared with, seed by seed; a study says which, else it is the first."""
     rows = []
     by_name = {(arm.runs[0].result.study, arm.runs[0].result.arm): arm for arm in arms if arm.runs[0].result.study}
@@ -96,7 +96,7 @@ def _difference(found: Difference | None) -> Cell:
     return Cell(f"{found.estimate.mean:+.2f}", ", ".join(part for part in small if part))
 
 
-class Claim(TypedDict):
+class JudgedClaim(TypedDict):
     """What is claimed of a method, and what a study found."""
 
     text: str
@@ -110,14 +110,14 @@ class Claim(TypedDict):
     verdict: str
 
 
-def read_claims(file: Path) -> list[Claim]:
+def read_claims(file: Path) -> list[JudgedClaim]:
     """Reads the claims that `benchmarks.reproduction` judged, or anyone else.
 
     Raises:
         CommandError: the file cannot be read, or is not a list of such claims.
     """
     try:
-        return pydantic.TypeAdapter(list[Claim]).validate_json(file.read_bytes())
+        return pydantic.TypeAdapter(list[JudgedClaim]).validate_json(file.read_bytes())
     except (OSError, pydantic.ValidationError) as error:
         first = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else error.strerror
         raise CommandError(
@@ -126,12 +126,12 @@ def read_claims(file: Path) -> list[Claim]:
         ) from error
 
 
-def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def run_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
     """Returns what is known of each run."""
     return [_run_row(run, arm) for arm in arms for run in arm.runs]
 
 
-def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
+def _run_row(run: Run, arm: ArmRuns) -> dict[str, Any]:
     lines = [line for line in run.updates if "policy" in line]
     done = run.updates[-1]["update"] if run.updates else 0
     known = {
@@ -180,7 +180,7 @@ def evaluation_table(evaluation: Evaluation) -> dict[str, Any]:
     return {"headings": [shown(name).heading for name in names], "rows": rows}
 
 
-def settings_that_differ(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
+def settings_that_differ(arms: Sequence[ArmRuns]) -> list[tuple[str, list[str]]]:
     """Returns each setting in which runs differ, with its values in every arm."""
     keys = differing([run for arm in arms for run in arm.runs])
     return [

@@ -44,7 +44,7 @@ class Difference(NamedTuple):
     """Hedges' g of paired values; see `hedges_g`."""
 
 
-class Point(NamedTuple):
+class InPlane(NamedTuple):
     """A policy, or the mean of several, in the Pareto view."""
 
     task_reward: float
@@ -275,15 +275,15 @@ def collapses(runs: Iterable[StudyRun]) -> int:
     return sum(bool(collapse(run)) for run in runs)
 
 
-def point(run: StudyRun) -> Point | None:
+def point(run: StudyRun) -> InPlane | None:
     """Returns where a run ends in the Pareto view."""
     reward, kl = at_end("task_reward")(run), at_end("kl")(run)
-    return None if reward is None or kl is None else Point(reward, kl)
+    return None if reward is None or kl is None else InPlane(reward, kl)
 
 
-def pareto_front(points: Iterable[Point]) -> list[Point]:
+def pareto_front(points: Iterable[InPlane]) -> list[InPlane]:
     """Returns the points to which no other is better or equal in both task reward and KL, by growing KL."""
-    front: list[Point] = []
+    front: list[InPlane] = []
     for candidate in sorted(set(points), key=lambda found: (found.kl, -found.task_reward)):
         if not front or candidate.task_reward > front[-1].task_reward:
             front.append(candidate)

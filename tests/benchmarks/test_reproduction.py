@@ -11,7 +11,7 @@ from launch.commands.report import report
 from launch.console.errors import CommandError
 from launch.evaluation.intervals import Estimate
 from launch.run_folder.records import Update
-from launch.study.measures import Point
+from launch.study.measures import InPlane
 from launch.study.results import StudyRun
 from tests.launch.results_of_studies import figures, keep, study_run
 
@@ -221,14 +221,14 @@ def test_less_variance_comes_with_its_interval() -> None:
 
 
 def test_the_hypervolume_is_the_area_between_the_front_and_the_reference() -> None:
-    worst = Point(0.0, 10.0)
-    assert hypervolume([Point(1.0, 2.0)], worst) == 8.0
-    assert hypervolume([Point(1.0, 2.0), Point(2.0, 5.0), Point(0.5, 3.0)], worst) == 8.0 + 1.0 * 5.0
-    assert hypervolume([Point(3.0, 11.0), Point(-1.0, 1.0)], worst) == 0.0
+    worst = InPlane(0.0, 10.0)
+    assert hypervolume([InPlane(1.0, 2.0)], worst) == 8.0
+    assert hypervolume([InPlane(1.0, 2.0), InPlane(2.0, 5.0), InPlane(0.5, 3.0)], worst) == 8.0 + 1.0 * 5.0
+    assert hypervolume([InPlane(3.0, 11.0), InPlane(-1.0, 1.0)], worst) == 0.0
 
 
 def test_the_reference_point_is_before_training_and_where_health_calls_it_collapse() -> None:
-    assert reference(study_run("ppo", 0, figures(1.0, 2.0), curve=(0.25, 1.0))) == Point(0.25, 2.0 * 12)
+    assert reference(study_run("ppo", 0, figures(1.0, 2.0), curve=(0.25, 1.0))) == InPlane(0.25, 2.0 * 12)
 
 
 def test_claims_are_those_that_are_asked_of_the_studies_at_hand(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from launch.study.measures import (
-    Point,
+    InPlane,
     area,
     at_end,
     best,
@@ -110,8 +110,8 @@ def test_runs_of_before_repetition_was_measured_show_no_sign() -> None:
 
 
 def test_the_pareto_front_holds_what_nothing_else_beats() -> None:
-    points = [Point(1.0, 2.0), Point(2.0, 6.0), Point(0.5, 3.0), Point(2.0, 5.0), Point(1.0, 2.0)]
-    assert pareto_front(points) == [Point(1.0, 2.0), Point(2.0, 5.0)]
+    points = [InPlane(1.0, 2.0), InPlane(2.0, 6.0), InPlane(0.5, 3.0), InPlane(2.0, 5.0), InPlane(1.0, 2.0)]
+    assert pareto_front(points) == [InPlane(1.0, 2.0), InPlane(2.0, 5.0)]
 
 
 def test_the_critic_s_loss_is_the_mean_over_updates_and_policies_and_not_of_runs_cut_short() -> None:
