@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from gymnasium import spaces
 
-from cory_env.chat import ChatError, ChatFormat
+from cory_env.chat import ChatFormat, refuse_conversations
 from cory_env.message import Message
 from cory_env.tasks.task import Query, Task
 
@@ -103,7 +103,7 @@ class Chain:
                 "The tokenizer has no end-of-sequence token, so no response could ever end. Set its eos_token."
             )
         if not chat:
-            _refuse_conversations(task)
+            refuse_conversations(task)
         self.task = task
         self.tokenizer = tokenizer
         self.roles = role_names(num_agents)
@@ -229,12 +229,3 @@ class Chain:
             f"max_prompt is {self.max_prompt}: {query.text[:80]!r}. Raise max_prompt to at least {length}, or shorten "
             "or remove the query."
         )
-
-
-def _refuse_conversations(task: Task) -> None:
-    for query in (*task.train, *task.test):
-        if query.history is not None:
-            raise ChatError(
-                f"Query {query.id} of task {task.name} is a conversation, but chat is off: {query.text[:80]!r}. Set "
-                "chat=true for a model with a chat template, or give the queries as plain text."
-            )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cory_env.message import Message
+from cory_env.tasks.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,3 +61,13 @@ class ChatFormat:
             ) from error
         assert isinstance(rendered, str)  # a list comes back only for a batch
         return rendered
+
+
+def refuse_conversations(task: Task) -> None:
+    """Raises ChatError where a query is a conversation, which nothing but a chat template can render."""
+    for query in task.all_queries():
+        if query.history is not None:
+            raise ChatError(
+                f"Query {query.id} of task {task.name} is a conversation, but chat is off: {query.text[:80]!r}. Set "
+                "chat=true for a model with a chat template, or give the queries as plain text."
+            )

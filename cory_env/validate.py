@@ -20,11 +20,11 @@ from cory_env.episode import ChainEpisode
 from cory_env.scoring.score import ScoredResponse, score_episodes, score_observed, score_responses
 from cory_env.scoring.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
+from cory_env.tasks.rows import RESERVED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SPLITS: tuple[Split, Split] = ("train", "test")
 SAMPLES = 3  # queries on which the reward is shown
 
 
@@ -124,6 +124,9 @@ def validate(
         show_prompts(chain, report)
         with RewardWorker(task.reward, timeout=reward_timeout) as worker:
             try:
+                check_columns(task, worker.start(), report)
+                if not report.ok:
+                    return report
                 show_rewards(chain, worker, report)
                 check_gold(chain, worker, report)
                 check_wrong(chain, worker, report)
@@ -134,7 +137,7 @@ def validate(
 
 def check_queries(task: Task, report: Report) -> None:
     """Finds empty splits, empty queries, queries that occur twice, and wrong numbering."""
-    for split in SPLITS:
+    for split in task.splits:
         queries = task.queries(split)
         report.facts.append(f"{split}: {len(queries)} queries")
         if not queries:
@@ -149,17 +152,19 @@ def check_queries(task: Task, report: Report) -> None:
         text, count = max(Counter(query.text for query in queries).items(), key=lambda item: item[1], default=("", 0))
         if count > 1:
             report.warnings.append(f"{split} has queries more than once, most often ({count} times) {text[:60]!r}.")
-    shared = {query.text for query in task.train} & {query.text for query in task.test}
+    held_out = (query for split in task.splits if split != "train" for query in task.queries(split))
+    shared = {query.text for query in task.train} & {query.text for query in held_out}
     if shared:
         report.warnings.append(
-            f"{len(shared)} queries are in both splits, such as {min(shared)[:60]!r}, so held-out rewards will flatter."
+            f"{len(shared)} training queries are held out too, such as {min(shared)[:60]!r}, so held-out rewards will "
+            "flatter."
         )
 
 
 def check_lengths(chain: Chain, report: Report) -> None:
     """Finds queries whose prompts cannot fit, and those whose references may be cut."""
     references = chain.max_references * chain.max_response
-    for split in SPLITS:
+    for split in chain.task.splits:
         queries = chain.task.queries(split)
         if not queries:
             continue
@@ -188,6 +193,30 @@ def check_lengths(chain: Chain, report: Report) -> None:
             report.warnings.append(
                 f"{cut} queries of {split} leave too little room for full-length references, which will be cut. "
                 f"With max_prompt = {max(whole) + references} none would be."
+            )
+
+
+def check_columns(task: Task, needed: Sequence[str], report: Report) -> None:
+    """Finds columns that the reward cannot do without, and queries that have no value in them.
+
+    Args:
+        task: The task.
+        needed: The arguments that the reward has no default for.
+        report: Gets a problem for each split and column.
+    """
+    for split in task.splits:
+        queries = task.queries(split)
+        for name in needed:
+            lacking = [query for query in queries if query.columns.get(name) is None]
+            if name in RESERVED or not lacking:
+                continue
+            first = (
+                f", the first is query {lacking[0].id}, {lacking[0].text[:60]!r}" if len(lacking) < len(queries) else ""
+            )
+            report.problems.append(
+                f"{len(lacking)} of {len(queries)} queries of {split} have no value in the column {name!r}, which the "
+                f"reward {task.reward} asks for{first}. Add it to the data, or give the argument {name} a default: "
+                "then the reward gets None where there is no value."
             )
 
 
@@ -236,7 +265,7 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
 
 def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
     """Finds gold answers that do not score 1.0, and those that no response can hold."""
-    for split in SPLITS:
+    for split in chain.task.splits:
         answered = gold_answers(chain.task, split)
         if not answered:
             continue
@@ -260,7 +289,7 @@ def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
 
 def check_wrong(chain: Chain, worker: RewardWorker, report: Report) -> None:
     """Finds wrong answers that score 1.0: each query is given the gold answer of the next one, where it is another."""
-    for split in SPLITS:
+    for split in chain.task.splits:
         answered = gold_answers(chain.task, split)
         following = [*answered[1:], *answered[:1]]
         wrong = [(query, other) for (query, gold), (_, other) in zip(answered, following, strict=True) if other != gold]

@@ -10,7 +10,6 @@ for each update:
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterator
@@ -30,7 +29,6 @@ from ray.rllib.utils.metrics import (
     LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
-from ray.tune.search.sample import Domain
 
 from cory_env.scoring.worker import RewardError
 from policies.evaluator import Evaluator
@@ -43,7 +41,7 @@ from policies.report import update_report
 from policies.rllib.causal_lm_module import CausalLMModule
 from policies.rllib.learners import LearnerError, Learners
 from policies.rllib.token_batch import rows_of
-from policies.rllib_settings import derive
+from policies.rllib_settings import derive, is_search_space, refuse_ours
 from policies.rollout.dealing import deal
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners, WeightSyncError, end
@@ -51,8 +49,6 @@ from policies.self_test import prove
 from policies.settings.settings import Settings, SettingsError, make_settings, nearest_key
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
-
-logger = logging.getLogger(__name__)
 
 LEARNED, OF_CRITIC = ("policy_loss", "clip_fraction", "grad_norm"), ("value_loss",)
 """What is reported of learning itself; the last with a critic alone."""
@@ -106,6 +102,15 @@ class CoryConfig(AlgorithmConfig):
                 raise SettingsError(f"`{key}` is a search space, so only tune.Tuner(Cory, param_space=...) can run it.")
         return make_settings(self.cory_settings)
 
+    def training(self, **settings: Any) -> Self:
+        """RLlib's training settings, of which those do nothing here that `cory` has under another name.
+
+        Raises:
+            SettingsError: one of these is set; names ours.
+        """
+        refuse_ours(settings)
+        return super().training(**settings)
+
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """RLlib's word for what an LLM is."""
         return RLModuleSpec(module_class=CausalLMModule)
@@ -119,11 +124,6 @@ class CoryConfig(AlgorithmConfig):
         if not self._is_frozen:
             derive(self, self.settings)
         super().validate()
-
-
-def is_search_space(value: Any) -> bool:
-    """Tells whether a setting is one of Tune's search spaces, which it gives a value in each trial."""
-    return isinstance(value, Domain) or (isinstance(value, dict) and "grid_search" in value)
 
 
 class Cory(Algorithm):
@@ -253,7 +253,7 @@ class Cory(Algorithm):
             "weight_version_lag": self.updates - 1 - min(rollout.version for rollout in rollouts),
         }
         self._report["tokens_per_second"] = self._report["tokens"] / self._seconds["rollout"]
-        self._report["health"] = self._watch()
+        self._report["health"] = self.health.observe(self._report)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
         if self.updates % self.settings.eval_every == 0 or self._ended():
             with self._timed("evaluate"):
@@ -270,14 +270,6 @@ class Cory(Algorithm):
             self.learners.forget()
             for estimation in self.estimations.values():
                 estimation.forget()
-
-    def _watch(self) -> list[dict[str, Any]]:
-        """The health warnings that stand after this update; new ones are logged."""
-        warnings = self.health.observe(self._report)
-        for warning in warnings:
-            if self.health.is_new(warning):
-                logger.warning("Update %d: %s", self.updates, warning["text"])
-        return warnings
 
     # Rollouts and weights.
 

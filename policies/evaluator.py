@@ -36,17 +36,17 @@ class Evaluator:
         self.learners = learners
 
     def evaluate_policies(self) -> dict[str, dict[str, float]]:
-        """Held-out evaluation: each policy alone on the bare query.
+        """Evaluation in training: each policy alone on the bare validation queries.
 
         Returns:
             `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}`, and their `mean`; NaN
             where the reward failed on every query (`on_reward_error: skip`).
         """
-        count = min(self.settings.eval_queries, len(self.task.test))
+        count = min(self.settings.eval_queries, len(self.task.queries("validation")))
         deals = [Deal(query) for query in range(count)]
         out: dict[str, dict[str, float]] = {}
         for module_id in self.settings.modules:
-            _, figures = self.measure(deals, RoleMapping(("pioneer",), (module_id,)), "test")
+            _, figures = self.measure(deals, RoleMapping(("pioneer",), (module_id,)), "validation")
             if module_id not in figures:
                 logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, module_id)
                 out[module_id] = dict.fromkeys(MEASURED, float("nan"))
@@ -63,7 +63,7 @@ class Evaluator:
         Args:
             deals: the queries. Sampling seeds follow from them and the settings' seed alone.
             mapping: all roles, or the first one alone, and who plays them.
-            split: `train` or `test`.
+            split: of the task.
 
         Returns:
             The rollouts, and by LLM what `measure_responses` gives for them: fp32 `[B]` each, in the order played.
@@ -77,7 +77,7 @@ class Evaluator:
         return rollouts, figures
 
     def samples(self, mapping: RoleMapping, count: int) -> list[dict[str, Any]]:
-        """The chain on the first `count` held-out queries, as text."""
-        deals = [Deal(query) for query in range(min(count, len(self.task.test)))]
-        rollouts = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split="test")
+        """The chain on the first `count` validation queries, as text."""
+        deals = [Deal(query) for query in range(min(count, len(self.task.queries("validation"))))]
+        rollouts = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split="validation")
         return [sample for rollout in rollouts for sample in rollout.samples]

@@ -15,11 +15,14 @@ The first three are collapse. A signature that holds for `health_patience` updat
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from policies.settings.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 COLLAPSE = ("repetition", "eos", "kl")
 CHANCE = 3.0
@@ -47,7 +50,7 @@ class Health:
         self.state: dict[str, Any] = {"first_eos_rate": {}, "held": {}}
 
     def observe(self, report: dict[str, Any]) -> list[dict[str, Any]]:
-        """Takes an update's report: of `Cory`'s, its `policy` and `role`.
+        """Takes an update's report: of `Cory`'s, its `update`, `policy` and `role`. A warning that is new is logged.
 
         Returns:
             The warnings that stand: `signature`, `of`, `text`, and `updates`, for how many in a row it has held.
@@ -58,15 +61,12 @@ class Health:
         found = {f"{sign.signature}/{sign.of}": sign for sign in self._signs(report)}
         held = {key: self.state["held"].get(key, 0) + 1 for key in found}
         self.state["held"] = held
-        return [
-            {**sign._asdict(), "updates": held[key]}
-            for key, sign in found.items()
-            if held[key] >= self.settings.health_patience
-        ]
-
-    def is_new(self, warning: dict[str, Any]) -> bool:
-        """Whether a warning stands since this update."""
-        return bool(warning["updates"] == self.settings.health_patience)
+        patience = self.settings.health_patience
+        warnings = [{**found[key]._asdict(), "updates": count} for key, count in held.items() if count >= patience]
+        for warning in warnings:
+            if warning["updates"] == patience:
+                logger.warning("Update %d: %s", report["update"], warning["text"])
+        return warnings
 
     def _signs(self, report: dict[str, Any]) -> Iterator[Sign]:
         for module_id, figures in report["policy"].items():

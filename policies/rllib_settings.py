@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from ray import tune
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
+from ray.tune.search.sample import Domain
 
 from cory_env import cory_v0
 from policies.rllib.causal_lm_module import CausalLMModule, module_config
@@ -14,9 +18,17 @@ from policies.role_exchange import RoleExchange
 from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.placement import named_resources
-from policies.settings.settings import Settings
+from policies.settings.settings import Settings, SettingsError
 
 ENV = "cory_v0"
+
+OURS = {
+    **{"lr": "lr", "gamma": "gamma", "lambda_": "lam", "clip_param": "clip", "grad_clip": "grad_clip"},
+    **{"vf_loss_coeff": "value_coef", "vf_clip_param": "value_clip", "kl_coeff": "kl_coef", "kl_target": "kl_target"},
+    **{"num_epochs": "epochs", "minibatch_size": "minibatch"},
+    **{"train_batch_size": "queries", "train_batch_size_per_learner": "queries"},
+}
+"""RLlib's names of settings that ours decide."""
 
 tune.register_env(ENV, lambda settings: PettingZooEnv(cory_v0.env(**settings)))
 
@@ -61,3 +73,16 @@ def derive(config: AlgorithmConfig, s: Settings) -> None:
     config.train_batch_size_per_learner = s.responses * s.num_agents // learners  # of RLlib's own reports
     config.fault_tolerance(restart_failed_env_runners=True, ignore_env_runner_failures=False)
     config.callbacks(RoleExchange)
+
+
+def refuse_ours(settings: Iterable[str]) -> None:
+    """Refuses RLlib's name of a setting that one of ours decides."""
+    for name in settings:
+        if name in OURS:
+            ours = OURS[name]
+            raise SettingsError(f"RLlib's `{name}` does nothing here. Set `{ours}` instead: .cory({ours}=...).")
+
+
+def is_search_space(value: Any) -> bool:
+    """Tells whether a setting is one of Tune's search spaces, which it gives a value in each trial."""
+    return isinstance(value, Domain) or (isinstance(value, dict) and "grid_search" in value)

@@ -8,6 +8,7 @@ no harm.
 """
 
 import asyncio
+import copy
 import ctypes
 import inspect
 import math
@@ -17,7 +18,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import SupportsFloat
@@ -32,20 +33,27 @@ EVENT_LOOP = asyncio.Runner()
 
 
 def call(function: Callable[..., object], batch: Batch) -> Reply:
-    """Calls the function on a batch with the arguments that it accepts, and checks what it returns."""
-    offered: dict[str, object] = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
-    try:
-        arguments, missing = select_arguments(function, offered)
-    except ValueError as error:  # a built-in without a signature, or a setting that the function does not know
-        return Reply(error=f"its arguments cannot be matched: {error}", fatal=True)
+    """Calls the function on a batch with the arguments that it accepts, and checks what it returns.
+
+    It gets a copy of each value, so that what it does to one sample in place is not done to another of the same query.
+    """
+    offered = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
+    arguments, missing = select_arguments(function, offered)
     if missing:
         return Reply(
             fatal=True,
             error=f"it asks for {', '.join(missing)}, but is offered only {', '.join(sorted(offered))}. "
             "Rename its arguments, give them defaults, or add the columns to the data",
         )
+    empty = [name for name in required(function) if any(value is None for value in arguments[name])]
+    if empty:
+        return Reply(
+            error=f"was not called, because it asks for {', '.join(empty)}, and the data has no value there (with a "
+            "default for that argument it would get None)"
+        )
     try:
-        result = function(**arguments)
+        copies = {name: [copy.deepcopy(value) for value in values] for name, values in arguments.items()}
+        result = function(**copies)
         if inspect.isawaitable(result):
             result = EVENT_LOOP.run(_wait_for(result))
         return check_values(result, len(batch))
@@ -67,8 +75,8 @@ def _describe(error: BaseException) -> str:
 
 
 def select_arguments(
-    function: Callable[..., object], offered: dict[str, object]
-) -> tuple[dict[str, object], list[str]]:
+    function: Callable[..., object], offered: dict[str, Sequence[object]]
+) -> tuple[dict[str, Sequence[object]], list[str]]:
     """Returns those of the `offered` arguments that the function accepts, and the names it requires beyond them.
 
     Settings bound by the reward's name stay as bound, even where the data has a column of the same name.
@@ -78,9 +86,18 @@ def select_arguments(
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     arguments = {name: value for name, value in offered.items() if (takes_all or name in named) and name not in bound}
-    missing = [name for name, p in named.items() if p.default is p.empty and name not in offered and name not in bound]
-    missing += [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
-    return arguments, missing
+    return arguments, [name for name in required(function) if name not in named or name not in offered]
+
+
+def required(function: Callable[..., object]) -> tuple[str, ...]:
+    """Returns the arguments for which the function has no default, and its name no setting.
+
+    Raises:
+        ValueError: It is a built-in without a signature, or does not know a setting.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in variable)
 
 
 def check_values(result: object, size: int) -> Reply:
@@ -137,10 +154,14 @@ def main() -> None:
     threading.Thread(target=_read_requests, args=(connection, parent, requests), daemon=True).start()
     try:
         function = load_function(spec)
+        ready = Reply(needs=required(function))
     except SpecError as error:
-        connection.send(Reply(error=str(error), fatal=True))
+        ready = Reply(error=str(error), fatal=True)
+    except ValueError as error:
+        ready = Reply(error=f"its arguments cannot be matched: {error}", fatal=True)
+    connection.send(ready)
+    if ready.error:
         return
-    connection.send(Reply())
     while True:
         connection.send(call(function, requests.get()))
 

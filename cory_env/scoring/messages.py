@@ -33,9 +33,13 @@ class Reply:
         faults: For each sample whose value is not a finite number: what came instead.
         error: Why the call as a whole gave no values; empty when it did.
         fatal: Whether no call can ever succeed, because the function cannot be loaded or called.
+        killed: Whether the system ended the process by SIGKILL, as it does where memory runs out.
+        needs: Once the function is loaded: the arguments that it has no default for.
     """
 
     values: list[float] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
     error: str = ""
     fatal: bool = False
+    killed: bool = False
+    needs: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
@@ -21,12 +22,17 @@ LOOK_AT_CHILD = 0.2  # seconds between looks at whether the child lives, where i
 
 
 class RewardProcess:
-    """A child process holding the function `spec`; started on the first call, and again after it had to be ended."""
+    """A child process holding the function `spec`; started on the first call, and again after it had to be ended.
+
+    Attributes:
+        needs: The arguments that the function has no default for; known once the child was started.
+    """
 
     def __init__(self, spec: str, timeout: float) -> None:
         """Notes what to start; `timeout` in seconds bounds each call, and loading the function."""
         self.spec = spec
         self.timeout = timeout
+        self.needs: tuple[str, ...] = ()
         self._connection: Connection[Batch, Reply] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[[subprocess.Popen[bytes], Connection[Batch, Reply]], RewardProcess] | None = None
@@ -79,8 +85,9 @@ class RewardProcess:
         self._connection, self._process = ours, process
         self._end = weakref.finalize(self, _end_process, process, ours)
         reply = self._receive("took to load")
-        # Failing to load is beyond what skipping samples could mend.
-        return Reply(error=reply.error, fatal=True) if reply.error else reply
+        self.needs = reply.needs
+        # Failing to load is beyond what skipping samples could mend; a loss of memory may pass.
+        return replace(reply, fatal=not reply.killed) if reply.error else reply
 
     def _receive(self, doing: str) -> Reply:
         """Waits for the child's next message; a child that is late or gone is ended."""
@@ -97,7 +104,8 @@ class RewardProcess:
         except (EOFError, OSError):
             process = self._process
             self.close()
-            return Reply(error=f"ended its process with {_exit_reason(process.returncode)}")
+            reason = f"ended its process with {_exit_reason(process.returncode)}"
+            return Reply(error=reason, killed=process.returncode == -signal.SIGKILL)
 
 
 def _end_process(process: subprocess.Popen[bytes], connection: "Connection[Batch, Reply]") -> None:

@@ -29,7 +29,8 @@ def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> 
     """Returns the task rewards of finished episodes, from one call of the function for the responses not scored yet.
 
     The samples stand episode by episode, in each the roles in the chain's order. The columns are those of the queries,
-    repeated to match, `role` and `completion_ids`; a query that lacks a column of another has None there. Where a query
+    repeated to match, `role` and `completion_ids`; a query that lacks a column of another has None there, which only a
+    function with a default for it gets. Where a query
     is a conversation, so is the completion: a list of one message of the assistant's.
 
     Args:

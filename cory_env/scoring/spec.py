@@ -20,7 +20,7 @@ def parse_spec(spec: str) -> tuple[str, str, dict[str, str]]:
     """Splits a reward's name into module, function and settings, without importing anything.
 
     Raises:
-        SpecError: The name is not of this form.
+        SpecError: The name is not of this form, or gives a setting twice.
     """
     target, _, query = spec.partition("?")
     module, colon, function = target.partition(":")
@@ -31,6 +31,8 @@ def parse_spec(spec: str) -> tuple[str, str, dict[str, str]]:
             f"The reward {spec!r} is not a function's name. Write module:function, such as my_rewards:length, "
             "or module:function?setting=value."
         )
+    if len({name for name, _, _ in pairs}) < len(pairs):
+        raise SpecError(f"The reward {spec!r} gives a setting twice after the question mark. Give each once.")
     return module, function, {name: value for name, _, value in pairs}
 
 

@@ -3,6 +3,9 @@
 Whatever the function does wrong (an exception, a hang, an exit, a wrong number of values, a value that is no finite
 number), the answer is never a silent 0: with `stop` a `RewardError` names the function and the sample, with `skip` the
 sample's reward is None and is counted, so that the caller can drop its query.
+
+A process that the system kills, as it does where memory runs out, says nothing about function or data: its batch is
+scored again.
 """
 
 import logging
@@ -19,9 +22,15 @@ logger = logging.getLogger(__name__)
 
 OnError = Literal["stop", "skip"]
 
+ATTEMPTS = 3  # at a batch during which the system kills the process
+
 
 class RewardError(RuntimeError):
     """A reward function could not be loaded, or failed on a sample."""
+
+
+class RewardKilled(RewardError):
+    """The system killed a reward's process again and again; another time it may not."""
 
 
 class RewardWorker:
@@ -69,6 +78,7 @@ class RewardWorker:
 
         Raises:
             RewardError: The function failed (with `stop`), or can never be called (always).
+            RewardKilled: The system killed its process at all attempts (with `skip`: and no sample stands out by that).
             ValueError: The lists differ in length.
         """
         lengths = {"prompts": len(prompts), "completions": len(completions)} | {k: len(v) for k, v in columns.items()}
@@ -78,23 +88,37 @@ class RewardWorker:
         if not len(batch):
             return []
         reply = self._call(batch)
+        for _ in range(ATTEMPTS - 1):
+            if not reply.killed:
+                break
+            logger.warning("The reward %s %s; its %d samples are scored again.", self.spec, reply.error, len(batch))
+            reply = self._call(batch)
         if not reply.error and not reply.faults:
             return list(reply.values)
 
         faults = self._find_faults(batch, reply.error) if reply.error else reply.faults
-        message = self._message(batch, reply.error, faults)
+        killed = reply.killed and set(faults.values()) <= {reply.error}
+        message = self._message(batch, reply.error, faults, killed)
+        if killed and (self.on_error == "stop" or len(faults) in (0, len(batch))):
+            raise RewardKilled(message)
         if self.on_error == "stop":
             raise RewardError(message)
         logger.warning("%s", message)
         return self._without(batch, faults, None if reply.error else reply)
 
-    def start(self) -> None:
+    def start(self) -> tuple[str, ...]:
         """Starts the child process now, so that a function that cannot be loaded is noticed before the first call.
 
+        Returns:
+            The arguments that the function has no default for, so that every query must have a value for them.
+
         Raises:
-            RewardError: it cannot.
+            RewardError: it cannot be loaded.
         """
-        self._usable(self._process.start())
+        reply = self._process.start()
+        if reply.error:
+            raise self._unusable(reply)
+        return self._process.needs
 
     def close(self) -> None:
         """Ends the child process; a later call starts another."""
@@ -109,12 +133,14 @@ class RewardWorker:
         self.close()
 
     def _call(self, batch: Batch) -> Reply:
-        return self._usable(self._process.call(batch))
-
-    def _usable(self, reply: Reply) -> Reply:
+        reply = self._process.call(batch)
         if reply.fatal:
-            raise RewardError(f"The reward {self.spec} cannot be used: {reply.error}")
+            raise self._unusable(reply)
         return reply
+
+    def _unusable(self, reply: Reply) -> RewardError:
+        kind = RewardKilled if reply.killed else RewardError
+        return kind(f"The reward {self.spec} cannot be used: {reply.error}")
 
     def _find_faults(self, batch: Batch, error: str) -> dict[int, str]:
         """Scores each sample by itself after a call that failed as a whole, for at most twice the time limit.
@@ -154,8 +180,8 @@ class RewardWorker:
         self.skipped += len(batch) - len(values)
         return [values.get(index) for index in range(len(batch))]
 
-    def _message(self, batch: Batch, error: str, faults: dict[int, str]) -> str:
-        """Says which function failed, on which sample, and how."""
+    def _message(self, batch: Batch, error: str, faults: dict[int, str], killed: bool) -> str:
+        """Says which function failed, on which sample, how, and what to do."""
         if faults:
             index = min(faults)
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
@@ -167,6 +193,11 @@ class RewardWorker:
             )
             reason = error
         gap = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
+        if killed:
+            return (
+                f"The reward {self.spec} failed at {ATTEMPTS} attempts on {where}: it {reason}. The system does that "
+                "where memory runs out: leave it more, or let the reward take less."
+            )
         return (
             f"The reward {self.spec} failed on {where}: it {reason}{gap}"
             "Correct the function or the data; set on_reward_error to skip to go on without such queries."

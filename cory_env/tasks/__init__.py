@@ -15,7 +15,7 @@ from cory_env.tasks import arithmetic, custom, gsm8k, imdb
 from cory_env.tasks.arithmetic import Operations
 from cory_env.tasks.openings import cut_queries
 from cory_env.tasks.readers import DataError
-from cory_env.tasks.rows import Source
+from cory_env.tasks.rows import Source, choose_validation
 from cory_env.tasks.task import Query, Split, Task
 from cory_env.tasks.template import TemplateError
 
@@ -45,6 +45,7 @@ def make_task(
     digits: int | None = None,
     operations: Operations | None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
+    validation: int = 0,
 ) -> Task:
     """Builds the task called `name`; every setting left at None keeps the task's own.
 
@@ -60,6 +61,8 @@ def make_task(
         digits: For `arithmetic`: digits of each number.
         operations: For `arithmetic`: what is asked.
         tokenizer: Whose tokens `max_query` counts.
+        validation: So many of the held-out queries, but at most half, are the split by which training chooses: the
+            first ones, or where they are rows of `data` every second one. With 0 all are `test`, and choose too.
 
     Raises:
         ValueError: No task has this name, or a setting is missing, out of range or belongs to another task.
@@ -83,9 +86,12 @@ def make_task(
     task = TASKS[name](
         data=data, eval_data=eval_data, reward=reward, prompt=prompt, observer_prompt=observer_prompt, **own
     )
-    if max_query is None:
+    if max_query is not None:
+        assert tokenizer is not None
+        shortest = max_query if min_query is None else min_query
+        train, test = (cut_queries(queries, tokenizer, shortest, max_query) for queries in (task.train, task.test))
+        task = replace(task, train=train, test=test)
+    if not validation or len(task.test) < 2:
         return task
-    assert tokenizer is not None
-    shortest = max_query if min_query is None else min_query
-    train, test = (cut_queries(task.queries(split), tokenizer, shortest, max_query) for split in ("train", "test"))
-    return replace(task, train=train, test=test)
+    chosen, test = choose_validation(task.test, validation, alternately=data is not None and eval_data is None)
+    return replace(task, validation=chosen, test=test)

@@ -22,7 +22,7 @@ class AnswerTask(Task):
             TemplateError: As in `Task`.
         """
         super().__post_init__()
-        for query in (*self.train, *self.test) if self.solved_at is not None else ():
+        for query in self.all_queries() if self.solved_at is not None else ():
             try:
                 gold_number(query.columns[ANSWER])
             except ValueError as error:

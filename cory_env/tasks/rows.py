@@ -10,7 +10,7 @@ reward and the templates. A query is text, or a conversation that ends with the 
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cory_env.message import Message
@@ -28,6 +28,8 @@ HOLD_OUT_EVERY = 10
 
 def read_queries(source: Source, required: Collection[str] = (), column: str = QUERY) -> list[Query]:
     """Reads all queries of a source, numbered from 0 in its order.
+
+    All have the same columns: one that a row lacks is None there, so a reward gets it or not whatever is scored beside.
 
     Args:
         source: A file, whose ending says the format, one of `READERS`; or `hub:` and a data set. Settings may follow.
@@ -48,26 +50,34 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
         queries.append(Query(id=len(queries), text=text, columns=columns, history=history))
     if not queries:
         raise DataError(f"{name} has no rows. There must be one row per query.")
-    return queries
+    names = dict.fromkeys(name for query in queries for name in query.columns)
+    return [
+        query if len(query.columns) == len(names) else replace(query, columns=dict.fromkeys(names) | query.columns)
+        for query in queries
+    ]
 
 
 def parse_source(source: Source) -> tuple[str, dict[str, str]]:
     """Splits a source into name and settings.
 
     Raises:
-        DataError: The settings are not `?name=value&...`, or one is unknown.
+        DataError: The settings are not `?name=value&...`, or one is unknown or stands twice.
     """
     text = os.fspath(source)
     name, _, tail = text.partition("?")
     pairs = [pair.partition("=") for pair in tail.split("&")] if tail else []
     known = (QUERY, *SETTINGS) if name.startswith(HUB) else (QUERY,)
+    settings: dict[str, str] = {}
     for setting, _, value in pairs:
         if setting not in known or not value:
             raise DataError(
                 f"The data {text!r} has {setting!r} after the question mark. Write name=value, joined by &, with "
                 f"the names {', '.join(known)}, such as {name}?query=question."
             )
-    return name, {setting: value for setting, _, value in pairs}
+        if setting in settings:
+            raise DataError(f"The data {text!r} says {setting} twice after the question mark. Say it once.")
+        settings[setting] = value
+    return name, settings
 
 
 def _rows(name: str, settings: Mapping[str, str]) -> Iterator[Row]:
@@ -145,6 +155,22 @@ def read_splits(
     train = [query for query in queries if (query.id + 1) % every]
     test = [query for query in queries if not (query.id + 1) % every]
     return _numbered(train), _numbered(test)
+
+
+def choose_validation(held_out: Sequence[Query], most: int, alternately: bool) -> tuple[list[Query], list[Query]]:
+    """Splits held-out queries into those by which training chooses and those on which figures are reported.
+
+    Args:
+        held_out: at least two.
+        most: so many choose at most, and never more than half.
+        alternately: take every second one, as where the order of one file says something; else the first ones.
+
+    Returns:
+        The two splits, each numbered anew.
+    """
+    chosen = {query.id for query in held_out[:: 2 if alternately else 1][: min(most, len(held_out) // 2)]}
+    validation = [query for query in held_out if query.id in chosen]
+    return _numbered(validation), _numbered([query for query in held_out if query.id not in chosen])
 
 
 def _numbered(queries: list[Query]) -> list[Query]:

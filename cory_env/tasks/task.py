@@ -1,13 +1,13 @@
 """What a task is: queries, the prompt of each position in the chain, a reward, and what evaluation needs to know."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from cory_env.message import Message
 from cory_env.tasks.template import TemplateError, fill, placeholders
 
-Split = Literal["train", "test"]
+Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Task:
     Attributes:
         name: The task's name in a configuration.
         train: Training queries, `train[i].id == i`.
-        test: Held-out queries, `test[i].id == i`.
+        test: Held-out queries, on which figures are reported, `test[i].id == i`.
+        validation: Held-out queries by which training chooses, such as its best checkpoint; None: those of `test`.
         reward: The reward function, `module:function` (see `cory_env.rewards`).
         prompt_template: The pioneer's prompt; the prompt of every agent without knowledge transfer. Needs `{query}`.
         observer_template: The prompt of every later agent. Needs `{query}` and `{reference}`.
@@ -56,6 +57,7 @@ class Task:
     observer_template: str = "Reference: {reference}\n{query}"
     reference_separator: str = "\n"
     solved_at: float | None = None
+    validation: Sequence[Query] | None = None
 
     def __post_init__(self) -> None:
         for label, template, needed in (
@@ -70,10 +72,22 @@ class Task:
                 )
 
     def queries(self, split: Split) -> Sequence[Query]:
-        """Returns the queries of `train` or `test`."""
-        if split not in ("train", "test"):
-            raise ValueError(f"There is no split {split!r}. Choose 'train' or 'test'.")
+        """Returns the queries of one split."""
+        if split not in get_args(Split):
+            raise ValueError(f"There is no split {split!r}. Choose one of: {', '.join(get_args(Split))}.")
+        if split == "validation":
+            return self.test if self.validation is None else self.validation
         return self.train if split == "train" else self.test
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that have no query in common."""
+        return get_args(Split) if self.validation is not None else ("train", "test")
+
+    def all_queries(self) -> Iterator[Query]:
+        """Yields every query once."""
+        for split in self.splits:
+            yield from self.queries(split)
 
     def prompt(self, query: Query) -> str:
         """Returns the pioneer's prompt as text.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import permutations, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from launch.console.errors import CommandError
@@ -126,8 +125,8 @@ def place(
 ) -> tuple[list[Node], list[Lack]]:
     """Puts every process on the first node that has room, those that ask for most first.
 
-    That can miss room that there is; so where some find none, the other orders of the kinds are tried, and to put each
-    process on the node that has most left.
+    On nodes of many kinds that can miss room that there is, as Ray's own placing can (`UNCHECKED` asks Ray all the
+    same).
 
     Args:
         kinds: of processes, each of another name.
@@ -138,32 +137,26 @@ def place(
         The nodes, with what they then hold and have left, and what finds no room.
     """
     ordered = sorted(kinds, key=lambda kind: (kind.gpus, len(kind.custom), kind.cpus), reverse=True)
-    tried = []
-    for spread, order in product((False, True), permutations(ordered)):
-        filled = deepcopy(list(nodes))
-        lacking = [lack for kind in order if (lack := _fill(kind, filled, (needs or {}).get(kind.name, ()), spread))]
-        tried.append((filled, lacking))
-        if not lacking:
-            return tried[-1]
-    return tried[0]
+    filled = deepcopy(list(nodes))
+    return filled, [lack for kind in ordered if (lack := _fill(kind, filled, (needs or {}).get(kind.name, ())))]
 
 
-def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory], spread: bool) -> Lack | None:
+def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory]) -> Lack | None:
     """Puts as many processes of a kind as there are, or is room for, on nodes; says what the rest lack."""
     host = sum(need.host + (need.total if need.device == "cpu" else 0) for need in needs)
     device = sum(need.total for need in needs if need.device != "cpu")
     held = [0] * len(nodes)
     for _ in range(kind.count):
-        fits = [
-            place
-            for place, node in enumerate(nodes)
+        fitting = (
+            number
+            for number, node in enumerate(nodes)
             if not _short(node, kind) and not _short_of_memory(node, kind, host, device)
-        ]
-        if not fits:
+        )
+        first = next(fitting, None)
+        if first is None:
             break
-        place = max(fits, key=lambda place: (sum(nodes[place].gpus), nodes[place].cpus)) if spread else fits[0]
-        _take(nodes[place], kind, host)
-        held[place] += 1
+        _take(nodes[first], kind, host)
+        held[first] += 1
     for node, count in zip(nodes, held, strict=True):
         if count:
             node.holds.append(counted(count, kind.name))

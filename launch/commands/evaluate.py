@@ -5,13 +5,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
 from launch.console.parser import Parser, local_path, run
 
 if TYPE_CHECKING:
-    from launch.console.configuration import Value
+    from launch.console.core_yaml import Value
     from launch.display.terminal import Voice
     from launch.evaluation.evaluation import EvaluationFolder, Plan
     from launch.evaluation.figures import Scoring
@@ -78,7 +79,7 @@ def _parser() -> Parser:
         "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
     )
     parser.add_argument("--checkpoint", metavar="C", help="latest, best or an update (default: best, if there is one)")
-    parser.add_argument("--split", choices=("test", "train"), default="test", help="queries to ask (default: test)")
+    parser.add_argument("--split", choices=get_args(Split), default="test", help="queries to ask (default: test)")
     parser.add_argument("--queries", type=_positive, metavar="N", help="only the first N of them (default: all)")
     parser.add_argument("--samples", type=_positive, default=4, metavar="N", help="responses per query (default: 4)")
     parser.add_argument("--k", type=_numbers, metavar="K,K", help="of pass@k (default: 1, 2, 4, … up to --samples)")
@@ -188,6 +189,7 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
         words["task"] = options.task
     if ("data" in words) != ("eval_data" in words):  # one file, all of it
         words["data"] = words["eval_data"] = words.get("data", words.get("eval_data"))
+        words["validation"] = False
     own: Mapping[str, Value] = read_preset(DEFAULT_PRESET)
     policy: dict[str, Value] = {"model": options.target, "num_agents": 1}
     if run_directory is not None:

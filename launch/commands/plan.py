@@ -61,12 +61,15 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
     """
     from launch.cluster import session
     from launch.console.configuration import DEFAULT_PRESET, resolve, split
+    from policies.models.model_check import check_folder
     from policies.settings import memory
     from policies.settings.placement import processes
 
     preset, pairs = split(words)
     settings = resolve(preset or DEFAULT_PRESET, files, pairs)
     session.quiet_libraries(debug)
+    check_folder(settings.model_path)
+    settings.check_model(settings.make_tokenizer())
     needs = _needs(settings, memory.shape(settings))
     kinds = processes(settings)
     if "RAY_ADDRESS" in os.environ:

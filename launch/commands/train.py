@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from launch.console.errors import IN_JOB, CommandError
 from launch.console.parser import Parser, run
+from launch.console.shell import one_line
 from policies.settings.settings import RESUMABLE
 
 if TYPE_CHECKING:
-    from launch.console.configuration import Value
+    from launch.console.core_yaml import Value
     from launch.run_folder.directory import RunDirectory
     from policies.settings.settings import Settings
 
@@ -25,7 +25,7 @@ EPILOG = """presets:
 
 settings:
   Any setting, as key=value; `cory train --print-config` lists them all with their meaning. Later ones win:
-  defaults, then the preset, then each -c file in order, then key=value. Values are YAML scalars.
+  defaults, then the preset, then each -c file in order, then key=value. Values are YAML scalars (1.2).
 
 examples:
   cory train
@@ -127,7 +127,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         return 0
     tracking.check(settings)
     session.quiet_libraries(options.debug)
-    origin = f"{shlex.join(['cory', 'train', *words])}  # {environment.in_words()}"
+    origin = f"{one_line(['cory', 'train', *words])}  # {environment.in_words()}"
     preflight.check(settings)
     check_place(place)
     if options.go_on and (found := _find(place)):

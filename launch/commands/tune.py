@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from launch.cluster.room import counted
 from launch.console.errors import CommandError
 from launch.console.parser import Parser, run
+from launch.console.shell import one_line
 
 if TYPE_CHECKING:
     from launch.display.terminal import Voice
@@ -151,7 +152,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             raise CommandError(f"{tracker}=true: trials of a search are sent nowhere. Set {tracker}=false.")
     session.quiet_libraries(options.debug)
     preflight.check(checked[0])
-    origin = f"{shlex.join(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
+    origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
     lock = lock_folder(folder) if resume else create(folder, search, origin)
     past = len(recorded(folder)) if resume else 0
     total = search.trials * search.settings.updates

@@ -11,7 +11,7 @@ from launch.console.errors import CommandError
 from launch.console.parser import Parser, run
 
 if TYPE_CHECKING:
-    from launch.console.configuration import Value
+    from launch.console.core_yaml import Value
 
 EPILOG = """It reads every query, shows each role's prompt, and calls the reward in its own process: on a few responses,
 and on all gold answers of a task that has them. Without max_prompt, it says which one the task needs.

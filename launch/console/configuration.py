@@ -5,14 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from launch.console.core_yaml import Value, read_yaml, scalar, spelled
 from launch.console.errors import CommandError
-from policies.settings.settings import Settings, make_settings, nearest_key
-
-Value = str | int | float | bool | None
+from policies.settings.settings import Settings, make_settings, nearest_key, refuse_idle
 
 DEFAULT_PRESET = "imdb-tiny"
 BASE = "base"
@@ -21,45 +17,12 @@ BASE = "base"
 _FOLDER = files("launch.console") / "presets"
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a mapping with a key twice, of which YAML would keep the last one without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Checks the keys, then does as usual."""
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        known: set[tuple[str, str]] = set()
-        for key in keys:
-            if (key.tag, key.value) in known:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"the key `{key.value}` stands twice", problem_mark=key.start_mark
-                )
-            known.add((key.tag, key.value))
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(text: str, where: str) -> Any:
-    """Reads what a person wrote in YAML.
-
-    Args:
-        text: the YAML.
-        where: it stands, for messages.
-
-    Raises:
-        CommandError: it is no YAML, or says something twice.
-    """
-    try:
-        return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date or a number, and is none
-        reason = str(error).replace('"<unicode string>", ', "")
-        raise CommandError(f"{where} is not valid YAML: {' '.join(reason.split())}.") from error
-
-
 def presets() -> dict[str, str]:
     """Returns the presets' names, each with the sentence that its file starts with."""
     found = {}
     for file in _FOLDER.iterdir():
         if file.name.endswith(".yaml"):
-            found[file.name.removesuffix(".yaml")] = file.read_text().splitlines()[0].removeprefix("# ")
+            found[file.name.removesuffix(".yaml")] = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
     return dict(sorted(found.items()))
 
 
@@ -92,10 +55,14 @@ def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Setting
         CommandError: an unknown preset or key, a file that cannot be read, a word without `=`.
         SettingsError: a value of the wrong type, or settings that contradict each other.
     """
+    given = [*map(read_file, paths), read_words(words)]
     values = read_preset(preset)
-    for path in paths:
-        values |= read_file(path)
-    return make_settings(values | read_words(words))
+    for source in given:
+        values |= source
+    settings = make_settings(values)
+    for source in given:
+        refuse_idle(source, settings)
+    return settings
 
 
 def read_preset(name: str) -> dict[str, Value]:
@@ -104,7 +71,7 @@ def read_preset(name: str) -> dict[str, Value]:
         close = difflib.get_close_matches(name, presets(), n=1, cutoff=0.4)
         hint = f" Did you mean `{close[0]}`?" if close else ""
         raise CommandError(f"There is no preset `{name}`.{hint} The presets are: {', '.join(presets())}.")
-    values = _flat((_FOLDER / f"{name}.yaml").read_text(), f"preset {name}", also=(BASE,))
+    values = _flat((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}", also=(BASE,))
     base = values.pop(BASE, None)
     return {**(read_preset(str(base)) if base else {}), **values}
 
@@ -112,7 +79,7 @@ def read_preset(name: str) -> dict[str, Value]:
 def read_file(path: Path) -> dict[str, Value]:
     """Returns the settings in a user's YAML file."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise CommandError(f"The settings file {path} cannot be read: {reason}.") from error
@@ -131,22 +98,11 @@ def read_words(words: Sequence[str]) -> dict[str, Value]:
     return values
 
 
-def scalar(text: str) -> Value:
-    """Returns the YAML scalar that `text` spells: a number, true, false, null, quoted text; or else `text` itself."""
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: what looks like a date or a number, and is none
-        return text
-    if isinstance(value, str):
-        return value if text.lstrip().startswith(("'", '"')) else text
-    return value if isinstance(value, bool | int | float | None) else text
-
-
 def as_yaml(settings: Settings) -> str:
     """Returns every setting as YAML, each with its meaning in a comment, ready for `-c`."""
     lines = []
     for name, field in Settings.model_fields.items():
-        line = yaml.safe_dump({name: getattr(settings, name)}, width=1000, allow_unicode=True).strip()
+        line = f"{name}: {spelled(getattr(settings, name))}"
         meaning = " ".join((field.description or "").replace("`", "").split())
         lines.append(f"{line:<33} # {meaning}" if meaning else line)
     return "\n".join(lines) + "\n"
@@ -156,9 +112,14 @@ def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]
     loaded = read_yaml(text, where) or {}
     if not isinstance(loaded, Mapping):
         raise CommandError(f"{where} must hold `key: value` lines, but holds a {type(loaded).__name__}.")
-    for key in loaded:
+    for key, value in loaded.items():
         if key not in also:
             _check_key(str(key), f"in {where}")
+        if not isinstance(value, Value):
+            raise CommandError(
+                f"`{key}` in {where} holds a {'list' if isinstance(value, list) else 'mapping'}, but every setting is "
+                "one value. Put a text that begins with a bracket or a brace in quotes."
+            )
     return dict(loaded)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from launch.console.core_yaml import write_yaml
 from launch.display.tables import shown, written
 from launch.models.exported import base_name
 from launch.models.trained import Trained
@@ -78,10 +79,7 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         prompts=_prompts(settings),
         results=_results(trained, policy),
         kl_coef=settings.report_kl_coef,
-        settings=_block(
-            yaml.safe_dump(_training(settings), sort_keys=False, allow_unicode=True),
-            "yaml",
-        ),
+        settings=_block(write_yaml(_training(settings)), "yaml"),
         origin=_origin(trained),
     )
 

@@ -39,7 +39,7 @@ from launch.run_folder.layout import (
 )
 from launch.run_folder.locks import NoLocks, lock_folder
 from launch.run_folder.records import SampleLine, Update
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.settings import Settings, SettingsError, kept_settings
 
 if TYPE_CHECKING:
     from launch.run_folder.storage import Storage
@@ -144,13 +144,13 @@ class RunDirectory:
         replace_text(file, "\n".join(comments) + "\n" + as_yaml(settings))
 
     def settings(self) -> Settings:
-        """Reads `config.yaml`; a setting that came with a later version than wrote it takes its default.
+        """Reads `config.yaml`; a setting that came with a later version is as it was then.
 
         Raises:
             CommandError: it holds something that is no setting, or no setting any more.
         """
         try:
-            return make_settings(read_file(self.path / CONFIG))
+            return kept_settings(read_file(self.path / CONFIG))
         except (CommandError, SettingsError) as error:
             raise CommandError(
                 f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (its "

@@ -18,10 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
 from launch.cluster import room, session
 from launch.console import output
+from launch.console.core_yaml import read_yaml, write_yaml
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
@@ -30,7 +29,7 @@ from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
 from launch.search.space import METRIC, SEED, TIME, Axis, points, read_axes
 from policies.settings.placement import Process, cpus, processes
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.settings import Settings, SettingsError, kept_settings
 
 if TYPE_CHECKING:
     from ray.tune import Callback, Tuner
@@ -89,7 +88,7 @@ class Search(NamedTuple):
             **{name: getattr(self, name) for name in ("scheduler", "samples", "seeds", "concurrent")},
             "settings": self.settings.model_dump(),
         }
-        replace_text(folder / SEARCH, f"# {origin}\n{yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)}")
+        replace_text(folder / SEARCH, f"# {origin}\n{write_yaml(kept)}")
 
     @classmethod
     def read(cls, folder: Path) -> "Search":
@@ -99,14 +98,14 @@ class Search(NamedTuple):
             CommandError: there is none, or another version wrote it.
         """
         file = folder / SEARCH
-        if not file.is_file() or not file.read_text().startswith(ORIGIN):
+        if not file.is_file() or not file.read_bytes().startswith(ORIGIN.encode()):
             missing = f"has no {SEARCH}" if folder.is_dir() else "does not exist"
             raise CommandError(f"{folder} is not a search's folder: it {missing}. `cory tune --out DIR` makes them.")
         try:
-            kept = yaml.safe_load(file.read_text())
-            settings = make_settings(kept.pop("settings"))
+            kept = read_yaml(file.read_text(encoding="utf-8"), "it")
+            settings = kept_settings(kept.pop("settings"))
             return cls(settings=settings, axes=read_axes(kept.pop("over")), **kept)
-        except (yaml.YAMLError, SettingsError, TypeError, KeyError) as error:
+        except (CommandError, SettingsError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
             raise CommandError(f"{file} cannot be read as a search: {error}") from error
 
 

@@ -1,18 +1,18 @@
 """What a search varies: `--over key=values`, and seeds."""
 
-import contextlib
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
-from launch.console.configuration import Value, scalar
+from launch.console.core_yaml import QUOTES, Value, as_word, scalar
 from launch.console.errors import CommandError
 from policies.settings.contradictions import refuse_contradictions
 from policies.settings.fields import Fields
-from policies.settings.settings import ABOUT, Settings, SettingsError, make_settings, nearest_key
+from policies.settings.settings import ABOUT, Settings, SettingsError, make_settings, nearest_key, refuse_idle
 
 SEED = "seed"
 TIME = "updates"
@@ -24,6 +24,8 @@ MOST = 100_000
 """Combinations with whole numbers of ranges, which are checked before a search starts, at most."""
 NAMED = 12
 """Whole numbers that would work, which a refusal names, at most."""
+_PART = re.compile(r"""(?:^|,)(\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|\s*'(?:[^']|'')*'\s*(?=,|$)|[^,]*)""")
+"""A value of a list: what stands between two commas, which may also stand in a value in quotes."""
 
 
 class Axis(NamedTuple):
@@ -107,7 +109,7 @@ def read_axes(words: Sequence[str]) -> list[Axis]:
 
 
 def _list(word: str, key: str, text: str) -> Axis:
-    values = tuple(_value(key, part.strip()) for part in text.split(","))
+    values = tuple(scalar(part.strip()) for part in _PART.findall(text))
     if len(set(map(repr, values))) < len(values):
         raise CommandError(f"--over {word} names a value twice.")
     return Axis(key, values)
@@ -117,7 +119,7 @@ def _range(word: str, key: str, text: str) -> Axis | None:
     scale, *ends = text.split(":")
     if scale not in (LOG, UNIFORM):
         return None
-    values = [_value(key, end) for end in ends]
+    values = [scalar(end) for end in ends]
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(values) != 2 or len(numbers) != 2 or not all(map(math.isfinite, numbers)):
         raise CommandError(f"--over {word} is not a range; write {key}={scale}:LOW:HIGH, both numbers.")
@@ -130,15 +132,6 @@ def _range(word: str, key: str, text: str) -> Axis | None:
             raise CommandError(f"--over {word}: {key} takes whole numbers.")
         low, high = int(low), int(high)
     return Axis(key, (low, high), scale)
-
-
-def _value(key: str, text: str) -> Value:
-    """Reads a value; unlike YAML, which wants a point in it, `1e-6` is a number where the setting is one."""
-    value, kind = scalar(text), Settings.model_fields[key].annotation
-    if isinstance(value, str) and (kind is float or kind == float | None):
-        with contextlib.suppress(ValueError):
-            return float(value)
-    return value
 
 
 def _is_whole(key: str) -> bool:
@@ -166,7 +159,9 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
     found = []
     for point in ends:
         try:
-            found.append(make_settings({**given, **point}))
+            made = make_settings({**given, **point})
+            refuse_idle(point, made)
+            found.append(made)
         except SettingsError as error:
             raise CommandError(f"--over {show_point(point)}: {error}") from error
     return found
@@ -236,5 +231,6 @@ def show_value(value: Value) -> str:
 
 
 def exact_value(value: Value) -> str:
-    """Returns a value as it is written on the command line, with all its digits."""
-    return repr(value) if isinstance(value, float) else show_value(value)
+    """Returns a value as it is written on the command line, with all its digits; in quotes where it holds a comma."""
+    text = as_word(value)
+    return text if "," not in text or text.startswith(QUOTES) else "'{}'".format(text.replace("'", "''"))

@@ -19,18 +19,16 @@ needs     what must be there, else the arm is left out: path → command that ma
 """
 
 import difflib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from launch.console.configuration import Value, read_preset, read_words, read_yaml, scalar
+from launch.console.configuration import read_preset, read_words
+from launch.console.core_yaml import Value, as_word, read_yaml
 from launch.console.errors import CommandError
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.settings import Settings, SettingsError, make_settings, refuse_idle
 
 _FOLDER = files("launch.study") / "studies"
 _KEYS = ("about", "base", "settings", "seeds", "arms")
@@ -93,7 +91,7 @@ class Study(NamedTuple):
 def studies() -> dict[str, str]:
     """Returns the names of the studies that are shipped, each with what it is about."""
     found = {
-        file.name.removesuffix(".yaml"): str(yaml.safe_load(file.read_text())["about"])
+        file.name.removesuffix(".yaml"): str(read_yaml(file.read_text(encoding="utf-8"), file.name)["about"])
         for file in _FOLDER.iterdir()
         if file.name.endswith(".yaml")
     }
@@ -141,10 +139,13 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     for arm in arms.values():
         try:
             settings = study.settings(arm, 0)
+            refuse_idle(arm.changes, settings)
         except SettingsError as error:
             raise CommandError(f"{where}, arm {arm.name}: {error}") from error
         if arm.against is not None:
             check_differs(arm, settings, study.settings(arms[arm.against], 0))
+    if not any(study.settings(arm, 0).lora for arm in arms.values()):
+        refuse_idle(shared, resolved)
     return study
 
 
@@ -174,12 +175,7 @@ def differing(one: Settings, other: Settings) -> list[str]:
 
 def word(key: str, value: Value) -> str:
     """Returns a setting as `key=value`, which `configuration.read_words` reads back."""
-    if isinstance(value, str):
-        return f"{key}={value if scalar(value) == value and not value.startswith(QUOTES) else json.dumps(value)}"
-    return f"{key}={json.dumps(value)}"
-
-
-QUOTES = ("'", '"')
+    return f"{key}={as_word(value)}"
 
 
 def read_seeds(value: object, where: str) -> tuple[int, ...]:
@@ -198,7 +194,7 @@ def read_seeds(value: object, where: str) -> tuple[int, ...]:
 def _read(where: str) -> tuple[str, str]:
     """Returns a study's name and its file's text."""
     if where in studies():
-        return where, (_FOLDER / f"{where}.yaml").read_text()
+        return where, (_FOLDER / f"{where}.yaml").read_text(encoding="utf-8")
     path = Path(where)
     if path.suffix not in (".yaml", ".yml"):
         close = difflib.get_close_matches(where, studies(), n=1, cutoff=0.4)

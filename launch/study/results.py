@@ -15,7 +15,7 @@ from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final
 from launch.run_folder.journal import replace_text
 from launch.run_folder.records import Figures, SampleLine, Update, mean_over_policies, plain
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.settings import Settings, SettingsError, kept_settings
 
 Status = Literal["done", "collapsed", "diverged", "failed"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results.
@@ -147,7 +147,7 @@ def read_one(file: Path) -> StudyRun:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         found = {key: value for key, value in found.items() if key in StudyRun._fields}
-        run = StudyRun(**{**found, "settings": make_settings(found["settings"])})
+        run = StudyRun(**{**found, "settings": kept_settings(found["settings"])})
         _check(run)
         cost = {key: value for key, value in run.cost.items() if key in Cost.__required_keys__}
         run = run._replace(cost=cast(Cost, cost))

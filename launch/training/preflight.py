@@ -1,11 +1,10 @@
 """Puts together what a run is made of, before anything is started: whatever is wrong with it is one sentence."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cory_env.scoring.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
-from cory_env.validate import Report, check_lengths
+from cory_env.validate import Report, check_columns, check_lengths
 from launch.console.errors import CommandError
 from policies.settings.settings import Settings
 
@@ -14,18 +13,19 @@ if TYPE_CHECKING:
 
 
 def load_task(settings: Settings) -> "tuple[Task, PreTrainedTokenizerBase]":
-    """Reads the task's data and templates, and the model's tokenizer.
+    """Checks the model, and reads its tokenizer and the task's data and templates.
 
     Raises:
-        CommandError: no such task or model, or a setting, file or template that cannot be used.
+        CommandError: no such task, or a setting, file or template that cannot be used.
+        ModelError: no such model, or one that does not go with its tokenizer or the lengths.
     """
-    folder = Path(settings.model_path)
-    if settings.model.startswith((".", "/", "~")) and not folder.is_dir():
-        raise CommandError(f"There is no model in {settings.model}: no such folder. Correct the setting model.")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise CommandError(f"There is no model in {settings.model}: it has no config.json. Correct the setting model.")
+    from policies.models.model_check import check_folder  # brings transformers along
+
+    check_folder(settings.model_path)
     try:
-        return settings.make_task(), settings.make_tokenizer()
+        tokenizer = settings.make_tokenizer()
+        settings.check_model(tokenizer)
+        return settings.make_task(), tokenizer
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
 
@@ -57,7 +57,9 @@ def check(settings: Settings) -> Task:
         raise CommandError(" ".join(report.problems))
     try:
         with RewardWorker(task.reward, timeout=settings.reward_timeout) as worker:
-            worker.start()
+            check_columns(task, worker.start(), report)
     except (RewardError, ValueError) as error:
         raise CommandError(str(error)) from error
+    if report.problems:
+        raise CommandError(" ".join(report.problems))
     return task

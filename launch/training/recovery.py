@@ -9,13 +9,15 @@ from launch.run_folder.directory import RunDirectory
 def may_pass(error: Exception) -> bool:
     """Tells whether a run may get past this failure when it goes on from its checkpoint: processes or machines died.
 
-    Not so a reward's error, wrong settings, a gradient that is not finite or a full disk: they would only come again.
+    Not so an error of a reward itself, wrong settings, a gradient that is not finite or a full disk: they would only
+    come again.
     """
+    from cory_env.scoring.worker import RewardKilled
     from policies.generation.generator import GenerationError
     from policies.rllib.learners import LearnerError
 
     found = cause(error)
-    return isinstance(found, LearnerError | GenerationError) or is_loss(found)
+    return isinstance(found, LearnerError | GenerationError | RewardKilled) or is_loss(found)
 
 
 def last_whole(run: RunDirectory, tell: Callable[[str], None]) -> int | None:

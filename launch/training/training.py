@@ -245,7 +245,7 @@ def _keep_batch(run: RunDirectory, error: Exception) -> Path | None:
     """Saves the batch of an update that was refused, and returns the file."""
     from safetensors.torch import save_file
 
-    from policies.learning.policy_learner import NonFiniteUpdate
+    from policies.learning.non_finite import NonFiniteUpdate
 
     if not isinstance(error, NonFiniteUpdate):
         return None

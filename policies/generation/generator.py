@@ -37,6 +37,8 @@ class Loaded(NamedTuple):
     version: int
     checksum: int
     """`checksum` of the weights as the engine read them."""
+    stale: tuple[str, ...] = ()
+    """The engine's names of those of its weights that were not among them, so are the old ones."""
 
 
 class GenerationError(RuntimeError):

@@ -16,8 +16,9 @@ from safetensors.numpy import save
 
 from policies.generation import vllm_lora
 from policies.generation.generator import GenerationError, Loaded, Response, Sampling
-from policies.models.language_model import compute_dtype, key_value_heads
+from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
+from policies.models.model_check import key_value_heads
 from policies.models.weights import Weights
 
 if TYPE_CHECKING:
@@ -242,13 +243,14 @@ class VLLMGenerator:
             else:
                 arguments = (path, self._number(module_id), self.lora.rank, self.lora.alpha)
                 read = engine.collective_rpc("load_adapter", args=arguments)
-            if len(set(read)) > 1:
-                raise GenerationError(f"The workers of {module_id}'s vLLM engine read different weights: {read}.")
+            checksums = {number for number, _ in read}
+            if len(checksums) > 1:
+                raise GenerationError(f"The workers of {module_id}'s vLLM engine read different weights: {checksums}.")
             if not engine.reset_prefix_cache():
                 raise GenerationError(f"vLLM did not drop {module_id}'s cached activations after new weights.")
         if not self.in_process:
             self._weights[module_id] = (weights, version)
-        return Loaded(version, int(read[0]))
+        return Loaded(version, checksums.pop(), tuple(sorted({name for _, stale in read for name in stale})))
 
     def _number(self, module_id: str) -> int:
         """What vLLM knows an LLM's adapter by; it counts from 1."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from policies.models.language_model import ModelError
 from policies.models.lora import Lora
+from policies.models.model_check import ModelError
 
 if TYPE_CHECKING:
     import torch

@@ -5,6 +5,8 @@ vLLM imports this module in a worker before it loads the model there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from safetensors import safe_open
@@ -23,32 +25,34 @@ class WeightSync:
 
     model_runner: Any
 
-    def load_safetensors(self, path: str) -> int:
+    def load_safetensors(self, path: str) -> tuple[int, list[str]]:
         """Reads a safetensors file of Hugging Face names into the running model.
 
         Only the path crosses the RPC. On a CPU, vLLM packs a tied `lm_head` at load time and `reload_weights` leaves
         the packed copy as it was, so every language-model head is processed again (vLLM 0.32).
 
         Returns:
-            `checksum` of the tensors as read.
+            `checksum` of the tensors as read, and vLLM's names of the model's weights that none of them was put in.
         """
         import torch
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a dict)
-        with torch.inference_mode():
+        model = self.model_runner.get_model()
+        with torch.inference_mode(), _noting_loaded(model) as loaded:
             self.model_runner.reload_weights(weights_iterator=iter(tensors.items()), is_checkpoint_format=True)
-            for module in self.model_runner.get_model().modules():
+            for module in model.modules():
                 if isinstance(module, ParallelLMHead):
                     module.quant_method.process_weights_after_loading(module)
-        return checksum({name: tensor.float().numpy() for name, tensor in tensors.items()})
+        stale = sorted({name for name, _ in model.named_parameters()} - loaded)
+        return checksum({name: tensor.float().numpy() for name, tensor in tensors.items()}), stale
 
-    def load_adapter(self, path: str, number: int, rank: int, alpha: float) -> int:
+    def load_adapter(self, path: str, number: int, rank: int, alpha: float) -> tuple[int, list[str]]:
         """Reads a safetensors file with an adapter's weights, by the learner's names, in the place of the old ones.
 
         Returns:
-            `checksum` of the tensors as read.
+            As `load_safetensors`; nothing of an old adapter is left.
 
         Raises:
             ModelError: vLLM cannot adapt a layer that the learner adapts.
@@ -57,4 +61,22 @@ class WeightSync:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a dict)
         read = checksum({name: tensor.numpy() for name, tensor in tensors.items()})  # before vLLM scales them
         vllm_lora.put(self.model_runner, peft_names(tensors), number, rank, alpha)
-        return read
+        return read, []
+
+
+@contextmanager
+def _noting_loaded(model: Any) -> Iterator[set[str]]:
+    """Yields a set that gets the names of the weights that the model loads meanwhile; vLLM only logs those it lacks."""
+    loaded: set[str] = set()
+    load = model.load_weights
+
+    def noting(weights: Any) -> Any:
+        found = load(weights)
+        loaded.update(found if found is not None else (name for name, _ in model.named_parameters()))
+        return found
+
+    model.load_weights = noting
+    try:
+        yield loaded
+    finally:
+        del model.load_weights  # the class's own is back

@@ -16,8 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from policies.models.language_model import ModelError
 from policies.models.lora import Lora
+from policies.models.model_check import ModelError
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -5,82 +5,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from policies.models.model_check import ModelError, first_line, load_config
 
 _SHORT = 128  # tokens of a row
 _chosen: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()  # attention as loaded
 _frozen: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()
 
 Quantization = Literal["none", "nf4"]
-
-
-class ModelError(ValueError):
-    """A model cannot be loaded or used; the message says which, why, and what to do."""
-
-
-def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = False, tensor_parallel: int = 1) -> int:
-    """Checks that a model goes with its tokenizer and with the lengths asked for, without loading its weights.
-
-    Args:
-        path: folder or hub id.
-        tokens: size of the tokenizer.
-        context: longest prompt and response together, in tokens.
-        trust_remote_code: run code that comes with the model.
-        tensor_parallel: devices that the model is split over.
-
-    Returns:
-        The model's vocabulary: embedding rows, which may be more than the tokenizer's tokens.
-
-    Raises:
-        ModelError: nothing loadable there, fewer embeddings than tokens, a context longer than the model's, or heads
-            that cannot be split.
-    """
-    _check_weights(Path(path))
-    config = _load_config(path, trust_remote_code).get_text_config()
-    if tokens > config.vocab_size:
-        raise ModelError(
-            f"The tokenizer of `{path}` has {tokens} tokens, but the model has embeddings for {config.vocab_size}. "
-            "Use the tokenizer that the model was trained with, or resize the model's embeddings."
-        )
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and context > positions:
-        raise ModelError(
-            f"max_prompt + max_response is {context} tokens, but `{path}` has {positions} positions. Lower them to fit."
-        )
-    check_split(config, tensor_parallel)
-    return int(config.vocab_size)
-
-
-def check_split(config: PreTrainedConfig, parts: int) -> None:
-    """Checks that a model's attention heads can be dealt to so many devices, as vLLM does it: the query heads evenly,
-    and of grouped keys and values an equal number, or copies, to each.
-
-    Raises:
-        ModelError: they cannot; the message names the numbers that would work.
-    """
-    if parts == 1:
-        return
-    heads = config.num_attention_heads
-    groups = key_value_heads(config)
-    fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (groups % n == 0 or n % groups == 0)]
-    if parts not in fitting:
-        raise ModelError(
-            f"tensor_parallel={parts} cannot split a model with {heads} attention heads and {groups} of keys and "
-            f"values. What would work: {', '.join(map(str, fitting))}."
-        )
-
-
-def key_value_heads(config: PreTrainedConfig) -> int:
-    """Heads of a model's keys and values: as many as of its queries, unless they are grouped."""
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def stop_token_ids(path: str, trust_remote_code: bool = False) -> list[int]:
@@ -98,7 +38,7 @@ def stop_token_ids(path: str, trust_remote_code: bool = False) -> list[int]:
     try:
         found = GenerationConfig.from_pretrained(path).eos_token_id
     except OSError:  # many models come without a generation_config.json
-        found = _load_config(path, trust_remote_code).get_text_config().eos_token_id
+        found = load_config(path, trust_remote_code).get_text_config().eos_token_id
     return [found] if isinstance(found, int) else list(found or ())
 
 
@@ -119,7 +59,7 @@ def load_language_model(
     Raises:
         ModelError: nothing loadable there, or weights that are not the model's.
     """
-    config = _load_config(path, trust_remote_code)
+    config = load_config(path, trust_remote_code)
     for part in (config, config.get_text_config()):  # families with more than text nest their text settings
         for key, value in part.to_dict().items():
             if "drop" in key and isinstance(value, float):
@@ -135,7 +75,7 @@ def load_language_model(
             ignore_mismatched_sizes=True,  # they are named below
         )
     except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
-        raise ModelError(f"No causal language model can be loaded from `{path}`: {_first_line(error)}") from error
+        raise ModelError(f"No causal language model can be loaded from `{path}`: {first_line(error)}") from error
     # transformers fills what is missing with random numbers.
     wrong = [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])]
     if wrong:
@@ -155,7 +95,7 @@ def empty_language_model(path: str, trust_remote_code: bool = False) -> PreTrain
     Raises:
         ModelError: nothing loadable there.
     """
-    config = _load_config(path, trust_remote_code)
+    config = load_config(path, trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     return cast(PreTrainedModel, model.requires_grad_(False))
@@ -256,32 +196,3 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         tokens[row, width - len(prompt) :] = prompt
         mask[row, width - len(prompt) :] = 1
     return torch.from_numpy(tokens), torch.from_numpy(mask)
-
-
-def _check_weights(folder: Path) -> None:
-    """Checks that a model's folder holds weights, and that no file of them was cut; a hub id is left to its download.
-
-    Raises:
-        ModelError: there are none, or one is damaged.
-    """
-    if not folder.is_dir():
-        return
-    if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")):
-        raise ModelError(f"`{folder}` holds no weights (*.safetensors). Copy them there, or correct the setting model.")
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt"):  # reads the header, and compares it with the file's length
-                pass
-        except SafetensorError as error:
-            raise ModelError(f"The weights {file} are damaged ({error}). Copy or download them again.") from error
-
-
-def _load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"No language model was found at `{path}`: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

@@ -7,11 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
-from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
-from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.framework import get_device
-from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED
 
 from cory_env.episode import ChainEpisode
 from cory_env.scoring.score import score_episodes, score_observed
@@ -19,6 +16,7 @@ from cory_env.scoring.worker import RewardWorker
 from cory_env.tasks.task import Split
 from policies.generation.generator import GenerationError, Generator, Loaded, Response, Sampling, sampling_seed
 from policies.models.weights import Weights
+from policies.rllib.stateless_runner import StatelessRunner
 from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode, as_text
 from policies.rollout.role_mapping import RoleMapping
@@ -57,11 +55,11 @@ class Played(NamedTuple):
     task_rewards: Sequence[float]
 
 
-class ChainRunner(EnvRunner, Checkpointable):
+class ChainRunner(StatelessRunner):
     """An RLlib EnvRunner for chains. Its episodes equal those of stepping `cory_v0` alone with the same tokens.
 
-    Which queries it plays, in which roles and with which weights comes with every call, so a runner that was
-    restarted has nothing to remember. With vLLM it builds no torch copy of the model.
+    Which queries it plays, in which roles and with which weights comes with every call. With vLLM it builds no torch
+    copy of the model.
     """
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
@@ -76,7 +74,6 @@ class ChainRunner(EnvRunner, Checkpointable):
         self.generator: Generator | None = None
         self.rewards: RewardWorker | None = None
         self._versions: dict[str, int] = {}
-        self._env_steps = 0
         self._reward_seconds = 0.0
         self.make_env()
         self.make_module()
@@ -164,7 +161,7 @@ class ChainRunner(EnvRunner, Checkpointable):
             for deal, episode, turns, found in zip(deals, episodes, zip(*responses, strict=True), scores, strict=True)
             if len(task_rewards := [reward for reward in found if reward is not None]) == len(found)
         ]
-        self._env_steps += len(played) * len(chain.roles)
+        self.env_steps += len(played) * len(chain.roles)
         return Rollout(
             episodes=[as_rllib_episode(*each[1:], mapping) for each in played],
             deals=[each.deal for each in played],
@@ -228,7 +225,7 @@ class ChainRunner(EnvRunner, Checkpointable):
             self._versions[module_id] = version
         return loaded
 
-    # What RLlib asks of every EnvRunner.
+    # What else RLlib asks.
 
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
         """Observation and action space of every LLM, and of the environment as a whole."""
@@ -240,33 +237,9 @@ class ChainRunner(EnvRunner, Checkpointable):
             **dict.fromkeys(self.settings.modules, (observation, action)),
         }
 
-    def get_metrics(self) -> dict[str, int]:
-        """Environment steps (responses) since the last call."""
-        steps, self._env_steps = self._env_steps, 0
-        return {NUM_ENV_STEPS_SAMPLED: steps}
-
-    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls `func(self, ...)` for the driver; what it raises reaches the driver.
-
-        RLlib's own version ends the process a minute after any exception, so that a failing reward would look like a
-        runner that died, for ever.
-        """
-        return func(self, *args, **kwargs)
-
     def assert_healthy(self) -> None:
         """Raises AssertionError where there is no backend."""
         assert self.generator is not None
-
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """A runner has no state of its own."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing to set: weights come through `load_weights`, which answers with version and checksum."""
-
-    def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """How to build this runner again."""
-        return (), {"config": self.config}
 
     def stop(self) -> None:
         """Ends the engines and the reward process."""

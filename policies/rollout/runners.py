@@ -150,7 +150,7 @@ class Runners:
         """Compares what engines read with what was sent; None stands for a runner that is gone.
 
         Raises:
-            WeightSyncError: they differ.
+            WeightSyncError: they differ, or an engine has weights that were not sent.
         """
         for answer in answers:
             for module_id, loaded in (answer or {}).items():
@@ -158,6 +158,12 @@ class Runners:
                     raise WeightSyncError(
                         f"{module_id}: version {self.version} with checksum {self._sent[module_id]} was sent, but the "
                         f"engine read version {loaded.version} with checksum {loaded.checksum}."
+                    )
+                if loaded.stale:
+                    raise WeightSyncError(
+                        f"{module_id}: {len(loaded.stale)} of the engine's weights are not among those that it was "
+                        f"sent, such as {loaded.stale[0]}, so it would sample with old ones. Use backend=transformers, "
+                        "or report this with the versions of vllm, torch and the model."
                     )
 
     def call_one(self, method: str, **arguments: Any) -> Any:

@@ -27,17 +27,26 @@ class About(NamedTuple):
     """A search may vary it."""
     clone: bool
     """It may change in a clone of population-based training: no state in a checkpoint depends on it."""
+    earlier: Any = None
+    """Its value in what was written down before there was such a setting, where that is not the default."""
 
 
 def _deciding(decides: Decides) -> Callable[..., Any]:
     """Returns pydantic's `Field` for settings that decide this."""
 
     def field(
-        default: object, *, resume: bool | None = None, search: bool = True, clone: bool = False, **limits: Any
+        default: object,
+        *,
+        resume: bool | None = None,
+        search: bool = True,
+        clone: bool = False,
+        earlier: Any = None,
+        **limits: Any,
     ) -> Any:
         if resume is None:
             resume = decides in ("computing", "writing")
-        return Field(default, json_schema_extra=dict(About(decides, resume, search, clone)._asdict()), **limits)
+        known = About(decides, resume, search, clone, earlier)
+        return Field(default, json_schema_extra=known._asdict(), **limits)
 
     return field
 

@@ -41,6 +41,10 @@ class Fields(BaseModel):
     Settings may follow: `?query=COLUMN`, and those of a data set, `&split=train&config=...&revision=...`."""
     eval_data: str | None = of_task(None)
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
+    validation: bool = of_task(True, earlier=False)
+    """Choose (the best checkpoint, the best trial of a search) by the first `eval_queries` of the held-out queries, at
+    most half of them (of held-out rows of `data`: every second one), and report on the others. Without it, all choose
+    and are reported on."""
     max_query: int | None = of_task(None, ge=1)
     """Cut queries to their first tokens, at most so many; null: leave them whole."""
     min_query: int | None = of_task(None, ge=1)
@@ -210,9 +214,10 @@ class Fields(BaseModel):
     eval_every: int = of_watching(10, ge=1)
     """Updates between held-out evaluations."""
     eval_queries: int = of_watching(128, ge=1)
-    """Held-out queries of one evaluation."""
+    """Held-out queries of one evaluation in training, which choose the best checkpoint (see `validation`)."""
     final_queries: int | None = of_watching(None, ge=1, resume=True)
-    """Held-out queries of a last evaluation, of which every response is kept, in `final.json`; null: none."""
+    """Held-out queries, none of which chose, of a last evaluation, of which every response is kept, in `final.json`;
+    null: none."""
     checkpoint_every: int = of_writing(10, ge=1)
     """Updates between checkpoints."""
     keep_checkpoints: int = of_writing(2, ge=1)
@@ -282,9 +287,11 @@ class Fields(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_value_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses `lr=yes`, which YAML reads as true and pydantic as 1."""
+    def _is_what_it_seems(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses `lr=true`, which pydantic takes for 1, and text that no file can hold."""
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
             raise ValueError("should be a number, not true or false")
+        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError("should be text in UTF-8, but holds bytes or half characters that are not")
         return value

@@ -11,7 +11,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from policies.models.adapters import linear_layers
-from policies.models.language_model import base_dtype, check_split, compute_dtype, empty_language_model, key_value_heads
+from policies.models.language_model import base_dtype, compute_dtype, empty_language_model
+from policies.models.model_check import check_split, key_value_heads
 from policies.settings.settings import Settings
 
 LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0.3e9}

@@ -45,6 +45,7 @@ class Settings(Fields):
             digits=self.digits,
             operations=self.operations,
             tokenizer=None if self.max_query is None else self.make_tokenizer(),
+            validation=self.eval_queries if self.validation else 0,
         )
 
     def make_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -70,7 +71,7 @@ class Settings(Fields):
             partner_reward=self.partner_reward,
             max_prompt=self.max_prompt,
             max_response=self.max_response,
-            vocab_size=self._vocab_size(tokenizer),
+            vocab_size=self.check_model(tokenizer),
             stop_token_ids=self.stop_token_ids(tokenizer),
             chat=self.chat,
             system=self.system,
@@ -88,13 +89,20 @@ class Settings(Fields):
         tokenizer = self.make_tokenizer()
         return {name: getattr(self, name) for name in names} | {
             "tokenizer": self.model_path,
-            "vocab_size": self._vocab_size(tokenizer),
+            "vocab_size": self.check_model(tokenizer),
             "stop_token_ids": self.stop_token_ids(tokenizer),
         }
 
-    def _vocab_size(self, tokenizer: PreTrainedTokenizerBase) -> int:
-        """Rows of the model's embedding, which may be more than the tokenizer has tokens."""
-        from policies.models.language_model import check_model  # brings torch along
+    def check_model(self, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Checks that there is a model that can be used with a tokenizer, and with the lengths of these settings.
+
+        Returns:
+            Rows of its embedding, which may be more than the tokenizer has tokens.
+
+        Raises:
+            ModelError: there is none.
+        """
+        from policies.models.model_check import check_model  # brings torch along
 
         longest = self.max_prompt + self.max_response
         return check_model(self.model_path, len(tokenizer), longest, self.trust_remote_code, self.tensor_parallel)
@@ -158,7 +166,43 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         reason = str(first["msg"]).removeprefix("Value error, ")
         if not first["loc"]:
             raise SettingsError(reason) from None
-        raise SettingsError(f"Setting `{first['loc'][0]}`={first['input']!r}: {reason}.") from None
+        value = repr(first["input"])
+        shown = value if len(value) <= 100 else f"{value[:97]}..."
+        raise SettingsError(f"Setting `{first['loc'][0]}`={shown}: {reason}.") from None
+
+
+def refuse_idle(given: Mapping[str, Any], settings: Settings) -> None:
+    """Refuses a setting that was asked for and has no effect: one of adapters where there are none.
+
+    Not so a default, which files that list every setting hold; nor what was asked for together with adapters, where
+    something that wins over it took these away.
+
+    Args:
+        given: what one file says, or the command line.
+        settings: what came of it and all others.
+
+    Raises:
+        SettingsError: names the setting and what would make it count.
+    """
+    if settings.weights == "lora" or given.get("weights") == "lora":
+        return
+    for name in ("lora_rank", "lora_alpha", "lora_targets"):
+        value = getattr(settings, name)
+        if name in given and value != Settings.model_fields[name].default:
+            raise SettingsError(
+                f"{name}={value} has no effect: it describes adapters, and weights={settings.weights} has none. Set "
+                f"weights=lora, or leave {name} out."
+            )
+
+
+def kept_settings(values: Mapping[str, Any]) -> Settings:
+    """Validates settings that were written down, maybe by an earlier version, which had fewer.
+
+    Raises:
+        SettingsError: as of `make_settings`.
+    """
+    earlier = {name: known.earlier for name, known in ABOUT.items() if known.earlier is not None}
+    return make_settings({**earlier, **values})
 
 
 ABOUT = about(Settings)

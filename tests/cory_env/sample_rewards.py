@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 
 import numpy as np
@@ -78,6 +79,32 @@ def exits(completions: list[str]) -> list[float]:
     return length(completions)
 
 
+def _end_of_memory() -> None:
+    """Ends this process as the system does where memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at_first(completions: list[str], log: str, times: str) -> list[float]:
+    """Notes each call, and is killed in the first few."""
+    logged_length(completions, log)
+    with open(log) as file:
+        if len(file.readlines()) <= int(times):
+            _end_of_memory()
+    return length(completions)
+
+
+def killed_by_two(completions: list[str]) -> list[float]:
+    if len(completions) > 1:
+        _end_of_memory()
+    return length(completions)
+
+
+def killed_by_bad(completions: list[str]) -> list[float]:
+    if BAD in completions:
+        _end_of_memory()
+    return length(completions)
+
+
 def quits(completions: list[str]) -> list[float]:
     raise SystemExit("no more")
 
@@ -100,6 +127,25 @@ def returns_nan(completions: list[str]) -> list[float]:
 
 def returns_infinity(completions: list[str]) -> list[float]:
     return [float("inf") if text == BAD else 1.0 for text in completions]
+
+
+def inserts(completions: list[str]) -> list[float]:
+    completions.insert(0, "an example")
+    return length(completions)
+
+
+def clears(completions: list[str]) -> list[float]:
+    completions.clear()
+    return length(completions)
+
+
+def uses_up(completions: list[str], words: list[list[str]]) -> list[float]:
+    """Pays for the words that are left."""
+    return [float(len(left)) + 0.0 * len(left.pop()) for left in words]
+
+
+def with_default(completions: list[str], answer: list[object] | None = None) -> list[float]:
+    return [0.0 if wanted is None else 1.0 for wanted in answer or [None] * len(completions)]
 
 
 def returns_one_number(completions: list[str]) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 from cory_env.episode import ChainEpisode
 from cory_env.scoring.score import score_episodes
-from cory_env.scoring.worker import RewardError, RewardWorker
+from cory_env.scoring.worker import OnError, RewardError, RewardKilled, RewardWorker
 from tests.cory_env.sample_rewards import BAD
 from tests.cory_env.sample_tasks import QUERIES, chain, response
 
@@ -79,11 +79,43 @@ def test_a_column_that_the_data_lacks_is_named_with_those_it_has() -> None:
         score("with_column", ["4"], other=[1])
 
 
+@pytest.mark.parametrize("function", ["with_column", "with_default"])
+def test_a_missing_value_reaches_only_a_function_with_a_default_for_it(function: str) -> None:
+    columns: dict[str, list[object]] = {"answer": ["4", None]}
+    if function == "with_default":
+        assert score(function, ["4", "4"], **columns) == [1.0, 0.0]
+        return
+    with pytest.raises(RewardError, match=r"sample 1 of 2.*was not called, because it asks for answer"):
+        score(function, ["4", "4"], **columns)
+    with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20, on_error="skip") as worker:
+        assert worker.score(["query"] * 2, ["4", "4"], columns) == [1.0, None]
+
+
+@pytest.mark.parametrize(("function", "count"), [("inserts", 2), ("clears", 0)])
+def test_a_function_that_changes_the_list_of_completions_must_still_return_a_value_for_each(
+    function: str, count: int
+) -> None:
+    with pytest.raises(RewardError, match=rf"it returned {count} values for 1 samples"):
+        score(function, GOOD)
+    with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20, on_error="skip") as worker:
+        assert worker.score(["query"] * 3, GOOD, {}) == [None] * 3
+
+
+def test_what_a_function_does_to_the_value_of_one_sample_is_not_done_to_another_s() -> None:
+    words = ["two", "words"]  # of one query, whose row the samples of all its roles share
+    assert score("uses_up", GOOD, words=[words, words, words]) == [2.0, 2.0, 2.0]
+
+
 def test_settings_in_the_name_reach_the_function() -> None:
     assert score("fixed?value=2.5", ["x", "y"]) == [2.5, 2.5]
     assert score("fixed?value=2.5", ["x"], value=["9"]) == [2.5]
     with pytest.raises(RewardError, match=r"cannot be used.*arguments"):
         score("fixed?valeu=2.5", ["x"])
+
+
+def test_a_name_that_gives_a_setting_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"fixed\?value=1&value=2' gives a setting twice"):
+        RewardWorker("tests.cory_env.sample_rewards:fixed?value=1&value=2")
 
 
 @pytest.mark.parametrize(
@@ -183,14 +215,64 @@ def test_one_child_process_serves_all_calls_and_ends_with_close() -> None:
     assert first is not None and not Path(f"/proc/{int(first)}").exists()
 
 
-def test_a_killed_child_is_replaced_at_the_next_call() -> None:
-    with RewardWorker("tests.cory_env.sample_rewards:process_id", timeout=20, on_error="skip") as worker:
+def test_a_child_that_was_killed_between_two_calls_is_replaced_at_the_next() -> None:
+    with RewardWorker("tests.cory_env.sample_rewards:process_id", timeout=20) as worker:
         (first,) = worker.score(["q"], ["c"], {})
         assert first is not None
         os.kill(int(first), signal.SIGKILL)
-        assert worker.score(["q"], ["c"], {}) == [None]
         (second,) = worker.score(["q"], ["c"], {})
         assert second not in (None, first)
+
+
+def killed_at_first(log: Path, times: int, on_error: OnError) -> RewardWorker:
+    spec = f"tests.cory_env.sample_rewards:killed_at_first?log={log}&times={times}"
+    return RewardWorker(spec, timeout=20, on_error=on_error)
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_a_batch_during_which_the_system_kills_the_process_is_scored_again_as_a_whole(
+    tmp_path: Path, on_error: OnError
+) -> None:
+    with killed_at_first(tmp_path / "log", times=2, on_error=on_error) as worker:
+        assert worker.score(["q"] * 3, GOOD, {}) == [1.0, 2.0, 3.0]
+        assert worker.skipped == 0
+    assert (tmp_path / "log").read_text().split() == ["3", "3", "3"]
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_a_batch_that_is_killed_again_and_again_is_an_error_that_may_pass_and_blames_no_sample(
+    on_error: OnError,
+) -> None:
+    with RewardWorker("tests.cory_env.sample_rewards:killed_by_two", timeout=20, on_error=on_error) as worker:
+        with pytest.raises(RewardKilled) as raised:
+            worker.score(["q"] * 3, GOOD, {})
+        assert worker.skipped == 0
+    told = str(raised.value)
+    assert "failed at 3 attempts on a batch of 3, no sample of which was found to fail alone" in told
+    assert "ended its process with signal SIGKILL" in told and "where memory runs out" in told
+    assert "Correct the function or the data" not in told
+
+
+def test_a_sample_that_is_killed_alone_is_named_or_skipped() -> None:
+    with pytest.raises(RewardKilled, match=r"at 3 attempts on sample 1 of 3, .*completion 'bad'"):
+        score("killed_by_bad", ["a", BAD, "c"])
+    with RewardWorker("tests.cory_env.sample_rewards:killed_by_bad", timeout=20, on_error="skip") as worker:
+        assert worker.score(["q"] * 3, ["a", BAD, "c"], {}) == [1.0, None, 1.0]
+        assert worker.skipped == 1
+        with pytest.raises(RewardKilled):  # all of the batch: nothing says that it is to blame
+            worker.score(["q"], [BAD], {})
+
+
+def test_a_function_whose_module_is_killed_as_it_loads_is_an_error_that_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "large_rewards.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with RewardWorker("large_rewards:f", timeout=20) as worker:
+        with pytest.raises(RewardKilled, match="cannot be used: ended its process with signal SIGKILL"):
+            worker.start()
+        with pytest.raises(RewardKilled):
+            worker.score(["q"], ["c"], {})
 
 
 def test_the_child_ends_when_its_parent_is_killed() -> None:

@@ -78,6 +78,33 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
         read_queries(path)
 
 
+def test_a_value_in_a_parquet_file_that_python_cannot_hold_is_named_with_its_row_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    times = pyarrow.array([0, 0, 2**62], pyarrow.timestamp("us"))
+    parquet.write_table(pyarrow.table({"query": ["a", "b", "c"], "time": times}), path, row_group_size=2)
+    with pytest.raises(DataError, match=r"rows.parquet row 3 holds a value in column 'time' that cannot be read"):
+        read_queries(path)
+    latin = pyarrow.array([b"a", b"caf\xe9"])
+    texts = pyarrow.Array.from_buffers(pyarrow.string(), 2, latin.buffers())
+    parquet.write_table(pyarrow.table({"query": texts}), path)
+    with pytest.raises(DataError, match=r"rows.parquet row 2 holds a value in column 'query' .*'utf-8' codec"):
+        read_queries(path)
+
+
+def test_a_column_that_stands_twice_in_a_parquet_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["query", "query"])
+    parquet.write_table(twice, path)
+    with pytest.raises(DataError, match=r"rows.parquet names the column 'query' twice"):
+        read_queries(path)
+
+
+def test_a_column_that_some_rows_lack_is_none_there(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"query": "a"}\n{"answer": 4, "query": "b"}\n')
+    assert [query.columns for query in read_queries(path)] == [{"answer": None}, {"answer": 4}]
+
+
 def test_another_column_is_the_query_where_the_source_names_it(tmp_path: Path) -> None:
     data = csv_file(tmp_path, "question,prompt\nWhy?,unused\nHow?,too\n")
     assert read_queries(f"{data}?query=question")[0] == Query(0, "Why?", {"prompt": "unused"})
@@ -94,6 +121,12 @@ def test_settings_that_a_file_does_not_take_are_refused_with_those_it_takes(tmp_
     data = csv_file(tmp_path, "query\na\n")
     with pytest.raises(DataError, match=r"after the question mark.*the names query, such as .*\?query=question"):
         read_queries(f"{data}{tail}")
+
+
+def test_a_setting_that_a_source_gives_twice_is_refused(tmp_path: Path) -> None:
+    data = csv_file(tmp_path, "a,b\n1,2\n")
+    with pytest.raises(DataError, match=r"rows.csv\?query=a&query=b' says query twice"):
+        read_queries(f"{data}?query=a&query=b")
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def test_an_unknown_task_or_split_is_answered_with_the_known_ones_nearest_first(
         make_task("costum")
     with pytest.raises(ValueError, match=r"'imbd'.*: imdb, .*custom"):
         make_task("imbd")
-    with pytest.raises(ValueError, match="'train' or 'test'"):
+    with pytest.raises(ValueError, match="Choose one of: train, validation, test"):
         make_task("imdb").queries("valid")  # type: ignore[arg-type]
 
 
@@ -78,6 +78,35 @@ def test_every_tenth_row_is_held_out_unless_a_file_is_given_for_that(tmp_path: P
     assert len(both.train) == 30 and [query.text for query in both.test] == ["other"]
 
 
+def test_held_out_queries_that_choose_are_none_of_those_that_are_reported_and_training_keeps_its_rows(
+    tmp_path: Path,
+) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 101)])
+    whole = make_task("custom", data=data, reward=REWARD)
+    assert whole.queries("validation") == whole.test and whole.splits == ("train", "test")
+
+    def texts(task: Task) -> tuple[list[str], list[str]]:
+        assert task.train == whole.train
+        for split in (task.queries("validation"), task.test):
+            assert [query.id for query in split] == list(range(len(split)))
+        return [query.text for query in task.queries("validation")], [query.text for query in task.test]
+
+    one_file = make_task("custom", data=data, reward=REWARD, validation=128)
+    assert texts(one_file) == (["q10", "q30", "q50", "q70", "q90"], ["q20", "q40", "q60", "q80", "q100"])
+    few = make_task("custom", data=data, reward=REWARD, validation=2)
+    assert texts(few) == (["q10", "q30"], ["q20", "q40", "q50", "q60", "q70", "q80", "q90", "q100"])
+    two_files = make_task("custom", data=data, eval_data=data, reward=REWARD, validation=3)
+    assert [query.text for query in two_files.queries("validation")] == ["q1", "q2", "q3"]
+    assert len(two_files.test) == 97 and two_files.splits == ("train", "validation", "test")
+
+
+def test_the_film_reviews_that_training_looks_at_choose_and_the_others_are_reported() -> None:
+    before, task = make_task("imdb"), make_task("imdb", validation=128)
+    assert task.train == before.train
+    assert list(task.queries("validation")) == list(before.test[:128])
+    assert [query.text for query in task.test] == [query.text for query in before.test[128:]] and len(task.test) == 372
+
+
 def test_of_fewer_than_ten_rows_the_last_is_held_out_and_a_single_row_is_refused(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 4)])
     task = make_task("custom", data=data, reward=REWARD)
@@ -104,6 +133,11 @@ def test_imdb_plays_a_user_s_file_too(tmp_path: Path) -> None:
         ('{"query": "a"}\n{"question": "b"}\n', "line 2 has no column 'query' .it has question."),
         ('{"query": " "}\n', "line 1: 'query' is ' ', but must be text"),
         ('{"query": 5}\n', "line 1: 'query' is 5, but must be text"),
+        ('{"query": "a"}\n{"query": "b", "answer": 1, "answer": 2}\n', "line 2 names 'answer' twice"),
+        ('{"query": "a"}\n{"query": "b", "of": {"x": 1, "x": 2}}\n', "line 2 names 'x' twice"),
+        ('{"query": "a"}\n{"query": "b \\ud83d"}\n', r'line 2 holds "\\ud83d", half of a character'),
+        ('{"query": "a"}\n{"query": "b", "of": ' + "[" * 100_000 + "\n", "line 2 nests lists or objects too deeply"),
+        ('{"query": "a"}\n{"query": "b", "of": ' + "9" * 10_000 + "}\n", "line 2 holds a whole number of more digits"),
         ('{"query": "a", "role": "x"}\n', "line 1: the column name 'role' is taken"),
         ('{"query": "a", "unit": "cm"}\n{"query": "b", "unit": null}\n', "line 2 has no value in column 'unit'"),
     ],
@@ -120,6 +154,12 @@ def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path: Path) -> No
     data.write_bytes(b'{"query": "a"}\n{"query": "\xff"}\n')
     with pytest.raises(DataError, match="line 2 is not valid JSON in UTF-8"):
         make_task("custom", data=data, reward=REWARD)
+
+
+def test_a_character_that_is_written_as_two_halves_is_read(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"query": "a 😀"}, {"query": "b"}])
+    assert "\\ud83d\\ude00" in data.read_text()
+    assert make_task("custom", data=data, reward=REWARD).train[0].text == "a 😀"
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:

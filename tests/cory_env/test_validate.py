@@ -120,6 +120,33 @@ def test_empty_repeated_and_shared_queries_are_found() -> None:
     assert "not numbered" in misnumbered.problems[0]
 
 
+def test_every_query_needs_a_value_in_a_column_that_the_reward_has_no_default_for() -> None:
+    def report_on(*answers: str | None, reward: str = "with_column") -> Report:
+        train = [
+            Query(i, f"{i} + 1 =", {} if answer is None else {"answer": answer}) for i, answer in enumerate(answers)
+        ]
+        task = Task(name="own", train=train, test=train[:1], reward=f"tests.cory_env.sample_rewards:{reward}")
+        return validate(task, tokenizer())
+
+    assert report_on("1", "2").ok
+    some, none = report_on("1", None, "3", None), report_on(None, None)
+    assert some.problems[0].startswith(
+        "2 of 4 queries of train have no value in the column 'answer', which the reward "
+        "tests.cory_env.sample_rewards:with_column asks for, the first is query 1, '1 + 1 ='. Add it to the data, or"
+    )
+    assert [problem.split(" have ")[0] for problem in none.problems] == [
+        "2 of 2 queries of train",
+        "1 of 1 queries of test",
+    ]
+    assert not some.rewards and not none.rewards
+    assert report_on("1", None, reward="with_default").ok and report_on(None, None, reward="with_default").ok
+
+
+def test_a_reward_that_changes_the_list_of_completions_is_not_sound() -> None:
+    report = validate(reviews("tests.cory_env.sample_rewards:inserts"), tokenizer())
+    assert "returned 2 values for 1 samples" in report.problems[0]
+
+
 def test_a_failing_reward_is_a_problem_of_the_task() -> None:
     report = validate(reviews("tests.cory_env.sample_rewards:returns_one_number"), tokenizer())
     assert not report.ok and "returned 1.0 (float) instead of a list" in report.problems[0]

@@ -29,7 +29,7 @@ def replay(name: str, **settings: Any) -> tuple[Health, list[list[dict[str, Any]
     """What a watch says of each update of a recorded run."""
     health = Health(make_settings(settings))
     lines = (RECORDINGS / f"{name}.jsonl").read_text().splitlines()
-    return health, [health.observe(json.loads(line)) for line in lines]
+    return health, [health.observe({**json.loads(line), "update": n}) for n, line in enumerate(lines, 1)]
 
 
 def test_a_healthy_run_of_the_bundled_task_raises_no_warning() -> None:
@@ -48,7 +48,7 @@ def test_a_run_without_a_kl_penalty_collapses_and_is_warned_of() -> None:
     assert {warning["of"] for warning in warnings[-1]} >= {"llm_1", "llm_2"}
 
 
-def test_a_warning_waits_for_patience_is_new_once_and_ends_with_its_sign() -> None:
+def test_a_warning_waits_for_patience_is_logged_once_and_ends_with_its_sign(caplog: pytest.LogCaptureFixture) -> None:
     health = Health(make_settings({"health_patience": 2, "max_token_kl": 1.0}))
     healthy: dict[str, float] = {
         "task_reward": 1.0,
@@ -60,11 +60,12 @@ def test_a_warning_waits_for_patience_is_new_once_and_ends_with_its_sign() -> No
         "sampler_gap_mean": 0.0,
     }
     found = []
-    for kl in (20.0, 20.0, 20.0, 1.0, 20.0):
-        report = {"policy": {"llm_1": {**healthy, "kl": kl}}, "role": {"pioneer": healthy}}
+    for update, kl in enumerate((20.0, 20.0, 20.0, 1.0, 20.0), 1):
+        report = {"update": update, "policy": {"llm_1": {**healthy, "kl": kl}}, "role": {"pioneer": healthy}}
         warnings = health.observe(report)
-        found.append([(warning["signature"], warning["updates"], health.is_new(warning)) for warning in warnings])
-    assert found == [[], [("kl", 2, True)], [("kl", 3, False)], [], []]
+        found.append([(warning["signature"], warning["updates"]) for warning in warnings])
+    assert found == [[], [("kl", 2)], [("kl", 3)], [], []]
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [2]
 
 
 def test_a_policy_that_unlearns_to_end_its_responses_stops_the_run_as_collapsed(
@@ -142,7 +143,7 @@ def test_an_end_of_sequence_rate_that_was_high_by_chance_may_fall(first: float, 
 
 def test_nobody_is_dragged_down_by_what_it_does_not_see() -> None:
     better = {"task_reward": 1.0, "task_reward_std": 0.5}
-    report = {"policy": {}, "role": {"pioneer": better, "observer": {**better, "task_reward": 0.0}}}
+    report = {"update": 1, "policy": {}, "role": {"pioneer": better, "observer": {**better, "task_reward": 0.0}}}
     for knowledge_transfer, expected in ((True, {("dragged_down", "observer")}), (False, set())):
         settings = make_settings({"health_patience": 1, "knowledge_transfer": knowledge_transfer, "max_role_gap": 9.0})
         assert signs({"health": Health(settings).observe(report)}) == expected
@@ -152,7 +153,7 @@ def test_nobody_is_dragged_down_by_what_it_does_not_see() -> None:
 def test_a_later_observer_is_said_to_see_the_pioneers_response_only_if_it_does(observed: str, sees: str) -> None:
     better = {"task_reward": 1.0, "task_reward_std": 0.5}
     worse = {**better, "task_reward": 0.0}
-    report = {"policy": {}, "role": {"pioneer": better, "observer_1": worse, "observer_2": worse}}
+    report = {"update": 1, "policy": {}, "role": {"pioneer": better, "observer_1": worse, "observer_2": worse}}
     settings = make_settings({"num_agents": 3, "observed": observed, "health_patience": 1, "max_role_gap": 9.0})
     first, second = (warning["text"] for warning in Health(settings).observe(report))
     assert "The observer_1 does worse than the pioneer whose response it sees" in first

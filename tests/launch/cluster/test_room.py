@@ -1,8 +1,5 @@
 """What a run asks Ray for finds room on nodes, or is refused with what they lack."""
 
-import itertools
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -63,47 +60,6 @@ def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
     check(fifths, cluster({"CPU": 1, "GPU": 1, "fast": 1}))
     with pytest.raises(CommandError, match="1 of 6 runners"):
         check([Process("runner", 6, 0.2, 0.2, {"fast": 0.2})], cluster({"CPU": 1, "GPU": 1, "fast": 1}))
-
-
-def is_room(processes: Sequence[Process], nodes: Sequence[Node]) -> bool:
-    """Tries every node for every process."""
-    for where in itertools.product(range(len(nodes)), repeat=len(processes)):
-        held = [[p for p, its in zip(processes, where, strict=True) if its == number] for number in range(len(nodes))]
-        if all(
-            sum(p.cpus for p in own) <= has.cpus
-            and sum(p.gpus for p in own) <= len(has.gpus)  # halves and wholes fill GPUs without a gap
-            and all(sum(p.custom.get(name, 0) for p in own) <= has.custom.get(name, 0) for name in ("x", "y"))
-            for own, has in zip(held, nodes, strict=True)
-        ):
-            return True
-    return False
-
-
-def test_uneven_parts_of_gpus_find_the_room_that_there_is() -> None:
-    kinds = [Process("runner", 4, 1, 0.3, {}), Process("learner", 2, 0, 0.4, {})]
-    filled, lacking = place(kinds, [some("a", gpus=1), some("b", gpus=1)])
-    assert not lacking
-    assert [sorted(node.holds) for node in filled] == [["1 learner", "2 runners"]] * 2
-
-
-def test_no_room_that_there_is_is_missed() -> None:
-    draw = random.Random(0)
-    found = []
-    for _ in range(300):
-        nodes = [
-            some(str(k), draw.randint(0, 4), draw.randint(0, 2), **{n: 1.0 for n in "xy" if draw.random() < 0.5})
-            for k in range(3)
-        ]
-        gpus = draw.choice([0, 0.5, 1])
-        kinds = [
-            Process("driver", 1, draw.choice([0, 1]), draw.choice([0, 1]), {}),
-            Process("runner", 2, draw.randint(1, 3), draw.choice([0, 0.5, 1]), draw.choice([{}, {"x": 0.5}])),
-            Process("learner", 2, 0 if gpus else 1, gpus, draw.choice([{}, {"y": 0.5}])),
-        ]
-        fits = not place(kinds, nodes)[1]
-        assert fits == is_room([kind for kind in kinds for _ in range(kind.count)], nodes), (kinds, nodes)
-        found.append(fits)
-    assert 60 < sum(found) < 240
 
 
 @pytest.mark.parametrize(

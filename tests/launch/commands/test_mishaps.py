@@ -1,4 +1,4 @@
-"""`cory train` through a full disk and a reward that ends its process: one message each, and the run goes on."""
+"""`cory train` through a full disk and a reward whose process ends: one message each, and the run goes on."""
 
 import subprocess
 from pathlib import Path
@@ -42,3 +42,30 @@ def test_a_full_disk_and_a_reward_that_ends_its_process_cost_no_checkpoint(
     assert "Update 0 is saved. Go on with:\n  cory train --resume disk/run" in message
     assert updates_in(disk / "run" / "metrics.jsonl") == [0]
     assert sorted(entry.name for entry in checkpoints.iterdir()) == ["best", "update_000000"]
+
+
+KILLED = """
+import os, signal
+
+def brevity(completions):
+    if len(completions) == 8:  # those of an update
+        with open("calls", "a+") as calls:
+            calls.write("call\\n")
+            calls.seek(0)
+            count = len(calls.readlines())
+        if count <= 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return [-float(len(completion)) for completion in completions]
+"""
+
+
+@pytest.mark.slow
+def test_a_reward_whose_process_is_killed_again_and_again_counts_as_a_failure_that_may_pass(
+    cory: Cory, tmp_path: Path
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(KILLED)
+    result = cory("train", *SMALL, "--max-failures", "1", "--out", "run")
+    assert result.returncode == 0, result.stderr
+    assert "Failure 1 of at most 1: The reward my_rewards:brevity failed at 3 attempts on a batch of 8" in result.stdout
+    assert "it ended its process with signal SIGKILL" in result.stdout and "Going on after update 0." in result.stdout
+    assert updates_in(tmp_path / "run" / "metrics.jsonl") == [0, 1, 2, 3]

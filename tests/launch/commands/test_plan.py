@@ -12,7 +12,7 @@ from launch.commands.plan import plan
 from launch.console.configuration import presets, resolve
 from launch.console.errors import CommandError
 from policies.cory_config import CoryConfig
-from policies.models.language_model import ModelError
+from policies.models.model_check import ModelError
 from policies.settings.memory import Memory, learner, runner, shape
 from policies.settings.placement import Process, processes
 from policies.settings.settings import make_settings

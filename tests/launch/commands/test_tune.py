@@ -28,7 +28,17 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
     cory: Cory, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    command = ("tune", *SEARCH, "--over", "lr=1e-4,1e30", "--concurrent", "1", "--out", "found")
+    command = (
+        "tune",
+        *SEARCH,
+        "prompt=Go on:\n{query}",
+        "--over",
+        "lr=1e-4,1e30",
+        "--concurrent",
+        "1",
+        "--out",
+        "found",
+    )
     process = begin(tmp_path, *command, TUNE_GLOBAL_CHECKPOINT_S="0")
     assert process.stdout and process.stderr
     while line := process.stdout.readline():

@@ -1,11 +1,12 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import yaml
 
 from cory_env.scoring.spec import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.console.configuration import (
-    Value,
     as_yaml,
     presets,
     read_file,
@@ -13,10 +14,16 @@ from launch.console.configuration import (
     read_words,
     resolve,
     run_name,
-    scalar,
 )
+from launch.console.core_yaml import Value, scalar
 from launch.console.errors import CommandError
-from policies.settings.settings import Settings
+from policies.settings.settings import Settings, SettingsError, make_settings
+from tests.launch.console.test_core_yaml import AWKWARD
+
+TEXTS = [
+    name for name, field in Settings.model_fields.items() if str in (field.annotation, *get_args(field.annotation))
+]
+"""The settings that are text."""
 
 
 @pytest.mark.parametrize("name", presets())
@@ -82,8 +89,82 @@ def test_a_value_is_a_yaml_scalar_or_else_text(text: str, value: Value) -> None:
     assert scalar(text) == value
 
 
-def test_numbers_may_be_written_as_python_writes_them() -> None:
-    assert resolve("imdb-tiny", [], ["lr=1e-5"]).lr == 1e-5
+def test_numbers_may_be_written_as_python_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("lr: 1e-5\nupdates: 011\n")
+    found = resolve("imdb-tiny", [tmp_path / "mine.yaml"], ["kl_coef=1e-2", "queries=0128"])
+    assert (found.lr, found.updates, found.kl_coef, found.queries) == (1e-5, 11, 1e-2, 128)
+
+
+@pytest.mark.parametrize("word", ["lr=0x10", "updates=1:30", "seed=0b11", "lr=yes", "updates=0o17", "chat=maybe"])
+def test_what_looks_like_a_number_or_a_truth_value_and_is_none_is_refused(word: str, tmp_path: Path) -> None:
+    key, _, text = word.partition("=")
+    (tmp_path / "mine.yaml").write_text(f"{key}: {text}\n")
+    for files, words in (([], [word]), ([tmp_path / "mine.yaml"], [])):
+        with pytest.raises(SettingsError, match=f"Setting `{key}`='{text}': Input should be a valid"):
+            resolve("imdb-tiny", files, words)
+
+
+def test_yes_and_no_are_truth_values_where_a_setting_is_one_and_text_where_it_is_text() -> None:
+    found = resolve("imdb-tiny", [], ["wandb=yes", "self_test=off", "chat=on", "system=no"])
+    assert (found.wandb, found.self_test, found.chat, found.system) == (True, False, True, "no")
+
+
+def test_a_value_as_long_as_a_book_is_named_by_its_beginning() -> None:
+    with pytest.raises(SettingsError) as raised:
+        resolve("imdb-tiny", [], ["updates=" + "9" * 10_000])
+    assert "Setting `updates`='999" in str(raised.value) and len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("first", range(len(AWKWARD)))
+def test_every_text_comes_back_from_the_file_that_lists_all_settings(first: int, tmp_path: Path) -> None:
+    texts = dict(zip(TEXTS, AWKWARD[first:] + AWKWARD[:first], strict=False))  # in its turn, each setting has each text
+    settings = Settings().model_copy(update=texts)
+    (tmp_path / "saved.yaml").write_text(as_yaml(settings), encoding="utf-8")
+    assert read_file(tmp_path / "saved.yaml") == settings.model_dump()
+
+
+def test_a_file_that_an_earlier_version_wrote_still_means_the_same(tmp_path: Path) -> None:
+    texts = {
+        "prompt": "{query}\n\nA: 'yes' # no",
+        "stop": "no",
+        "model": "1.5",
+        "data": "a.csv?query=q",
+        "reward": "m:f",
+    }
+    settings = make_settings({**texts, "lr": 1e-5, "kl_coef": 1e-06, "grad_clip": None, "chat": True, "system": "a: b"})
+    lines = [
+        yaml.safe_dump({name: value}, width=1000, allow_unicode=True).strip() + " # what it means"
+        for name, value in settings.model_dump().items()
+    ]
+    (tmp_path / "config.yaml").write_text("# cory train\n" + "\n".join(lines) + "\n")
+    assert make_settings(read_file(tmp_path / "config.yaml")) == settings
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["lora_rank=8"], "lora_rank=8 has no effect"),
+        (["lora_targets=q_proj", "weights=full"], "Set weights=lora, or leave lora_targets out."),
+        (["lora_alpha=8", "weights=lora"], None),
+        (["lora_rank=16"], None),  # the default, as in a file that lists every setting
+    ],
+)
+def test_what_describes_adapters_is_refused_where_there_are_none(words: list[str], says: str | None) -> None:
+    if says is None:
+        assert resolve("imdb-tiny", [], words)
+    else:
+        with pytest.raises(SettingsError, match=says):
+            resolve("imdb-tiny", [], words)
+
+
+def test_adapters_that_the_command_line_takes_away_may_be_described_by_a_preset_or_a_file(tmp_path: Path) -> None:
+    assert resolve("dialogue", [], ["weights=full"]).lora_rank == 32
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("weights: lora\nlora_rank: 8\n")
+    assert resolve("imdb-tiny", [mine], ["weights=full"]).lora_rank == 8
+    mine.write_text("lora_rank: 8\n")
+    with pytest.raises(SettingsError, match="lora_rank=8 has no effect"):
+        resolve("imdb-tiny", [mine], [])
 
 
 @pytest.mark.parametrize("word", ["updates", "=5"])

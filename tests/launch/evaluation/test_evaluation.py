@@ -27,14 +27,34 @@ def brevity(completions):
             os.kill(os.getppid(), signal.SIGINT)  # as Ctrl-C does
     return [-float(len(completion)) for completion in completions]
 """
-ASKED = ("run", "--queries", "6", "--samples", "2", "--solved-at", "-20", "--checkpoint", "2", "--out", "found")
-FEW = ("--queries", "4", "--samples", "1", "--quiet")
+IN_TRAINING = ("--split", "validation")
+"""The queries that an evaluation in training asks."""
+ASKED = (
+    "run",
+    *IN_TRAINING,
+    "--queries",
+    "6",
+    "--samples",
+    "2",
+    "--solved-at",
+    "-20",
+    "--checkpoint",
+    "2",
+    "--out",
+    "found",
+)
+FEW = (*IN_TRAINING, "--queries", "4", "--samples", "1", "--quiet")
 ALONE = ("self_test=false", "reward=my_rewards:brevity", "--queries", "2", "--samples", "3", "--out", "model")
 
 
 def scenario() -> None:
     """Trains, evaluates again and again, and keeps each `evaluation.json`."""
-    assert train.main([*SMALL, "updates=2", "lr=1e-3", "exchange_period=null", "--quiet", "--out", "run"]) == 0
+    assert (
+        train.main(
+            [*SMALL, "updates=2", "lr=1e-3", "exchange_period=null", "validation=false", "--quiet", "--out", "run"]
+        )
+        == 0
+    )
     found = Path("found")
     Path("calls_left").write_text("5")  # of 9: the last of them under the checkpoint's weights
     assert evaluate.main([*ASKED]) == 130

@@ -9,6 +9,7 @@ from launch.search.schedulers import Within, asha
 from launch.search.search import Search
 from launch.search.space import Axis, pinned, points, read_axes
 from policies.settings.settings import Settings
+from tests.launch.console.test_core_yaml import AWKWARD
 
 SETTINGS = Settings(updates=9, eval_every=1, kl_coef=0.1)
 
@@ -56,6 +57,8 @@ def test_every_point_of_a_search_must_be_settings() -> None:
         points(SETTINGS, read_axes(["exchange_period=5,0"]))
     with pytest.raises(CommandError, match=r"--over minibatch=100: minibatch=100 does not divide queries=256"):
         points(SETTINGS, read_axes(["minibatch=64,100"]))
+    with pytest.raises(CommandError, match="--over lora_rank=8: lora_rank=8 has no effect"):
+        points(SETTINGS, read_axes(["lora_rank=8,16"]))
     with pytest.raises(CommandError, match="--over gamma=2: "):
         points(SETTINGS, read_axes(["gamma=uniform:0:2"]))
 
@@ -76,7 +79,7 @@ def test_every_whole_number_of_a_range_must_be_a_setting_and_those_that_can_be_a
         points(settings, read_axes(["exchange_period=uniform:0:9"]))
     with pytest.raises(CommandError, match=r"100001 combinations of values are too many to check"):
         points(settings, read_axes(["kl_horizon=uniform:1000:101000"]))
-    assert len(points(settings, read_axes(["num_runners=uniform:1:4", "kl_horizon=log:1000:9000"]))) == 4
+    assert len(points(settings, read_axes(["num_runners=uniform:1:4", "epochs=log:1:900"]))) == 4
 
 
 def test_the_goal_is_fixed_at_the_kl_coef_from_before_the_search() -> None:
@@ -92,6 +95,21 @@ def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert Search.read(tmp_path) == search
     with pytest.raises(CommandError, match="has no search"):
         Search.read(tmp_path.parent)
+
+
+def test_a_text_with_a_comma_is_one_value_in_quotes() -> None:
+    (axis,) = read_axes(["""lora_targets='q_proj,v_proj', "it's, k",o_proj,null"""])
+    assert axis.values == ("q_proj,v_proj", "it's, k", "o_proj", None)
+    (again,) = read_axes([axis.word])
+    assert again == axis
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_a_search_comes_back_whatever_its_texts_hold(text: str, tmp_path: Path) -> None:
+    axes = [Axis("stop", (text, "other", None)), Axis("lr", (1e-6, 0.1), "log")]
+    search = Search(SETTINGS.model_copy(update={"prompt": text}), axes, None, samples=2, seeds=1, concurrent=None)
+    search.write(tmp_path, "cory tune")
+    assert Search.read(tmp_path) == search
 
 
 def test_whole_numbers_are_drawn_from_a_range_with_both_ends() -> None:

@@ -6,6 +6,7 @@ from launch.console.configuration import resolve
 from launch.console.errors import CommandError
 from launch.study.definition import check_differs, differing, load, studies, word
 from launch.study.runs import jobs
+from policies.settings.settings import SettingsError
 
 ARMS = [(name, arm) for name in studies() for arm in load(name).arms]
 
@@ -63,6 +64,7 @@ def write(
         ("  two: {num_agnets: 1}\n", "`num_agnets`. Did you mean `num_agents`"),
         ("  two: {num_agents: 0}\n", "mine.yaml, arm two: Setting `num_agents`=0"),
         ("  two: {minibatch: 100}\n", "does not divide queries"),
+        ("  two: {lora_rank: 8}\n", "mine.yaml, arm two: lora_rank=8 has no effect"),
         ("  two: {seed: 3}\n", "sets seed, which all arms have in common"),
         ("  two: {eval_kl_coef: 0.3}\n", "sets eval_kl_coef"),
         ("  two: {num_agents: 1, against: three}\n", "held against three, which is no arm before it"),
@@ -133,12 +135,20 @@ def test_words_on_the_command_line_are_settings_of_all_arms(tmp_path: Path) -> N
     assert {(s.updates, s.kl_coef, s.eval_kl_coef) for s in found} == {(3, 0.7, 0.7)}
 
 
-@pytest.mark.parametrize("value", [None, True, 3, 0.1, 1e-5, "text", "1", "null", "'quoted'", "a b", "x: y", "\n"])
+@pytest.mark.parametrize(
+    "value", [None, True, 3, 0.1, 1e-5, "text", "1", "1e-5", "null", "'quoted'", "a b", "x: y", "\n", "'😀\u2028"]
+)
 def test_a_word_is_read_back_as_the_value_it_was_made_of(value: str | int | float | bool | None) -> None:
     from launch.console.configuration import read_words
 
-    read = read_words([word("model", value)])["model"]
-    assert (float(read) if isinstance(value, float) and isinstance(read, str) else read) == value
+    assert read_words([word("model", value)]) == {"model": value}
+
+
+def test_what_all_arms_share_may_describe_adapters_if_an_arm_has_some(tmp_path: Path) -> None:
+    study = load(write(tmp_path, "  two: {weights: lora}\n"), ["lora_rank=8"])
+    assert study.settings(study.arms["two"], 0).lora_rank == 8
+    with pytest.raises(SettingsError, match="lora_rank=8 has no effect"):
+        load(write(tmp_path, "  two: {num_agents: 1}\n"), ["lora_rank=8"])
 
 
 def test_what_an_arm_needs_and_lacks_is_said_with_the_command_that_makes_it(

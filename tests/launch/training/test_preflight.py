@@ -15,6 +15,7 @@ from launch.commands.validate import main as validate
 from launch.console.errors import CommandError
 from launch.training.preflight import check
 from policies.generation import vllm_generator
+from policies.models.model_check import ModelError
 from policies.settings.settings import make_settings
 from tests.cory_env.test_preference import save_chat_judge
 from tests.launch.conftest import Cory
@@ -27,7 +28,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def refusal(**values: Any) -> str:
-    with pytest.raises(CommandError) as raised:
+    with pytest.raises((CommandError, ModelError)) as raised:
         check(make_settings({"backend": "transformers", **values}))
     return str(raised.value)
 
@@ -77,7 +78,7 @@ def test_every_query_of_both_splits_is_measured_and_the_length_that_works_named(
         return str(tmp_path / name)
 
     short, long = rows("short.jsonl", "One", "Two"), rows("long.jsonl", "One", "Two is " + "very " * 50 + "long")
-    own = {"task": "custom", "reward": "tests.cory_env.sample_rewards:length", "max_prompt": 32}
+    own = {"task": "custom", "reward": "tests.cory_env.sample_rewards:length", "max_prompt": 32, "validation": False}
     for files in ({"data": long, "eval_data": short}, {"data": short, "eval_data": long}):
         told = refusal(**own, **files)
         assert "1 of 2 queries of" in told and "the first is query 1, 'Two is very" in told
@@ -96,6 +97,14 @@ def test_every_query_of_both_splits_is_measured_and_the_length_that_works_named(
 )
 def test_a_reward_that_cannot_be_loaded_is_refused_before_any_model_is(reward: str, message: str) -> None:
     assert message in refusal(reward=reward)
+
+
+def test_a_column_that_the_reward_needs_and_the_data_lacks_is_refused_before_any_model_is(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"query": "One"}\n{"query": "Two"}\n{"query": "Three"}\n')
+    own = {"task": "custom", "data": str(tmp_path / "rows.jsonl")}
+    told = refusal(**own, reward="tests.cory_env.sample_rewards:with_column")
+    assert "2 of 2 queries of train have no value in the column 'answer', which the reward" in told
+    check(make_settings({**own, "backend": "transformers", "reward": "tests.cory_env.sample_rewards:with_default"}))
 
 
 def test_without_vllm_its_backend_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

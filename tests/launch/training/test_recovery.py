@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTaskError
 
-from cory_env.scoring.worker import RewardError
+from cory_env.scoring.worker import RewardError, RewardKilled
 from launch.console.errors import CommandError
 from launch.console.patience import patiently
 from launch.run_folder.directory import RunDirectory
 from launch.training.recovery import last_whole, may_pass
 from policies.generation.generator import GenerationError
-from policies.learning.policy_learner import NonFiniteUpdate
+from policies.learning.non_finite import NonFiniteUpdate
 from policies.rllib.learners import LearnerError
 from policies.settings.settings import Settings, SettingsError
 from tests.launch.conftest import record
@@ -29,6 +29,8 @@ def raised_in_a_process(error: Exception) -> Exception:
         LearnerError("gone"),
         GenerationError("all gone"),
         raised_in_a_process(GenerationError("all gone")),
+        RewardKilled("no memory"),
+        raised_in_a_process(RewardKilled("no memory")),
         RayActorError(),
         NodeDiedError("gone"),
         ObjectLostError("", "", ""),

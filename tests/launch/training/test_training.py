@@ -29,7 +29,7 @@ def updates_in(file: Path) -> list[int]:
 def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    process = begin(tmp_path, "train", *SMALL, "dtype=fp32", "--out", "run")
+    process = begin(tmp_path, "train", *SMALL, "dtype=fp32", "prompt=Go on:\n{query}", "--out", "run")
     assert process.stdout and process.stderr
     seen: list[str] = []
     while not seen or not seen[-1].lstrip().startswith("1/3"):

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.generation import vllm_lora
-from policies.generation.generator import GenerationError, Response, Sampling, sampling_seed
+from policies.generation.generator import GenerationError, Loaded, Response, Sampling, sampling_seed
 from policies.generation.vllm_generator import EngineStartError, VLLMGenerator, vllm_installed
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
@@ -167,9 +167,19 @@ def test_load_returns_the_version_and_the_checksum_of_what_the_engine_read(
 ) -> None:
     other = perturb(weights, seed=1)
     loaded = generator.load("llm_1", other, 3)
-    assert loaded == (3, checksum(other)) != (3, checksum(weights))
-    assert generator.load("llm_1", weights, 4) == (4, checksum(weights))
+    assert loaded == Loaded(3, checksum(other)) != Loaded(3, checksum(weights))
+    assert generator.load("llm_1", weights, 4) == Loaded(4, checksum(weights))
     assert not list(Path("/dev/shm").glob("cory-weights-*"))
+
+
+def test_weights_of_the_engine_that_are_not_sent_are_named_whichever_they_are(
+    generator: VLLMGenerator, weights: Weights
+) -> None:
+    names = list(weights)
+    for left_out in (names[0], names[len(names) // 2], names[-1]):
+        part = {name: array for name, array in weights.items() if name != left_out}
+        assert generator.load("llm_1", part, 1).stale == (left_out,)
+    assert generator.load("llm_1", weights, 2).stale == ()
 
 
 def test_the_self_test_passes_on_a_sound_engine(
@@ -217,6 +227,19 @@ def test_the_self_test_catches_activations_cached_under_the_old_weights(
     generator.load("llm_1", weights, 0)
 
 
+def test_the_self_test_catches_one_tensor_that_stays_old(
+    generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
+) -> None:
+    bias = "transformer.h.1.ln_2.bias"  # 1.5 % of what all tensors move together
+
+    def load_all_but_one(new: Weights) -> None:
+        generator.load("llm_1", {**new, bias: weights[bias]}, 0)
+
+    with pytest.raises(SelfTestFailure, match="does not follow new weights"):
+        run_self_test(generator, learner, weights, prompts, load_all_but_one)
+    generator.load("llm_1", weights, 0)
+
+
 @pytest.fixture(scope="module")
 def adapters(engines: list[VLLMGenerator]) -> VLLMGenerator:
     """One engine for three LLMs."""
@@ -244,7 +267,8 @@ def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
     assert len(adapters.engines) == 1
     for version in range(2):
         for module_id in adapters.modules:
-            assert adapters.load(module_id, weights[module_id], version) == (version, checksum(weights[module_id]))
+            loaded = adapters.load(module_id, weights[module_id], version)
+            assert loaded == Loaded(version, checksum(weights[module_id]))
         for module_id in adapters.modules:
             assert gap(module_id, weights[module_id]) < 1e-4
         assert gap("llm_1", weights["llm_2"]) > 0.1

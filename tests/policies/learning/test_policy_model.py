@@ -23,7 +23,7 @@ from transformers import (
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
-from policies.models.language_model import ModelError
+from policies.models.model_check import ModelError
 from policies.self_test import perturb
 from tests.policies.conftest import make_model
 

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.models.adapters import adapted, linear_layers, peft_config, peft_names
-from policies.models.language_model import ModelError, load_language_model, shared_base
+from policies.models.language_model import load_language_model, shared_base
 from policies.models.lora import Lora
+from policies.models.model_check import ModelError
 from tests.policies.conftest import make_model
 
 CPU = torch.device("cpu")

@@ -12,7 +12,8 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
-from policies.models.language_model import ModelError, load_language_model
+from policies.models.language_model import load_language_model
+from policies.models.model_check import ModelError
 from tests.policies.conftest import MakeCory
 
 

@@ -18,7 +18,8 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrain
 from cory_env.tokenizer import load_tokenizer
 from policies.cory_config import CoryConfig
 from policies.models import smollm2
-from policies.models.language_model import check_model, load_language_model, stop_token_ids
+from policies.models.language_model import load_language_model, stop_token_ids
+from policies.models.model_check import check_model
 from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import CausalLMModule
 from policies.settings.settings import make_settings

@@ -12,7 +12,7 @@ import ray
 from cory_env.scoring.worker import RewardError
 from policies.generation.generator import GenerationError
 from policies.generation.vllm_generator import vllm_installed
-from policies.models.language_model import ModelError
+from policies.models.model_check import ModelError
 from policies.rollout.dealing import Deal
 from policies.rollout.runners import split
 from policies.self_test import perturb

@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 
 from cory_env import cory_v0
 from policies.cory_config import CoryConfig
-from policies.models.language_model import ModelError, check_model, check_split
+from policies.models.model_check import ModelError, check_model, check_split
 from policies.settings.settings import SettingsError, make_settings
 
 
@@ -51,6 +51,7 @@ def test_defaults_are_the_papers() -> None:
             "needs a CUDA GPU for learners and runners. Set gpus_per_learner",
         ),
         ({"lr": True}, "Setting `lr`=True: should be a number, not true or false."),
+        ({"prompt": "half \ud83d"}, "Setting `prompt`='half \\ud83d': should be text in UTF-8"),
         ({"exchange_period": False}, "should be a number, not true or false"),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "which NCCL, by which they average gradients, refuses"),
@@ -148,3 +149,11 @@ def test_a_response_ends_with_any_token_that_holds_the_text_of_stop() -> None:
     )
     with pytest.raises(SettingsError, match="no single token of `imdb-gpt2-tiny` holds it"):
         make_settings({"stop": "no token is as long as this"}).stop_token_ids(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("clip_param", "clip"), ("vf_loss_coeff", "value_coef"), ("lambda_", "lam"), ("lr", "lr")]
+)
+def test_rllib_s_own_settings_that_would_do_nothing_are_refused_with_the_name_of_ours(theirs: str, ours: str) -> None:
+    with pytest.raises(SettingsError, match=f"RLlib's `{theirs}` does nothing here. Set `{ours}` instead"):
+        CoryConfig().training(**{theirs: 0.1})

@@ -1,0 +1,142 @@
+"""Whether a model can be used: its folder, family, vocabulary and lengths; its weights are not loaded."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+)
+
+
+class ModelError(ValueError):
+    """A model cannot be loaded or used; the message says which, why, and what to do."""
+
+
+def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = False, tensor_parallel: int = 1) -> int:
+    """Checks that a model goes with its tokenizer and with the lengths asked for, without loading its weights.
+
+    Args:
+        path: folder or hub id.
+        tokens: size of the tokenizer.
+        context: longest prompt and response together, in tokens.
+        trust_remote_code: run code that comes with the model.
+        tensor_parallel: devices that the model is split over.
+
+    Returns:
+        The model's vocabulary: embedding rows, which may be more than the tokenizer's tokens.
+
+    Raises:
+        ModelError: nothing loadable there, fewer embeddings than tokens, a context longer than the model's, or heads
+            that cannot be split.
+    """
+    check_folder(path)
+    config = load_config(path, trust_remote_code).get_text_config()
+    if tokens > config.vocab_size:
+        raise ModelError(
+            f"The tokenizer of `{path}` has {tokens} tokens, but the model has embeddings for {config.vocab_size}. "
+            "Use the tokenizer that the model was trained with, or resize the model's embeddings."
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and context > positions:
+        raise ModelError(
+            f"max_prompt + max_response is {context} tokens, but `{path}` has {positions} positions. Lower them to fit."
+        )
+    check_split(config, tensor_parallel)
+    return int(config.vocab_size)
+
+
+def check_split(config: PreTrainedConfig, parts: int) -> None:
+    """Checks that a model's attention heads can be dealt to so many devices, as vLLM does it: the query heads evenly,
+    and of grouped keys and values an equal number, or copies, to each.
+
+    Raises:
+        ModelError: they cannot; the message names the numbers that would work.
+    """
+    if parts == 1:
+        return
+    heads = config.num_attention_heads
+    groups = key_value_heads(config)
+    fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (groups % n == 0 or n % groups == 0)]
+    if parts not in fitting:
+        raise ModelError(
+            f"tensor_parallel={parts} cannot split a model with {heads} attention heads and {groups} of keys and "
+            f"values. What would work: {', '.join(map(str, fitting))}."
+        )
+
+
+def key_value_heads(config: PreTrainedConfig) -> int:
+    """Heads of a model's keys and values: as many as of its queries, unless they are grouped."""
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
+def check_folder(path: str) -> None:
+    """Checks that a model's folder holds its configuration and weights, of which no file is missing or was cut.
+
+    Args:
+        path: of the folder; a hub id is left to its download.
+
+    Raises:
+        ModelError: there is no such folder, something is missing, or a file is damaged.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        if path.startswith((".", "/", "~")):
+            raise ModelError(f"There is no model in {path}: no such folder. Correct the setting model.")
+        return
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"There is no model in {path}: it has no config.json. Correct the setting model.")
+    if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")):
+        raise ModelError(f"`{folder}` holds no weights (*.safetensors). Copy them there, or correct the setting model.")
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):  # reads the header, and compares it with the file's length
+                pass
+        except SafetensorError as error:
+            raise ModelError(f"The weights {file} are damaged ({error}). Copy or download them again.") from error
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        try:
+            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is damaged ({first_line(error)}). Copy or download it again.") from error
+        if missing := sorted(name for name in named if not (folder / name).is_file()):
+            raise ModelError(f"`{folder}` lacks {len(missing)} of its files of weights, such as {missing[0]}.")
+    for file in sorted(folder.glob("pytorch_model*.bin")):
+        if not zipfile.is_zipfile(file):
+            raise ModelError(f"The weights {file} are damaged or of an old format. Save them again as safetensors.")
+
+
+def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
+    """Reads the configuration of a causal LM.
+
+    Raises:
+        ModelError: there is none, or it is of a model that cannot go on with a text.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"No language model was found at `{path}`: {first_line(error)}") from error
+    kind = type(config)
+    if config.is_encoder_decoder or (kind in MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder):
+        what = "an encoder with a decoder" if config.is_encoder_decoder else "a model that fills gaps in texts"
+        raise ModelError(
+            f"`{path}` is {what} ({config.model_type}), not a causal language model, which goes on with a text. "
+            "Correct the setting model."
+        )
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in getattr(config, "auto_map", ()):
+        raise ModelError(
+            f"`{path}` is of the family {config.model_type}, of which transformers has no causal language model. "
+            "Correct the setting model."
+        )
+    return config
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of what a library said."""
+    return str(error).strip().split("\n")[0]

@@ -1,0 +1,148 @@
+"""YAML as it is read and written here: what a value means, and what is refused by file and line."""
+
+import random
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch.console.configuration import read_file
+from launch.console.core_yaml import Value, as_word, read_yaml, scalar, spelled, write_yaml
+from launch.console.errors import CommandError
+
+AWKWARD = [
+    "Q: {query}\nA:",
+    "\n",
+    "two\n\n\nbreaks \n",
+    " around ",
+    'it\'s "quoted"',
+    "a: b # c",
+    "#",
+    "- a",
+    "[a, b]",
+    "{query}",
+    "*a &b !c |d >e %f @g `h",
+    "\t",
+    "a\r\nb",
+    "\x85 and \u2028 and \u2029",
+    "\ufeffa",
+    "\x00\x07\x7f",
+    "a\xa0",
+    "\u3000",
+    "back\\slash\\n",
+    "Ünï 漢字 😀",
+    "---",
+    "...",
+    "~",
+    "null",
+    "yes",
+    "Off",
+    "0x10",
+    "011",
+    "1:30",
+    "1_000",
+    "1e-6",
+    "1.5e5",
+    ".inf",
+    "=",
+    "<<",
+    "2024-01-01",
+    "",
+    "very long " * 500,
+]
+
+
+def random_texts() -> list[str]:
+    letters = "ab 019.:-#'\"\\\n\t\r\x85\u2028\xa0\ufeff{}[]&*!|>%@`,?=<~e+_é😀\x01"
+    draw = random.Random(0)
+    return ["".join(draw.choices(letters, k=draw.randint(0, 9))) for _ in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6),
+        ("1E6", 1e6),
+        (".5", 0.5),
+        ("-3", -3),
+        ("011", 11),
+        ("0x10", "0x10"),
+        ("0b11", "0b11"),
+        ("1:30", "1:30"),
+        ("1_000", "1_000"),
+        ("yes", "yes"),
+        ("Off", "Off"),
+        ("True", True),
+        ("~", None),
+        ("", None),
+        ("2024-01-01", "2024-01-01"),
+        ("'1e-6'", "1e-6"),
+        ("!!bool maybe", "!!bool maybe"),
+        ("!!timestamp xx", "!!timestamp xx"),
+        ("!!int [1]", "!!int [1]"),
+        ("!!map x", "!!map x"),
+        ("[" * 3000, "[" * 3000),
+        ("[" * 3000 + "]" * 3000, "[" * 3000 + "]" * 3000),
+        ("9" * 10_000, "9" * 10_000),
+    ],
+)
+def test_a_value_means_what_version_1_2_of_yaml_makes_of_it_or_else_itself(text: str, value: Value) -> None:
+    found = scalar(text)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("lr: 1\nchat: !!bool maybe\n", "`maybe` is not of the type bool in line 2, column 7"),
+        ("lr: 1\ndata: !!timestamp xx\n", "tag 'tag:yaml.org,2002:timestamp' in line 2, column 7"),
+        ("lr: 1\nseed: " + "9" * 10_000, "a number of 10000 digits is too long to be read in line 2, column 7"),
+        ("lr: 1\nseed: !!map x\n", "expected a mapping node, but found scalar in line 2"),
+        ("prompt: " + "[" * 3000 + "]" * 3000, "nests lists or mappings too deeply"),
+        ("- " * 3000 + "a", "nests lists or mappings too deeply"),
+        ("lr: 1\nprompt: a\x00b\n", "line 2 holds the character '\\x00'"),
+        ("lr: 1\n<<: {seed: 1}\n", "Unknown setting `<<`"),
+        ("lr: 1\nprompt: {query}\n", "`prompt` in FILE holds a mapping, but every setting is one value."),
+        ("data: [a.jsonl, b.jsonl]\n", "`data` in FILE holds a list, but every setting is one value."),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_sentence_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(CommandError) as raised:
+        read_file(file)
+    told = str(raised.value)
+    assert says.replace("FILE", str(file)) in told and str(file) in told and "\n" not in told
+
+
+def test_aliases_stand_for_single_values_alone_so_that_a_small_file_cannot_fill_any_memory(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("queries: &n 64\nminibatch: *n\n")
+    assert read_file(file) == {"queries": 64, "minibatch": 64}
+    keys = ["task", "data", "eval_data", "prompt", "observer_prompt", "reward", "model", "system", "stop"]
+    lists = [f"{key}: &{key} [{', '.join([f'*{before}'] * 99)}]" for before, key in pairwise(keys)]
+    file.write_text("\n".join(["task: &task [x]", *lists]))
+    began = time.monotonic()
+    with pytest.raises(CommandError, match=r"`\*task` stands for a list or a mapping; write that out in line 2"):
+        read_file(file)
+    assert time.monotonic() - began < 10
+
+
+def test_whatever_a_text_holds_it_is_one_line_and_comes_back_from_a_file_a_list_and_a_word() -> None:
+    for text in [*AWKWARD, *random_texts()]:
+        line = spelled(text)
+        assert len(f"{line}|".splitlines()) == 1
+        for read in (lambda text: read_yaml(text, "it"), yaml.safe_load):  # other programs read version 1.1
+            assert read(f"prompt: {line} # its meaning\nlr: 1\n") == {"prompt": text, "lr": 1}
+            assert read(write_yaml({"over": [text], "lr": 1e-6})) == {"over": [text], "lr": 1e-6}
+        assert scalar(line) == text == scalar(as_word(text))
+
+
+@pytest.mark.parametrize("value", [None, True, False, 0, -7, 10**30, 0.1, 1e-6, 1.41e-5, 1e30, 3.0])
+def test_other_values_come_back_as_they_were(value: Value) -> None:
+    for text in (spelled(value), as_word(value)):
+        found = scalar(text)
+        assert found == value and type(found) is type(value)
+    assert yaml.safe_load(spelled(value)) == value

@@ -1,0 +1,101 @@
+"""What is wrong with a model's folder is found by every command that would use it, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import BertConfig, T5Config
+
+from cory_env.tokenizer import DEFAULT_TOKENIZER
+from launch.commands import plan, train, validate
+
+COMMANDS = {"plan": plan.main, "train": train.main, "validate": validate.main}
+
+
+def copied(folder: Path) -> Path:
+    return Path(shutil.copytree(DEFAULT_TOKENIZER, folder / "model"))
+
+
+def encoder_decoder(folder: Path) -> Path:
+    model = copied(folder)
+    T5Config().save_pretrained(model)
+    return model
+
+
+def masked(folder: Path) -> Path:
+    model = copied(folder)
+    BertConfig(vocab_size=4096).save_pretrained(model)
+    return model
+
+
+def without_weights(folder: Path) -> Path:
+    model = copied(folder)
+    (model / "model.safetensors").unlink()
+    return model
+
+
+def cut_weights(folder: Path) -> Path:
+    model = copied(folder)
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100_000])
+    return model
+
+
+def cut_bin(folder: Path) -> Path:
+    model = without_weights(folder)
+    (model / "pytorch_model.bin").write_bytes(b"PK" + bytes(1000))
+    return model
+
+
+def without_a_shard(folder: Path) -> Path:
+    model = copied(folder)
+    weight_map = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return model
+
+
+def small_vocabulary(folder: Path) -> Path:
+    model = copied(folder)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    return model
+
+
+def nothing(folder: Path) -> Path:
+    return folder / "nowhere"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (encoder_decoder, "is an encoder with a decoder (t5), not a causal language model"),
+        (masked, "is a model that fills gaps in texts (bert), not a causal language model"),
+        (without_weights, "holds no weights"),
+        (cut_weights, "model.safetensors are damaged"),
+        (cut_bin, "pytorch_model.bin are damaged"),
+        (without_a_shard, "lacks 1 of its files of weights, such as model-00002-of-00002.safetensors"),
+        (small_vocabulary, "has 4096 tokens, but the model has embeddings for 100"),
+        (nothing, "no such folder"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    make: Callable[[Path], Path],
+    what: str,
+    command: str,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    model = make(tmp_path)
+    assert COMMANDS[command](["imdb-tiny", f"model={model}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ") and error.count("\n") == 1
+    assert what in error and str(model) in error
+    assert not (tmp_path / "runs").exists()
