@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.reproduction.claims import Row, table
-from launch.report.tables import Claim
+from benchmarks.reproduction.claims import Judged, judge_all
+from launch.report.tables import JudgedClaim
 from launch.run_folder.journal import replace_text
 from launch.study.results import StudyRun, read
 
@@ -25,19 +25,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(options.out)
 
 
-def claims(runs: Sequence[StudyRun]) -> list[Claim]:
+def claims(runs: Sequence[StudyRun]) -> list[JudgedClaim]:
     """Returns every claim that a study among the runs is asked about, with our figure; those that were run first."""
     studies = {run.study for run in runs}
-    rows = [row for row in table(runs) if row.claim.study in studies]
-    return [_shown(row) for row in sorted(rows, key=lambda row: row.found.verdict == "not run")]
+    asked = [judged for judged in judge_all(runs) if judged.claim.study in studies]
+    return [_shown(judged) for judged in sorted(asked, key=lambda judged: judged.found.verdict == "not run")]
 
 
-def _shown(row: Row) -> Claim:
-    claim, found = row
+def _shown(judged: Judged) -> JudgedClaim:
+    claim, found = judged
     here = f"here by study {claim.study}. Reproduced where " if claim.judge else ""
     small = [f"p {found.p:.2g}"] if found.p is not None else []
     small += [f"g {found.effect:+z.1f}"] if found.effect is not None else []
-    return Claim(
+    return JudgedClaim(
         text=claim.text,
         source=claim.source,
         rule=f"{here}{claim.rule}.",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from benchmarks.reproduction import findings as find
 from benchmarks.reproduction.findings import FAR, LATE, MUCH_MORE, NEARLY, SIMILAR, Arms, Finding
-from launch.study.measures import final, trained, unsteadiness, untrained
+from launch.study.measures import at_end, trained, unsteadiness, untrained
 from launch.study.results import StudyRun
 
 PAPER = "paper, IMDB"
@@ -31,14 +31,14 @@ class Claim(NamedTuple):
     """Finds None where the runs that it needs are not there."""
 
 
-class Row(NamedTuple):
-    """A line of the table of claims."""
+class Judged(NamedTuple):
+    """A claim, and what was found."""
 
     claim: Claim
     found: Finding
 
 
-def table(runs: Iterable[StudyRun]) -> list[Row]:
+def judge_all(runs: Iterable[StudyRun]) -> list[Judged]:
     """Returns every claim with our figure; those whose arms are missing are `not run`.
 
     Args:
@@ -48,10 +48,10 @@ def table(runs: Iterable[StudyRun]) -> list[Row]:
     for run in runs:
         if run.status != "failed":
             studies.setdefault(run.study, {}).setdefault(run.arm, []).append(run)
-    return [Row(claim, _judged(claim, studies.get(claim.study, {}))) for claim in CLAIMS]
+    return [Judged(claim, _finding(claim, studies.get(claim.study, {}))) for claim in CLAIMS]
 
 
-def _judged(claim: Claim, arms: Arms) -> Finding:
+def _finding(claim: Claim, arms: Arms) -> Finding:
     found = claim.judge(arms) if claim.judge is not None else None
     return found or Finding("", "not run")
 
@@ -63,7 +63,7 @@ def _cooperation(study: str) -> Claim:
         "Cooperative agents do better than competitive ones",
         "CORY's combined reward ends higher than with α = -1",
         partial(
-            find.difference, one="cory", other="competitive", measure=final("combined_reward"), what="combined reward"
+            find.difference, one="cory", other="competitive", measure=at_end("combined_reward"), what="combined reward"
         ),
     )
 
@@ -132,7 +132,7 @@ CLAIMS = (
         PAPER,
         "A larger single model ends with more KL",
         "PPO with twice the parameters ends with more than CORY",
-        partial(find.difference, one="ppo-double-model", other="cory", measure=final("kl"), what="KL"),
+        partial(find.difference, one="ppo-double-model", other="cory", measure=at_end("kl"), what="KL"),
     ),
     Claim(
         "imdb",
@@ -146,7 +146,7 @@ CLAIMS = (
         PAPER,
         "Without knowledge transfer the KL is higher",
         "it ends higher than CORY's",
-        partial(find.difference, one="no-transfer", other="cory", measure=final("kl"), what="KL"),
+        partial(find.difference, one="no-transfer", other="cory", measure=at_end("kl"), what="KL"),
     ),
     Claim(
         "imdb",

@@ -13,17 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from benchmarks.reproduction.sweeps import hypervolumes, larger, matched
+from launch.evaluation.intervals import Estimate, over_seeds
 from launch.study.measures import (
     Difference,
-    Estimate,
     Measure,
+    at_end,
     before,
     collapse,
     collapses,
     curve,
     differences,
-    estimate,
-    final,
     gain,
     of_policies,
     paired,
@@ -36,7 +35,7 @@ from launch.study.results import StudyRun
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
 Arms = Mapping[str, Sequence[StudyRun]]
 """The runs of a study, by arm."""
-FINAL_REWARD, FIRST_REWARD, FINAL_KL = final("task_reward"), before("task_reward"), final("kl")
+FINAL_REWARD, FIRST_REWARD, FINAL_KL = at_end("task_reward"), before("task_reward"), at_end("kl")
 
 FEWEST = 3
 """Runs of an arm from which a claim is decided."""
@@ -153,10 +152,9 @@ def similar_reward(
 
 def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
     """Claims that the held-out combined reward `rises` in training, or else that it falls."""
-    found = list(values(arms.get(arm, ()), gain("combined_reward")).values())
-    if not found:
+    mean = over_seeds(values(arms.get(arm, ()), gain("combined_reward")).values())
+    if mean is None:
         return None
-    mean = estimate(found)
     text = f"combined reward {_shown(mean, len(arms[arm]))}"
     return Finding(text, above(mean, 0.0) if rises else below(mean, 0.0))
 
@@ -168,9 +166,9 @@ def equal_agents(arms: Arms) -> Finding | None:
         combined, reward = of_policies(run, "combined_reward").values(), gain("task_reward")(run)
         if len(combined) > 1 and reward is not None and reward > 0:
             shares.append((max(combined) - min(combined)) / reward)
-    if not shares:
+    mean = over_seeds(shares)
+    if mean is None:
         return None
-    mean = estimate(shares)
     text = f"combined rewards differ by {_percent(mean, len(arms['cory']), ' of the gain')}"
     return Finding(text, below(mean, SIMILAR))
 
@@ -239,7 +237,7 @@ def collapse_repeats(arms: Arms) -> Finding | None:
     runs = _collapsed(arms)
     if runs is None:
         return None
-    measure, start = final("repetition"), before("repetition")
+    measure, start = at_end("repetition"), before("repetition")
     beyond = sum("repetition" in _signatures(run) for run in runs)
     more = sum((measure(run) or 0.0) > MUCH_MORE * (start(run) or 0.0) for run in runs)
     text = f"{beyond} of the {len(runs)} runs of PPO that collapsed; {more} repeat {MUCH_MORE} times as much as before"
@@ -270,9 +268,9 @@ def declines(arms: Arms, arm: str) -> Finding | None:
         half = [value for update, value in points if update >= run.settings.updates / 2]
         if len(half) > 1:
             changes.append(half[-1] - half[0])
-    if not changes:
+    mean = over_seeds(changes)
+    if mean is None:
         return None
-    mean = estimate(changes)
     return Finding(f"task reward {_shown(mean, len(arms[arm]))} in the second half", below(mean, 0.0))
 
 
@@ -285,9 +283,9 @@ def early(arms: Arms, arm: str) -> Finding | None:
         best = max((value for _, value in points), default=0.0)
         if soon and best > points[0][1]:
             shares.append((soon[0] - points[0][1]) / (best - points[0][1]))
-    if not shares:
+    mean = over_seeds(shares)
+    if mean is None:
         return None
-    mean = estimate(shares)
     return Finding(_percent(mean, len(arms[arm]), " of the gain"), above(mean, NEARLY))
 
 
@@ -316,10 +314,10 @@ def fewer_collapses(arms: Arms) -> Finding | None:
     theirs, ppo_runs, ours, cory_runs = map(sum, zip(*counts, strict=True))
     shares = [(a / n, b / m) for a, n, b, m in counts if a or b]
     text = f"PPO {theirs} of {ppo_runs}, CORY {ours} of {cory_runs}, in {len(shares)} of {len(settings)} settings"
-    if not theirs:
+    usual = sum(share for share, _ in shares) / max(len(shares), 1)
+    found = over_seeds([(mine - share) / usual for share, mine in shares] if usual else [])
+    if found is None:
         return Finding(text, "inconclusive")
-    usual = sum(share for share, _ in shares) / len(shares)
-    found = estimate([(mine - share) / usual for share, mine in shares])
     return Finding(f"{_percent(found, found.n)} ({text})", quoted(found, -0.67, 0.0))
 
 
@@ -335,7 +333,7 @@ def less_variance(arms: Arms) -> Finding | None:
     theirs, ours = variance(ppo, "combined_reward"), variance(cory, "combined_reward")
     if not theirs or ours is None:
         return None
-    counts = [len(values(runs, final("combined_reward"))) for runs in (cory, ppo)]
+    counts = [len(values(runs, at_end("combined_reward"))) for runs in (cory, ppo)]
     low, high = (ours / theirs / float(f.ppf(q, counts[0] - 1, counts[1] - 1)) for q in (0.975, 0.025))
     found = Estimate(ours / theirs - 1, low - 1, high - 1, min(counts))
     return Finding(_percent(found, min(len(cory), len(ppo))), quoted(found, -0.41, 0.0))
@@ -346,15 +344,12 @@ def _log(value: float | None) -> float | None:
 
 
 def _shown(found: Estimate, runs: int, sign: str = "+") -> str:
-    mean, low, high, n = found
-    ends = "" if low is None or high is None else f" [{low:{sign}.3g}, {high:{sign}.3g}]"
-    return f"{mean:{sign}.3g}{ends}, {_count(n, runs)}"
+    return f"{found.shown(f'{{:{sign}.3g}}')}, {_count(found.n, runs)}"
 
 
 def _percent(found: Estimate, runs: int, of: str = "") -> str:
-    mean, low, high, n = found
-    ends = "" if low is None or high is None else f" [{low:+z.0%}, {high:+z.0%}]"
-    return f"{mean:+z.0%}{of}{ends}, {_count(n, runs)}"
+    mean, bracket, ends = found.shown("{:+z.0%}").partition(" [")
+    return f"{mean}{of}{bracket}{ends}, {_count(found.n, runs)}"
 
 
 def _count(n: int, runs: int) -> str:

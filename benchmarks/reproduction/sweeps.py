@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from launch.console.configuration import Value
-from launch.study.measures import Difference, Point, before, differences, pareto_front, point
+from launch.study.measures import Difference, InPlane, before, differences, pareto_front, point
 from launch.study.results import StudyRun
 
 FEWEST = 3
@@ -59,22 +59,22 @@ def larger(one: Mapping[int, float], other: Mapping[int, float]) -> Difference |
     return differences({seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())})
 
 
-def _hypervolumes(columns: Sequence[Sequence[StudyRun]], worst: Mapping[int, Point]) -> dict[int, float]:
+def _hypervolumes(columns: Sequence[Sequence[StudyRun]], worst: Mapping[int, InPlane]) -> dict[int, float]:
     whole = set(worst).intersection(*({run.seed for run in column} for column in columns))
     ends = [(run.seed, end) for column in columns for run in column if (end := point(run)) is not None]
     return {seed: hypervolume([end for of, end in ends if of == seed], worst[seed]) for seed in sorted(whole)}
 
 
-def reference(run: StudyRun) -> Point | None:
+def reference(run: StudyRun) -> InPlane | None:
     """Returns the reference point of hypervolumes, which depends on no arm's result.
 
     That is the task reward before training, and the KL from which health calls a response of full length collapsed.
     """
     start = before("task_reward")(run)
-    return None if start is None else Point(start, run.settings.max_token_kl * run.settings.max_response)
+    return None if start is None else InPlane(start, run.settings.max_token_kl * run.settings.max_response)
 
 
-def hypervolume(points: Iterable[Point], worst: Point) -> float:
+def hypervolume(points: Iterable[InPlane], worst: InPlane) -> float:
     """Returns the area that points dominate, of all that is better than `worst`.
 
     Args:

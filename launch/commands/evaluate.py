@@ -31,7 +31,7 @@ EPILOG = """what is measured:
   chains of three or more the table shows later roles with all policies together; evaluation.json has each.
   MODEL (a folder, hub id or bundled name): the model, on the bare query.
   Beside the untouched base: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2
-  (over all responses to a query), and pass@k where the task says what is correct; with 95 % bootstrap intervals.
+  (over all responses to a query), and pass@k where the task says what is correct; with 95 % intervals.
 
 settings:
   A run brings its own, a model those of the preset imdb-tiny; -c files and key=value change them, but not what the
@@ -136,9 +136,9 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     )
     solved_at = asked.solved_at if options.solved_at is None else options.solved_at
     scoring = Scoring(plan.queries, settings.report_kl_coef, solved_at, _ks(options, solved_at), settings.seed)
-    place = options.out or _new_path(options.target, run_directory, plan)
-    check_place(str(place), "evaluation")
-    folder = EvaluationFolder(place, plan)
+    path = options.out or _new_path(options.target, run_directory, plan)
+    check_place(str(path), "evaluation")
+    folder = EvaluationFolder(path, plan)
     total, done = len(plan.batches()), len(folder.batches())
     voice = Voice(output.own_output(), total, done=done, quiet=options.quiet, bar=not options.debug)
     voice.say(_what(options.target, plan))
@@ -255,8 +255,8 @@ def _report(plan: "Plan", scoring: "Scoring", folder: "EvaluationFolder", voice:
     from launch.run_folder.records import plain
 
     batches = folder.batches()
-    rows = summarise(batches, scoring)
-    if not rows:
+    standings = summarise(batches, scoring)
+    if not standings:
         raise CommandError("The reward failed on every response, so there is nothing to show. Correct the reward.")
     asked = len(plan.lineups) * plan.queries * plan.samples
     result: dict[str, Any] = {
@@ -265,10 +265,13 @@ def _report(plan: "Plan", scoring: "Scoring", folder: "EvaluationFolder", voice:
         **plan.identity(),
         "scoring": scoring._asdict(),
         "dropped": asked - sum(len(batch["chains"]) for batch in batches),
-        "rows": rows,
+        "rows": {
+            label: {**each, "figures": {name: found._asdict() for name, found in each["figures"].items()}}
+            for label, each in standings.items()
+        },
     }
     replace_text(folder.results, json.dumps(plain(result), indent=1, ensure_ascii=False) + "\n")
-    for table in tables(rows, scoring.names, min(voice.console.width, WIDTH)):
+    for table in tables(standings, scoring.names, min(voice.console.width, WIDTH)):
         voice.say()
         voice.say(table)
     voice.say()

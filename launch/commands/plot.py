@@ -34,7 +34,8 @@ def plot(place: str | Path, out: Path | None = None) -> int:
         CommandError: there is no run, or one without metrics, or nothing can be drawn there.
         StorageError: storage cannot be read.
     """
-    from launch.display.curves import FORMATS, draw
+    from launch.display.curves import draw
+    from launch.display.drawing import FORMATS
     from launch.run_folder.mirror import read_run
 
     if out is not None and (out.suffix.removeprefix(".").lower() not in FORMATS or out.is_dir()):

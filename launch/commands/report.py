@@ -28,45 +28,66 @@ def main(argv: list[str] | None = None) -> int:
         help="folders or URIs of runs, of which those that differ in the seed alone are one arm; folders of studies",
     )
     parser.add_argument("--out", type=local_path, default=OUT, metavar="FILE", help=f"where to (default: {OUT})")
-    parser.add_argument("--png", type=local_path, metavar="DIR", help="also draw every plot into a PNG in this folder")
+    parser.add_argument("--png", type=local_path, metavar="DIR", help="also draw the plots as PNGs into this folder")
+    parser.add_argument(
+        "--plots",
+        type=lambda text: text.split(","),
+        metavar="NAME,NAME",
+        help="with --png: draw these alone, such as pareto,'sweep-*' (default: all, a few seconds each)",
+    )
     parser.add_argument(
         "--claims", type=local_path, metavar="FILE", help="claims that were judged by these runs (docs/report.md)"
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(argv)
-    return run(lambda: report(options.runs, options.out, options.png, options.claims), debug=options.debug)
+    return run(
+        lambda: report(options.runs, options.out, options.png, options.claims, options.plots), debug=options.debug
+    )
 
 
-def report(places: Sequence[str | Path], out: Path = OUT, png: Path | None = None, claims: Path | None = None) -> int:
+def report(
+    addresses: Sequence[str | Path],
+    out: Path = OUT,
+    png: Path | None = None,
+    claims: Path | None = None,
+    plots: Sequence[str] | None = None,
+) -> int:
     """Writes the report and says where it is.
 
     Args:
-        places: folders or URIs of runs, finished or not, or folders of studies.
+        addresses: folders or URIs of runs, finished or not, or folders of studies.
         out: the HTML file, replaced if it exists.
         png: where to draw the plots, too.
         claims: a file of claims that were judged by these runs.
+        plots: names, or patterns of names, of the plots that are drawn there; None: all.
 
     Raises:
-        CommandError: a place holds neither, a file of one is damaged, or nothing can be written there.
+        CommandError: an address is neither's, a file there is damaged, there is no such plot, or nothing can be
+            written.
         StorageError: storage cannot be read.
     """
     from launch.report.page import page
-    from launch.report.runs import address, read
+    from launch.report.runs import read, resolved
     from launch.report.tables import read_claims
     from launch.run_folder.journal import replace_text
     from launch.run_folder.storage import check_place
 
     for folder in (out.parent, png or out.parent):
         check_place(str(folder), "report")
-    known = [address(place) for place in places]
-    if twice := [place for number, place in enumerate(places) if known[number] in known[:number]]:
+    if plots and png is None:
+        raise CommandError("--plots chooses among PNGs: say with --png which folder they are drawn into.")
+    known = [resolved(address) for address in addresses]
+    if twice := [address for number, address in enumerate(addresses) if known[number] in known[:number]]:
         raise CommandError(f"{twice[0]} is named twice. Name each run once.")
     if out.is_dir():
         raise CommandError(f"{out} is a folder. Name a file with --out, such as {out / OUT}.")
-    runs = read(places)
+    runs = read(addresses)
     if not any(run.updates for run in runs):
-        raise CommandError(f"{places[0]} has no metrics yet: its first update is not finished. Try again in a while.")
+        raise CommandError(
+            f"{addresses[0]} has no metrics yet: its first update is not finished. Try again in a while."
+        )
     made = page(runs, read_claims(claims) if claims else ())
+    drawn = made.named(plots) if plots else made.plots
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if png is not None:
@@ -76,6 +97,7 @@ def report(places: Sequence[str | Path], out: Path = OUT, png: Path | None = Non
     replace_text(out, made.html)
     print(out)
     if png is not None:
-        for plot in made.plots:
-            print(plot.save(png))
+        for plot in drawn:
+            plot.save(png / f"{plot.name}.png")
+            print(png / f"{plot.name}.png")
     return 0

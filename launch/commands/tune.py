@@ -15,7 +15,7 @@ from launch.console.shell import one_line
 
 if TYPE_CHECKING:
     from launch.display.terminal import Voice
-    from launch.search.outcome import Row
+    from launch.search.outcome import TrialResult
     from launch.search.search import Search
 
 USAGE = """cory tune [PRESET] [-c FILE ...] [key=value ...] --over key=VALUES ... [options]
@@ -117,7 +117,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.run_folder.locks import lock_folder
     from launch.run_folder.manifest import own_version
     from launch.run_folder.storage import check_place
-    from launch.search.outcome import UNFINISHED, rows_of
+    from launch.search.outcome import UNFINISHED, results_of
     from launch.search.search import (
         Search,
         begun,
@@ -146,7 +146,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             check_same(folder, search)
         else:
             check_free(folder)
-    checked = list(points(search.settings, search.axes))
+    checked = points(search.settings, search.axes)
     for tracker in ("wandb", "mlflow"):
         if getattr(search.settings, tracker):
             raise CommandError(f"{tracker}=true: trials of a search are sent nowhere. Set {tracker}=false.")
@@ -170,9 +170,9 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
             return interrupts.exit_code
-        rows = rows_of(trials, search.axes, search.settings.updates)
-        exit_code = report(rows, search, folder, voice, time.monotonic() - started)
-        if any(row.status == UNFINISHED for row in rows) or len(rows) < search.trials:
+        results = results_of(trials, search.axes, search.settings.updates)
+        exit_code = report(results, search, folder, voice, time.monotonic() - started)
+        if any(result.status == UNFINISHED for result in results) or len(results) < search.trials:
             voice.say(f"Stopped. {go_on}", True)
             return interrupts.exit_code
     return exit_code
@@ -224,6 +224,11 @@ def read_search(options: argparse.Namespace) -> "tuple[Search, str]":
                 f"--scheduler pbt cannot change {key} while a trial runs. Leave the scheduler out, or use asha. It can "
                 f"change: {', '.join(name for name, known in ABOUT.items() if known.clone)}."
             )
+    if options.scheduler == "asha" and (options.seeds or 1) > 1:
+        raise CommandError(
+            "--seeds does not go with --scheduler asha, which stops a point's unlucky seeds and leaves the mean of the "
+            "lucky ones. Search with one seed, then run the best values with --seeds and without a scheduler."
+        )
     if options.scheduler:
         check_evaluations(settings, options.scheduler)
     found = Search(pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent)
@@ -243,38 +248,40 @@ def _what(search: "Search") -> str:
     )
 
 
-def report(rows: "list[Row]", search: "Search", folder: Path, voice: "Voice", seconds: float) -> int:
+def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: "Voice", seconds: float) -> int:
     """Prints what was found, and writes it into the search's folder.
 
     Returns:
         0, or 1 when a trial failed.
     """
     from launch.console.configuration import as_yaml
+    from launch.display.drawing import save
     from launch.run_folder.journal import replace_text
-    from launch.search.outcome import FAILED, points_of, table, write_csv
-    from launch.search.plots import draw_objective, draw_parallel
+    from launch.search.outcome import FAILED, points_of, points_table, write_csv
+    from launch.search.plots import draw_objective
     from launch.search.space import show_point
     from policies.settings.settings import make_settings
 
-    write_csv(rows, folder / "results.csv")
-    if not rows:
+    write_csv(results, folder / "results.csv")
+    if not results:
         return 0
     apart = search.scheduler == "pbt"
-    draw_objective(rows, search.axes, folder / "objective.png", apart)
-    draw_parallel(rows, search.axes, folder / "parallel.png")
-    points = points_of(rows, apart)
+    points = points_of(results, apart)
+    save(draw_objective(points, search.axes, apart), folder / "objective.png")
     voice.say()
-    voice.say(table(points), True)
+    voice.say(points_table(points, search.axes), True)
     voice.say("", True)
-    failed = [row for row in rows if row.status == FAILED]
-    for row in failed:
-        point = show_point({**row.values, "seed": row.seed})
-        voice.say(f"{row.trial} failed ({point}): {row.reason}", True)
+    failed = [result for result in results if result.status == FAILED]
+    for result in failed:
+        point = show_point({**result.values, "seed": result.seed})
+        voice.say(f"{result.trial} failed ({point}): {result.reason}", True)
     best = points[0]
-    if best.whole:
+    if not best.complete:
+        voice.say("Best      none: of no point all trials ran to their end", True)
+    else:
         chosen = make_settings({**search.settings.model_dump(), **best.values})
         replace_text(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(chosen)}")
         voice.say(f"Best      {show_point(best.values)}: cory train -c {shlex.quote(str(folder / 'best.yaml'))}", True)
-    voice.say(f"Results   {folder / 'results.csv'}, objective.png, parallel.png", True)
+    voice.say(f"Results   {folder / 'results.csv'}, objective.png", True)
     voice.say(f"Took      {seconds / 60:.1f} min")
     return 1 if failed else 0

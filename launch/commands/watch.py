@@ -12,7 +12,7 @@ from launch.console.parser import Parser, run
 
 if TYPE_CHECKING:
     from launch.display.terminal import Terminal
-    from launch.run_folder.records import Update, Warning
+    from launch.run_folder.records import HealthWarning, Update
     from policies.settings.settings import Settings
 
 STOPPED = 1
@@ -159,7 +159,7 @@ def _show_new(terminal: Terminal, shown: list[Update], seen: Seen) -> None:
         before = line.get("health", [])
 
 
-def _name(warning: Warning) -> tuple[str, str]:
+def _name(warning: HealthWarning) -> tuple[str, str]:
     return warning["signature"], warning["of"]
 
 

@@ -1,20 +1,17 @@
 """The table that grows while a run trains: a heading, and a row per update. Pure text, no terminal."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich.text import Text
 
-from launch.run_folder.records import Figures, Update
+from launch.display.tables import written
+from launch.run_folder.records import Figures, Update, mean_over_policies
 from policies.settings.settings import Settings
 
-FIGURES = (
-    ("task_reward", "task", "{:+.2f}", 7),
-    ("kl", "KL", "{:.2f}", 7),
-    ("combined_reward", "combined", "{:+.2f}", 9),
-)
-"""What is shown of each policy: key, heading, format and width."""
-GROUP = sum(width for *_, width in FIGURES)
+COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", "combined", 9))
+"""What is shown of each policy: figure, heading and width."""
+GROUP = sum(width for *_, width in COLUMNS)
 SPREAD = (("lowest", min, 9), ("highest", max, 9))
 """What is shown of the combined reward beside the mean of policies that do not fit: heading, choice and width."""
 CHAIN = 12
@@ -52,7 +49,7 @@ class Rows:
         """Returns the two lines above the rows."""
         names = self._shown or ("mean",)
         above = " " * (self.indent + self._chain) + "".join(f"{name:>{GROUP}}" for name in names)
-        labels = "".join(f"{label:>{width}}" for _, label, _, width in FIGURES) * len(names)
+        labels = "".join(f"{label:>{width}}" for _, label, width in COLUMNS) * len(names)
         if self._spread:
             above += f"{'combined':>{sum(width for *_, width in self._spread)}}"
             labels += "".join(f"{label:>{width}}" for label, _, width in self._spread)
@@ -85,25 +82,11 @@ class Rows:
     def _figures(self, figures: Mapping[str, Figures]) -> Text:
         groups = [figures[name] for name in self._modules]
         text = Text()
-        for group in groups if self._shown else [mean_of(groups)]:
-            for key, _, pattern, width in FIGURES:
+        for group in groups if self._shown else [mean_over_policies(groups)]:
+            for key, _, width in COLUMNS:
                 style = "bold green" if key == "combined_reward" else ""
-                text.append(f"{show(group[key], pattern):>{width}}", style=style)
+                text.append(f"{written(key, group[key]):>{width}}", style=style)
         known = [value for group in groups if (value := group["combined_reward"]) is not None]
         for _, choose, width in self._spread:
-            text.append(f"{show(choose(known, default=None), '{:+.2f}'):>{width}}", style="green")
+            text.append(f"{written('combined_reward', choose(known, default=None)):>{width}}", style="green")
         return text
-
-
-def mean_of(groups: Sequence[Figures]) -> Figures:
-    """Returns the mean of each figure; None where a group lacks it."""
-    means: Figures = {}
-    for key in groups[0]:
-        values = [value for group in groups if (value := group[key]) is not None]
-        means[key] = sum(values) / len(values) if len(values) == len(groups) else None
-    return means
-
-
-def show(value: float | None, pattern: str) -> str:
-    """Returns a number in a format, or a dash for one that is not finite."""
-    return "-" if value is None else pattern.format(value)

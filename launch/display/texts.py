@@ -4,7 +4,7 @@ import re
 
 from rich.text import Text
 
-from launch.display.rows import show
+from launch.display.tables import written
 from launch.run_folder.records import Response, Sample
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters but tab and line feed; halves
@@ -32,7 +32,7 @@ def before_and_after(earlier: Sample, earlier_label: str, later: Sample, later_l
 
 def response_text(response: Response, margin: str) -> Text:
     """Returns a response as one line: role, policy, task reward, text."""
-    reward = show(response["task_reward"], "{:+.2f}")
+    reward = written("task_reward", response["task_reward"])
     text = Text().append(f"{margin}{response['role']:<10} {response['policy']} {reward:>6}  ", style="dim")
     return text.append(one_line(response["text"]) or "(empty)")
 

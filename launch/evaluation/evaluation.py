@@ -70,7 +70,7 @@ class Plan(NamedTuple):
         modules = self.settings.modules
         trained: list[tuple[str, ...]] = [(module,) for module in modules]
         if self.settings.knowledge_transfer:  # else nobody sees another's response
-            trained = [modules[place:] + modules[:place] for place in range(len(modules))]
+            trained = [modules[turn:] + modules[:turn] for turn in range(len(modules))]
         lineups = [Lineup(False, trained[0])]
         return lineups + [Lineup(True, each) for each in trained] if self.checkpoint is not None else lineups
 

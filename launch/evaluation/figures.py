@@ -5,26 +5,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from cory_env.chain import role_names
-from launch.display.rows import show
-from launch.evaluation.statistics import distinct, mean_of_known, means_with_intervals, pass_at_k
+from launch.display.tables import FIGURES, shown, table
+from launch.evaluation.intervals import Estimate, over_queries, proportion
 from launch.run_folder.records import Batch, MeasuredResponse
 
-FIGURES = {
-    "task_reward": ("task reward", "{:+.2f}"),
-    "kl": ("KL", "{:.2f}"),
-    "combined_reward": ("combined", "{:+.2f}"),
-    "response_length": ("length", "{:.1f}"),
-    "eos_rate": ("EOS rate", "{:.2f}"),
-    "distinct_1": ("distinct-1", "{:.2f}"),
-    "distinct_2": ("distinct-2", "{:.2f}"),
-}
-"""Every figure but pass@k, with its heading and format."""
+AMOUNTS = ("kl", "response_length")
+"""Figures of which 0 or 1 is so many nats or tokens, never a no or a yes."""
+REWARDS = ("task_reward", "combined_reward")
+"""Figures that may be a no or a yes, if the task's reward is; all that are neither are shares, from 0 to 1."""
 BASE, ALL = "base", "all"
-"""Rows that are of no trained policy, or of every one."""
+"""Whose figures those are that are of no trained policy, or of every one."""
 PIONEER = role_names(1)[0]
 GAP = 3
 """Between two columns: the padding of both, and their border, which is a space."""
@@ -49,17 +42,7 @@ class Scoring(NamedTuple):
         return [*FIGURES, *(f"pass@{k}" for k in self.ks)]
 
 
-class Estimate(TypedDict):
-    """A mean over queries with its 95 % interval; None where no query has a value."""
-
-    mean: float | None
-    low: float | None
-    high: float | None
-    n: int
-    """Queries that have a value."""
-
-
-class Row(TypedDict):
+class Standing(TypedDict):
     """The figures of one policy in one role, or of all policies in it."""
 
     policy: str
@@ -70,11 +53,11 @@ class Row(TypedDict):
     figures: dict[str, Estimate]
 
 
-def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, Row]:
-    """Returns the figures by row: all policies on the bare query, as pioneers answer it, then in each later role.
+def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, Standing]:
+    """Returns who stands where, by label: all policies on the bare query, as pioneers answer it, then in later roles.
 
     Every figure is computed per query, from all responses to it, and averaged over queries. In a chain of three or more
-    each later role has a row for all its policies together too.
+    each later role has an entry for all its policies together too.
     """
     answers: dict[int, dict[str, dict[int, list[MeasuredResponse]]]] = {}
     after: dict[str, str] = {}
@@ -82,30 +65,43 @@ def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, Row]:
     for batch in batches:
         for chain in batch["chains"]:
             longest = max(longest, len(chain["responses"]))
-            for place, response in enumerate(chain["responses"]):
-                of_policy = answers.setdefault(place, {}).setdefault(response["policy"], {})
+            for position, response in enumerate(chain["responses"]):
+                of_policy = answers.setdefault(position, {}).setdefault(response["policy"], {})
                 of_policy.setdefault(chain["query"], []).append(response)
-                if place == 1:
+                if position == 1:
                     after[response["policy"]] = chain["responses"][0]["policy"]
-    rows: dict[str, Row] = {}
+    standings: dict[str, Standing] = {}
     values: list[np.ndarray] = []
-    for place, role in enumerate(role_names(longest) if longest else ()):
+    for position, role in enumerate(role_names(longest) if longest else ()):
         found = {
             policy: np.array([of_query(of_policy.get(query, []), scoring) for query in range(scoring.queries)])
-            for policy, of_policy in answers[place].items()
+            for policy, of_policy in answers[position].items()
         }
         together = [figures for policy, figures in found.items() if policy != BASE]
-        if place > 0 and longest > 2 and together:
-            found[ALL] = mean_of_known(np.array(together))
+        if position > 0 and longest > 2 and together:
+            found[ALL] = np.mean(together, axis=0)  # NaN where any policy lacks it, as all means over policies
         for policy, figures in found.items():
-            before = after[policy] if place == 1 and longest == 2 else None
-            label = policy if place == 0 else f"{policy} as {role}" if before is None else f"{policy} after {before}"
-            rows[label] = Row(policy=policy, role=role, after=before, figures={})
+            before = after[policy] if position == 1 and longest == 2 else None
+            label = policy if position == 0 else f"{policy} as {role}" if before is None else f"{policy} after {before}"
+            standings[label] = Standing(policy=policy, role=role, after=before, figures={})
             values.append(figures)
-    estimates = iter(_estimates(np.hstack(values), scoring.seed)) if values else iter(())
-    for row in rows.values():
-        row["figures"] = {name: next(estimates) for name in scoring.names}
-    return rows
+    estimates = iter(_estimates(np.hstack(values), scoring)) if values else iter(())
+    for standing in standings.values():
+        standing["figures"] = {name: next(estimates) for name in scoring.names}
+    return standings
+
+
+def _estimates(values: np.ndarray, scoring: Scoring) -> list[Estimate]:
+    """Averages over queries; where a figure is a no or a yes of each query, it is a proportion."""
+    found = over_queries(values, scoring.seed)
+    for column, name in enumerate(scoring.names * (len(found) // len(scoring.names))):
+        of_figure = values[:, column][~np.isnan(values[:, column])]
+        if name not in AMOUNTS and len(of_figure) and np.isin(of_figure, (0, 1)).all():
+            found[column] = proportion(of_figure)
+        elif name not in (*AMOUNTS, *REWARDS) and found[column].low is not None:
+            mean, low, high, count = found[column]
+            found[column] = Estimate(mean, max(low or 0.0, 0.0), min(high or 0.0, 1.0), count)
+    return found
 
 
 def of_query(responses: Sequence[MeasuredResponse], scoring: Scoring) -> list[float]:
@@ -133,53 +129,65 @@ def of_query(responses: Sequence[MeasuredResponse], scoring: Scoring) -> list[fl
     return figures
 
 
-def tables(rows: Mapping[str, Row], names: Sequence[str], width: int) -> list[Table]:
+def tables(standings: Mapping[str, Standing], names: Sequence[str], width: int) -> list[Table]:
     """Returns the figures as tables of at most `width` characters, as many as that takes.
 
     Of a later role in a chain of three or more they show the base and all policies together, not each.
     """
-    rows = {
-        label: row
-        for label, row in rows.items()
-        if row["role"] == PIONEER or row["after"] is not None or row["policy"] in (BASE, ALL)
+    standings = {
+        label: each
+        for label, each in standings.items()
+        if each["role"] == PIONEER or each["after"] is not None or each["policy"] in (BASE, ALL)
     }
     blocks: list[dict[str, list[str]]] = []
     room = 0
     for name in names:
-        heading, pattern = FIGURES.get(name, (name, "{:.2f}"))
-        cells = [_cell(row["figures"][name], pattern) for row in rows.values()]
+        heading, pattern = shown(name)
+        cells = [each["figures"][name].shown(pattern) for each in standings.values()]
         needed = GAP + max(len(text) for text in (heading, *cells))
         if needed > room:
             blocks.append({})
-            room = width - max(len(label) for label in rows)
+            room = width - max(len(label) for label in standings)
         room -= needed
         blocks[-1][heading] = cells
-    return [_table(list(rows), block) for block in blocks]
-
-
-def _table(labels: Sequence[str], columns: Mapping[str, Sequence[str]]) -> Table:
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    made.add_column("", no_wrap=True)
-    for heading in columns:
-        made.add_column(heading, justify="right", no_wrap=True)
-    for cells in zip(labels, *columns.values(), strict=True):
-        made.add_row(*cells)
+    made = []
+    for block in blocks:
+        made.append(table([""], list(block)))
+        for row in zip(standings, *block.values(), strict=True):
+            made[-1].add_row(*row)
     return made
 
 
-def _estimates(values: np.ndarray, seed: int) -> list[Estimate]:
-    mean, low, high = means_with_intervals(values, seed)
-    count = (~np.isnan(values)).sum(axis=0)
-    return [
-        Estimate(mean=_known(m), low=_known(lo), high=_known(hi), n=int(n))
-        for m, lo, hi, n in zip(mean, low, high, count, strict=True)
-    ]
+def pass_at_k(correct: int, samples: int, k: int) -> float:
+    """Estimates the chance that at least one of k responses to a query is correct, without bias.
+
+    1 - C(samples - correct, k) / C(samples, k), as a product of factors between 0 and 1, so nothing overflows
+    (Chen et al. 2021, https://arxiv.org/abs/2107.03374, §2.1).
+
+    Args:
+        correct: correct ones among the samples.
+        samples: responses drawn for the query.
+        k: at least 1.
+
+    Returns:
+        The estimate; NaN where there are fewer than k samples.
+    """
+    if samples < k:
+        return math.nan
+    if samples - correct < k:  # every choice of k has a correct one
+        return 1.0
+    return 1.0 - float(np.prod(1.0 - k / np.arange(samples - correct + 1, samples + 1)))
 
 
-def _known(number: float) -> float | None:
-    return None if math.isnan(number) else float(number)
+def distinct(responses: Sequence[Sequence[int]], n: int) -> float:
+    """Returns the share of different n-grams among all n-grams of several responses (Li et al. 2016, "distinct-n").
 
+    Args:
+        responses: token ids; here, all responses of one policy to one query.
+        n: tokens of an n-gram.
 
-def _cell(estimate: Estimate, pattern: str) -> str:
-    mean, low, high = (show(estimate[end], pattern) for end in ("mean", "low", "high"))
-    return mean if estimate["mean"] is None else f"{mean} [{low}, {high}]"
+    Returns:
+        1 where no n-gram occurs twice; NaN where all responses are shorter than n.
+    """
+    grams = [tuple(tokens[start : start + n]) for tokens in responses for start in range(len(tokens) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else math.nan

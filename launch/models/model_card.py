@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers.utils import cached_file
 
 from launch.console.core_yaml import write_yaml
-from launch.display.rows import show
+from launch.display.tables import shown, written
 from launch.models.exported import base_name
 from launch.models.trained import Trained
 from launch.run_folder.layout import CONFIG
@@ -197,7 +197,7 @@ def _results(trained: Trained, policy: str) -> str:
     if "policy" in last:
         columns[f"training, update {last['update']}"] = last["policy"][policy]
     heading = ["", *columns]
-    rows = [[label, *(show(figures[key], form) for figures in columns.values())] for key, label, form in COLUMNS]
+    rows = [[shown(key).heading, *(written(key, figures[key]) for figures in columns.values())] for key in COLUMNS]
     table = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
 

@@ -8,14 +8,16 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from launch.display.curves import COLOURS, FAINT, FAINTLY, GRID, INK, PANELS, POINT, colours_of, style
-from launch.report.drawing import Key, Panel, Plot
-from launch.report.marks import bars, dots, limit_to, place, widened
+from launch.display.curves import PANELS
+from launch.display.drawing import COLOURS, FAINT, FAINTLY, GRID, INK, POINT, colours_of, style
+from launch.display.plot import Key, Panel, Plot
+from launch.evaluation.intervals import Estimate, over_seeds
+from launch.report.marks import bars, dots, limit_to, mean_in_plane, widened
 from launch.report.plots import with_interval
-from launch.report.runs import NO_DIFFERENCE, Arm, method
-from launch.report.series import drawn_interval, estimate, final, held_out_mean, over_runs
+from launch.report.runs import NO_DIFFERENCE, ArmRuns, method
+from launch.report.series import drawn_interval, ends_of, held_out_mean, series_of
 from launch.search.space import show_value
-from launch.study.measures import Estimate, Point, pareto_front
+from launch.study.measures import InPlane, pareto_front
 from launch.study.runs import NO_MATTER
 
 SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "partner_reward": 3, "num_agents": 3}
@@ -25,28 +27,26 @@ TOLD_APART = 8
 HELD_OUT = "Held out, mean of the policies, at the end."
 
 
-def pareto(arms: Sequence[Arm]) -> list[Plot]:
+def pareto(arms: Sequence[ArmRuns]) -> list[Plot]:
     """Returns the Pareto plane: task reward against −KL, where each arm went and where it ended.
 
     Where arms are too many to be told apart, of a study's first tier, and in a plane of its own the sweep of `kl_coef`;
     without tiers, coloured by what their method is called.
     """
     families = _families(arms, "kl_coef", 2)
-    first = _first_tier(arms)
-    if len(arms) <= TOLD_APART or len(first) == len(arms):
-        named = [arm.label if len(arms) <= TOLD_APART else method(arm.settings) for arm in arms]
-        return [_plane("pareto", "Task reward against KL", list(zip(arms, named, strict=True)), families)]
-    named = [arm.label if len(first) <= TOLD_APART else method(arm.settings) for arm in first]
-    tier = f", tier {first[0].runs[0].result.tier}"
-    plots = [_plane("pareto", f"Task reward against KL{tier}", list(zip(first, named, strict=True)), [])]
-    if families:
+    first = arms if len(arms) <= TOLD_APART else _first_tier(arms)
+    whole = len(first) == len(arms)
+    named = [(arm, arm.label if len(first) <= TOLD_APART else method(arm.settings)) for arm in first]
+    title = "Task reward against KL" + ("" if whole else f", tier {first[0].runs[0].result.tier}")
+    plots = [_plane("pareto", title, named, families if whole else [])]
+    if families and not whole:
         of_family = dict(zip(_called(families, "kl_coef"), families, strict=True))
         swept = [(arm, name) for name, family in of_family.items() for arm in family]
         plots.append(_plane("pareto-kl_coef", "Task reward against KL over kl_coef", swept, families))
     return plots
 
 
-def _plane(name: str, title: str, arms: Sequence[tuple[Arm, str]], families: Sequence[Sequence[Arm]]) -> Plot:
+def _plane(name: str, title: str, arms: Sequence[tuple[ArmRuns, str]], families: Sequence[Sequence[ArmRuns]]) -> Plot:
     """Returns one Pareto plane.
 
     Args:
@@ -58,7 +58,7 @@ def _plane(name: str, title: str, arms: Sequence[tuple[Arm, str]], families: Seq
     names = list(dict.fromkeys(each for _, each in arms))
     colours = dict(zip(names, colours_of(len(names)), strict=True))
     says = "; ".join(
-        f"{arm.label}: {shown(final(arm, 'task_reward'))} at KL {shown(final(arm, 'kl'))}" for arm, _ in arms
+        f"{arm.label}: {in_words(ends_of(arm, 'task_reward'))} at KL {in_words(ends_of(arm, 'kl'))}" for arm, _ in arms
     )
     note = f"{HELD_OUT} Up and to the right is better. Large dots: means over seeds."
     if families:
@@ -76,7 +76,7 @@ def _plane(name: str, title: str, arms: Sequence[tuple[Arm, str]], families: Seq
 
 
 def _pareto(
-    arms: Sequence[tuple[Arm, str]],
+    arms: Sequence[tuple[ArmRuns, str]],
     families: Sequence[set[int]],
     colours: Mapping[str, str],
     coef: float,
@@ -85,17 +85,17 @@ def _pareto(
     style(panel, "Task reward", "per response")
     panel.set_xlabel("− KL to the initial policy, nats per response", fontsize=9, color=INK)
     panel.xaxis.set_major_locator(MaxNLocator(5))
-    ends = [(estimate([-x for x in final(arm, "kl")]), estimate(final(arm, "task_reward"))) for arm, _ in arms]
-    points: dict[int, tuple[Point, str]] = {}
+    ends = [(over_seeds([-x for x in ends_of(arm, "kl")]), over_seeds(ends_of(arm, "task_reward"))) for arm, _ in arms]
+    points: dict[int, tuple[InPlane, str]] = {}
     for (arm, name), (x, y) in zip(arms, ends, strict=True):
         if len(colours) == len(arms):
             kl, task = held_out_mean(arm, "kl"), held_out_mean(arm, "task_reward")
             panel.plot([-value for value in kl.mean], task.mean, color=colours[name], linewidth=1.1, alpha=FAINTLY)
             if len(arm.counted) > 1:
-                dots(panel, [-value for value in final(arm, "kl")], final(arm, "task_reward"), colours[name])
+                dots(panel, [-value for value in ends_of(arm, "kl")], ends_of(arm, "task_reward"), colours[name])
         if x is not None and y is not None:
             panel.plot([x.mean], [y.mean], color=colours[name], marker="")
-            points[id(arm)] = Point(y.mean, -x.mean), name
+            points[id(arm)] = InPlane(y.mean, -x.mean), name
     limits = panel.get_xlim(), panel.get_ylim()
     for family in families:
         of_family = [points[arm] for arm in family if arm in points]
@@ -105,7 +105,7 @@ def _pareto(
             panel.step(*steps, where="post", color=colours[of_family[0][1]], linewidth=0.9, alpha=0.6)
     for (_, name), (x, y) in zip(arms, ends, strict=True):
         if x is not None and y is not None:
-            place(panel, x, y, colours[name])
+            mean_in_plane(panel, x, y, colours[name])
     if coef > 0:
         _equal(panel, coef, limits)
     panel.set_xlim(limits[0])
@@ -119,7 +119,7 @@ def _equal(panel: Axes, coef: float, limits: tuple[tuple[float, float], tuple[fl
         panel.plot([left, right], [worth - coef * left, worth - coef * right], color=FAINT, linewidth=0.8, ls=":")
 
 
-def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
+def side_by_side(arms: Sequence[ArmRuns]) -> list[Plot]:
     """Returns the arms' final combined reward, a row each, on an axis of its own for each tier of a study.
 
     Of later tiers without the arms of sweeps, which are drawn as such and may be far off, but with those of the
@@ -127,7 +127,7 @@ def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
     """
     first = _first_tier(arms)
     swept = {id(arm) for key, least in SWEPT.items() for family in _families(arms, key, least) for arm in family}
-    tiers: dict[int, list[Arm]] = {}
+    tiers: dict[int, list[ArmRuns]] = {}
     for arm in arms:
         if arm not in first and id(arm) not in swept:
             tiers.setdefault(arm.runs[0].result.tier, []).append(arm)
@@ -139,17 +139,17 @@ def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
     return plots
 
 
-def _first_tier(arms: Sequence[Arm]) -> list[Arm]:
+def _first_tier(arms: Sequence[ArmRuns]) -> list[ArmRuns]:
     first = min(arm.runs[0].result.tier for arm in arms)
     return [arm for arm in arms if arm.runs[0].result.tier == first]
 
 
-def _side_by_side(arms: Sequence[Arm], tier: int | None) -> Plot:
+def _side_by_side(arms: Sequence[ArmRuns], tier: int | None) -> Plot:
     name, title = "ablation", "Final combined reward"
     if tier is not None:
         name, title = f"{name}-tier-{tier}", f"{title}, tier {tier}"
-    values = [final(arm, "combined_reward") for arm in arms]
-    says = "; ".join(f"{arm.label}: {shown(of_arm)}" for arm, of_arm in zip(arms, values, strict=True))
+    values = [ends_of(arm, "combined_reward") for arm in arms]
+    says = "; ".join(f"{arm.label}: {in_words(found)}" for arm, found in zip(arms, values, strict=True))
     note = with_interval(f"{HELD_OUT} Small dots: single runs.", arms, bars=True)
     panel = Panel(partial(_rows, [arm.label for arm in arms], values), says, height=0.42 * len(arms) + 0.9, left=0.15)
     return Plot(name, title, note, [panel])
@@ -163,13 +163,13 @@ def _rows(labels: Sequence[str], values: Sequence[Sequence[float]], panel: Axes)
     panel.grid(visible=False, axis="y")
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
-    for row, of_arm in enumerate(values):
-        dots(panel, of_arm, [-row] * len(of_arm), COLOURS[0])
-    means = [estimate(of_arm) for of_arm in values]
+    for row, single in enumerate(values):
+        dots(panel, single, [-row] * len(single), COLOURS[0])
+    means = [over_seeds(found) for found in values]
     limits = widened(panel.get_xlim(), (end for found in means for end in drawn_interval(found)))
     for row, (label, found) in enumerate(zip(labels, means, strict=True)):
         if found is not None:
-            place(panel, found, Estimate(-row, None, None, 1), COLOURS[0])
+            mean_in_plane(panel, found, Estimate(-row, None, None, 1), COLOURS[0])
         panel.annotate(
             label if found is not None else f"{label} (no figure)",
             (0, -row),
@@ -183,7 +183,7 @@ def _rows(labels: Sequence[str], values: Sequence[Sequence[float]], panel: Axes)
     panel.set_ylim(0.5 - len(labels), 0.75)
 
 
-def sweeps(arms: Sequence[Arm]) -> list[Plot]:
+def sweeps(arms: Sequence[ArmRuns]) -> list[Plot]:
     """Returns, for each setting of which arms differ in that alone, how the final figures depend on it."""
     plots = []
     for key, least in SWEPT.items():
@@ -192,9 +192,9 @@ def sweeps(arms: Sequence[Arm]) -> list[Plot]:
     return plots
 
 
-def _families(arms: Sequence[Arm], key: str, least: int) -> list[list[Arm]]:
+def _families(arms: Sequence[ArmRuns], key: str, least: int) -> list[list[ArmRuns]]:
     """Returns groups of arms, each of one study or of none, that differ in one setting alone and have enough values."""
-    families: dict[str, list[Arm]] = {}
+    families: dict[str, list[ArmRuns]] = {}
     for arm in arms:
         no_difference = {"seed", *NO_MATTER} if arm.runs[0].result.study else NO_DIFFERENCE
         same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *no_difference})
@@ -203,7 +203,7 @@ def _families(arms: Sequence[Arm], key: str, least: int) -> list[list[Arm]]:
     return [family for family in families.values() if len({getattr(arm.settings, key) for arm in family}) >= least]
 
 
-def _called(families: Sequence[Sequence[Arm]], key: str) -> list[str]:
+def _called(families: Sequence[Sequence[ArmRuns]], key: str) -> list[str]:
     """Returns a name for arms that differ in one setting alone: their method, or else what sets them apart."""
     methods = ["agents" if key == "num_agents" else method(family[0].settings) for family in families]
     if len(set(methods)) == len(methods):
@@ -215,7 +215,7 @@ def _called(families: Sequence[Sequence[Arm]], key: str) -> list[str]:
     return labels if len(set(labels)) == len(labels) else [family[0].label for family in families]
 
 
-def _sweep(key: str, families: Mapping[str, Sequence[Arm]]) -> Plot:
+def _sweep(key: str, families: Mapping[str, Sequence[ArmRuns]]) -> Plot:
     values: set[Any] = {getattr(arm.settings, key) for family in families.values() for arm in family}
     ticks = sorted(values, key=lambda value: math.inf if value is None else value)
     colours = dict(zip(families, colours_of(len(families)), strict=True))
@@ -223,14 +223,14 @@ def _sweep(key: str, families: Mapping[str, Sequence[Arm]]) -> Plot:
     panels = []
     for figure, heading, unit in PANELS:
         lines = {
-            label: sorted((ticks.index(getattr(arm.settings, key)), final(arm, figure)) for arm in family)
+            label: sorted((ticks.index(getattr(arm.settings, key)), ends_of(arm, figure)) for arm in family)
             for label, family in families.items()
         }
         says = "; ".join(
-            f"{label}: " + ", ".join(f"{show_value(ticks[x])}: {shown(y)}" for x, y in line)
+            f"{label}: " + ", ".join(f"{show_value(ticks[x])}: {in_words(y)}" for x, y in line)
             for label, line in lines.items()
         )
-        draw = partial(_steps, heading, unit.format(arms[0].settings.report_kl_coef), key, ticks, colours, lines)
+        draw = partial(_steps, heading, unit.format(f"{arms[0].settings.report_kl_coef:g}"), key, ticks, colours, lines)
         panels.append(Panel(draw, f"{heading} over {key}. {says}"))
     note = with_interval(f"{HELD_OUT} Small dots: single runs. Values stand evenly.", arms, bars=True)
     legend = [Key(label, colour) for label, colour in colours.items()]
@@ -252,7 +252,7 @@ def _steps(
     panel.set_xticks(range(len(ticks)), labels)
     drawn = {}
     for label, line in lines.items():
-        drawn[label] = over_runs(dict(line))
+        drawn[label] = series_of(dict(line))
         for x, found in line:
             if len(found) > 1:
                 dots(panel, [x] * len(found), found, colours[label])
@@ -263,7 +263,7 @@ def _steps(
     panel.set_xlim(-0.4, len(ticks) - 0.6)
 
 
-def shown(values: Sequence[float]) -> str:
+def in_words(values: Sequence[float]) -> str:
     """Returns a mean in words."""
-    found = estimate(values)
+    found = over_seeds(values)
     return "not known" if found is None else f"{found.mean:.2f}"

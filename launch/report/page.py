@@ -1,17 +1,20 @@
 """Puts a report together: its tables, its plots, and the page that holds them."""
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from launch.console.configuration import as_yaml
+from launch.console.errors import CommandError
+from launch.display.plot import Plot
 from launch.report import ends, plots, tables
-from launch.report.drawing import Plot
-from launch.report.runs import Arm, Run, arms_of, method
+from launch.report.runs import ArmRuns, Run, arms_of, method
 from launch.report.samples import moments_of
-from launch.report.series import final
+from launch.report.series import ends_of
 from launch.run_folder.manifest import own_version
 from policies.health import CHANCE, LEAST_EOS
 
@@ -23,8 +26,20 @@ class Page:
     html: str
     plots: list[Plot]
 
+    def named(self, patterns: Sequence[str]) -> list[Plot]:
+        """Returns the plots with these names, in which `*` stands for anything.
 
-def page(runs: Sequence[Run], claims: Sequence[tables.Claim] = ()) -> Page:
+        Raises:
+            CommandError: there is none for one of them.
+        """
+        for pattern in patterns:
+            if not any(fnmatchcase(plot.name, pattern) for plot in self.plots):
+                kinds = dict.fromkeys(re.sub(r"^curves-\d+", "curves-*", plot.name) for plot in self.plots)
+                raise CommandError(f"There is no plot `{pattern}`. Name some of: {', '.join(kinds)}.")
+        return [plot for plot in self.plots if any(fnmatchcase(plot.name, pattern) for pattern in patterns)]
+
+
+def page(runs: Sequence[Run], claims: Sequence[tables.JudgedClaim] = ()) -> Page:
     """Makes the report of runs, at least one of which has metrics, and of claims that were judged by them."""
     arms = arms_of(runs)
     evaluated = [arm for arm in arms if any(run.held_out for run in arm.runs)]
@@ -35,7 +50,7 @@ def page(runs: Sequence[Run], claims: Sequence[tables.Claim] = ()) -> Page:
         overview += ends.side_by_side(arms)
     over_training = plots.comparisons(arms) if len(arms) > 1 else []
     sensitivity = ends.sweeps(evaluated)
-    curves = [(arm, plots.curves_of(arm, f"curves-{place}")) for place, arm in enumerate(arms, start=1)]
+    curves = [(arm, plots.curves_of(arm, f"curves-{number}")) for number, arm in enumerate(arms, start=1)]
     health = plots.health(arms)
     environment = Environment(
         loader=PackageLoader("launch.report", "templates"),
@@ -63,9 +78,7 @@ def page(runs: Sequence[Run], claims: Sequence[tables.Claim] = ()) -> Page:
         curves=curves,
         health=health,
         warnings=[(run.name, found) for run in ordered if (found := tables.warnings(run))],
-        evaluations=[
-            (run.name, each, tables.evaluation_table(each.rows)) for run in ordered for each in run.evaluations
-        ],
+        evaluations=[(run.name, each, tables.evaluation_table(each)) for run in ordered for each in run.evaluations],
         samples=[(run, moments) for run in ordered if (moments := moments_of(run))],
         differing=tables.settings_that_differ(arms),
         settings=[(arm.label, as_yaml(arm.settings)) for arm in arms],
@@ -77,7 +90,7 @@ def page(runs: Sequence[Run], claims: Sequence[tables.Claim] = ()) -> Page:
     )
 
 
-def _title(arms: Sequence[Arm]) -> str:
+def _title(arms: Sequence[ArmRuns]) -> str:
     studies = list(dict.fromkeys(run.result.study for arm in arms for run in arm.runs if run.result.study))
     if studies:
         return f"Study {', '.join(studies)}"
@@ -91,14 +104,14 @@ def _subtitle(runs: Sequence[Run]) -> str:
     return f"Task {tasks} · model {models} · {len(runs)} run{'s' * (len(runs) > 1)}"
 
 
-def _queries(arms: Sequence[Arm]) -> str:
+def _queries(arms: Sequence[ArmRuns]) -> str:
     """Returns on how many queries the last evaluations are, if on as many in all runs."""
-    counts = {final["queries"] for arm in arms for run in arm.counted if (final := run.result.final) is not None}
+    counts = {last["queries"] for arm in arms for run in arm.counted if (last := run.result.final) is not None}
     return f" ({counts.pop()})" if len(counts) == 1 and 0 not in counts else ""
 
 
-def _rule(arms: Sequence[Arm]) -> str:
-    """Returns by what a run counts as collapsed (`study_measures.collapse`)."""
+def _rule(arms: Sequence[ArmRuns]) -> str:
+    """Returns by what a run counts as collapsed (`study.measures.collapse`)."""
 
     def limit(key: str, form: str) -> str:
         values = sorted({getattr(arm.settings, key) for arm in arms})
@@ -113,7 +126,7 @@ def _rule(arms: Sequence[Arm]) -> str:
     )
 
 
-def _caveats(arms: Sequence[Arm]) -> list[str]:
+def _caveats(arms: Sequence[ArmRuns]) -> list[str]:
     """Returns what a reader should know before comparing."""
     found = []
     runs = [run for arm in arms for run in arm.runs]
@@ -136,6 +149,6 @@ def _caveats(arms: Sequence[Arm]) -> list[str]:
         found.append(f"Trained for different numbers of updates, and compared all the same: {', '.join(names)}.")
     if names := [arm.label for arm in arms if len({run.settings.seed for run in arm.runs}) < len(arm.runs)]:
         found.append(f"Runs with the same seed count as one each, which they are not: {', '.join(names)}.")
-    if any(sum(value == value for value in final(arm, "combined_reward")) == 2 for arm in arms):
+    if any(sum(value == value for value in ends_of(arm, "combined_reward")) == 2 for arm in arms):
         found.append("Two seeds say little: the 95 % interval of their mean is 13 standard errors to either side.")
     return found

@@ -9,7 +9,6 @@ from typing import cast
 
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
-from launch.evaluation.figures import Row
 from launch.run_folder import final, mirror
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import CONFIG
@@ -18,7 +17,7 @@ from launch.run_folder.storage import REPORTED, is_uri
 from launch.search.space import show_value
 from launch.study import results
 from launch.study.results import Cost, FinalFigures, StudyRun, final_figures
-from launch.study.runs import NO_MATTER
+from launch.study.runs import NO_MATTER, divergence
 from policies.settings.settings import Settings, deciding
 
 MEAN = "mean"
@@ -35,7 +34,8 @@ class Evaluation:
 
     name: str
     split: str
-    rows: dict[str, Row]
+    figures: dict[str, dict[str, dict[str, float | None]]]
+    """By who answered in which role, each figure's mean and the ends of its interval."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmRuns:
     """Runs whose settings are the same but for the seed."""
 
     label: str
@@ -98,21 +98,21 @@ class Arm:
         return [run.result for run in self.counted]
 
 
-def read(places: Sequence[str | Path]) -> list[Run]:
+def read(addresses: Sequence[str | Path]) -> list[Run]:
     """Reads runs' folders, or URIs, and studies' folders.
 
     Raises:
-        CommandError: a place is neither, or a file in it is damaged.
+        CommandError: an address is neither's, or a file there is damaged.
         StorageError: storage cannot be read.
     """
     runs = []
-    for place, name in zip(places, names(places), strict=True):
-        folder = Path(place)
-        if not is_uri(str(place)) and (folder / "results").is_dir() and not RunDirectory(folder).exists():
-            prefix = f"{name}/" if len(places) > 1 else ""
+    for address, name in zip(addresses, names(addresses), strict=True):
+        folder = Path(address)
+        if not is_uri(str(address)) and (folder / "results").is_dir() and not RunDirectory(folder).exists():
+            prefix = f"{name}/" if len(addresses) > 1 else ""
             runs += [_of_study(result, prefix) for result in results.read(folder)]
         else:
-            runs.append(read_run(place, name))
+            runs.append(read_run(address, name))
     return runs
 
 
@@ -121,22 +121,23 @@ def _of_study(result: StudyRun, prefix: str) -> Run:
     return Run(f"{prefix}{result.arm}/{result.seed}", result, [result.command], {**hardware, **result.versions})
 
 
-def read_run(place: str | Path, name: str) -> Run:
+def read_run(address: str | Path, name: str) -> Run:
     """Reads a run's folder.
 
     Args:
-        place: of a run, finished or not; a folder or a URI.
+        address: of a run, finished or not; a folder or a URI.
         name: what the report calls it.
 
     Raises:
         CommandError: there is no run, or a file of it is damaged.
         StorageError: storage cannot be read.
     """
-    run = mirror.read_run(place, REPORTED)
+    run = mirror.read_run(address, REPORTED)
     folder = run.path
     settings, updates = run.settings(), run.updates()
     done = updates[-1]["update"] if updates else 0
     collapsed = settings.stop_on_collapse and any(line.get("collapsed") for line in updates[-1:])
+    diverged = divergence(run)
     lines = (folder / CONFIG).read_text(encoding="utf-8").splitlines()
     origins = [line.removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
     commands = [(command, comment) for command, _, comment in origins]
@@ -151,34 +152,33 @@ def read_run(place: str | Path, name: str) -> Run:
         against=None,
         differs={},
         seed=settings.seed,
-        status="collapsed" if collapsed else "done",
-        reason=None,
+        status="diverged" if diverged else "collapsed" if collapsed else "done",
+        reason=diverged,
         settings=settings,
         command=commands[-1][0] if commands else "",
         versions={},
         hardware={"cpu": "", "cores": 0, "memory_gib": 0.0, "bf16": False, "gpu": None},
         date="",
-        undisturbed=False,
-        cost=Cost(tokens=tokens, seconds=seconds, wall_seconds=0.0, cpu_seconds=0.0, others=0.0, resumed=False),
+        cost=Cost(tokens=tokens, seconds=seconds, wall_seconds=0.0, resumed=False),
         metrics=updates,
         samples=cast(list[SampleLine], run.samples.read()),
-        final=_final(run, updates),
+        final=None if diverged else _final_figures(run, updates),
     )
     return Run(
         name=name,
         result=result,
         commands=[command for command, _ in commands],
         environment={"made with": commands[-1][1]} if commands and commands[-1][1] else {},
-        unfinished=not collapsed and done < settings.updates,
+        unfinished=not collapsed and diverged is None and done < settings.updates,
         evaluations=[_read_evaluation(file) for file in sorted(folder.glob("evaluation/*/evaluation.json"))],
     )
 
 
-def _final(run: RunDirectory, updates: Sequence[Update]) -> FinalFigures | None:
+def _final_figures(run: RunDirectory, updates: Sequence[Update]) -> FinalFigures | None:
     """Returns the last look at a run's policies, or else its last held-out evaluation."""
     kept = final.read(run.final)
     if kept and updates and kept["update"] == updates[-1]["update"]:  # else the run went on afterwards
-        return final_figures(kept)
+        return final_figures(kept, run.settings().modules)
     evaluated = [line for line in updates if "evaluation" in line]
     if not evaluated:
         return None
@@ -196,14 +196,15 @@ def _final(run: RunDirectory, updates: Sequence[Update]) -> FinalFigures | None:
 def _read_evaluation(file: Path) -> Evaluation:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        return Evaluation(file.parent.name, found["split"], found["rows"])
+        figures = {label: standing["figures"] for label, standing in found["rows"].items()}
+        return Evaluation(file.parent.name, found["split"], figures)
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(f"{file} is not what `cory evaluate` wrote there. Evaluate again, or remove it.") from error
 
 
-def names(places: Sequence[str | Path]) -> list[str]:
+def names(addresses: Sequence[str | Path]) -> list[str]:
     """Returns a name per folder or URI, as short as tells them apart: the last parts of its path."""
-    parts = [tuple(address(place).partition("?")[0].rstrip("/").split("/")) for place in places]
+    parts = [tuple(resolved(address).partition("?")[0].rstrip("/").split("/")) for address in addresses]
     for size in range(1, max(map(len, parts)) + 1):
         found = ["/".join(each[-size:]) for each in parts]
         if len(set(found)) == len(set(parts)):
@@ -211,9 +212,9 @@ def names(places: Sequence[str | Path]) -> list[str]:
     return found
 
 
-def address(place: str | Path) -> str:
+def resolved(address: str | Path) -> str:
     """Returns a URI, or the absolute path of a folder."""
-    return str(place) if is_uri(str(place)) else Path(place).resolve().as_posix()
+    return str(address) if is_uri(str(address)) else Path(address).resolve().as_posix()
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -222,7 +223,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [key for key in Settings.model_fields if len({repr(each[key]) for each in dumps}) > 1]
 
 
-def arms_of(runs: Sequence[Run]) -> list[Arm]:
+def arms_of(runs: Sequence[Run]) -> list[ArmRuns]:
     """Returns the arms of studies, then those of other runs, each named by what sets it apart.
 
     Raises:
@@ -236,15 +237,15 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
         _refuse_mixed(some)
     several = len({study for study, _ in studies}) > 1
     arms = [
-        Arm(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
+        ArmRuns(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
         for (study, _), some in studies.items()
     ]
     arms += _arms_of_folders([run for run in runs if not run.result.study])
     labels: set[str] = set()
-    for place, arm in enumerate(arms):  # plots know arms by their labels
+    for number, arm in enumerate(arms):  # plots know arms by their labels
         if arm.label in labels:
-            arms[place] = Arm(f"{arm.label} ({arm.runs[0].name})", arm.runs)
-        labels.add(arms[place].label)
+            arms[number] = ArmRuns(f"{arm.label} ({arm.runs[0].name})", arm.runs)
+        labels.add(arms[number].label)
     return arms
 
 
@@ -263,13 +264,13 @@ def _refuse_mixed(arm: Sequence[Run]) -> None:
             )
 
 
-def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
+def _arms_of_folders(runs: Sequence[Run]) -> list[ArmRuns]:
     """Groups runs that differ in nothing but their seed."""
     keys = [key for key in differing(runs) if key not in NO_DIFFERENCE]
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(repr(getattr(run.settings, key)) for key in keys), []).append(run)
-    usual = {key: Counter(group[place] for group in groups).most_common(1)[0][0] for place, key in enumerate(keys)}
+    usual = {key: Counter(group[number] for group in groups).most_common(1)[0][0] for number, key in enumerate(keys)}
     others = [key for key in keys if key != "num_agents"]
     arms = []
     for some in groups.values():
@@ -279,7 +280,7 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
             apart = {key: value for key, value in apart.items() if repr(value) != usual[key]}
         label = [method(settings)] if "num_agents" in keys or not apart else []
         label += [f"{key}={_shown(value)}" for key, value in apart.items()]
-        arms.append(Arm(_joined(label), sorted(some, key=lambda run: run.settings.seed)))
+        arms.append(ArmRuns(_joined(label), sorted(some, key=lambda run: run.settings.seed)))
     return arms
 
 

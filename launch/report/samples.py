@@ -1,21 +1,17 @@
-"""Sample texts for people: what each role answered over time, side by side, and where it had collapsed."""
+"""Sample texts for people: what each role answered over time, side by side, and what repeats itself."""
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launch.display.rows import show
+from launch.display.tables import written
 from launch.display.texts import visible
 from launch.report.runs import Run
-from launch.report.series import held_out
-from launch.run_folder.records import Response, SampleLine
-from launch.study.measures import SHOWS_COLLAPSE, collapse
-from policies.health import signs_of_collapse
-from policies.settings.settings import Settings
+from launch.run_folder.records import SampleLine
+from launch.study.measures import collapse
+from launch.study.results import Text
 
 FIRST = 3
 """Responses of each policy alone that are shown in any case."""
-FAR = "of a policy whose KL is beyond max_token_kl"
 
 
 @dataclass(frozen=True)
@@ -26,8 +22,8 @@ class Answer:
     policy: str
     reward: str
     text: str
-    signs: list[str]
-    """What of it is a sign of collapse."""
+    repeats: str
+    """How much of it repeats itself, in words, if that is a sign of collapse."""
 
 
 @dataclass(frozen=True)
@@ -40,95 +36,59 @@ class Moment:
     """The health warnings that stood."""
     chains: list[tuple[str, list[Answer]]]
     """Queries, each with the responses to it in order."""
-    collapsed: bool
-    """Whether a response or a policy showed a sign of collapse."""
 
-
-Signs = Mapping[tuple[int, str], Collection[str]]
-"""(update, policy) → the signatures of collapse that the policy showed then."""
+    @property
+    def marked(self) -> bool:
+        """Whether a response repeats itself."""
+        return any(answer.repeats for _, answers in self.chains for answer in answers)
 
 
 def moments_of(run: Run) -> list[Moment]:
     """Returns a run's samples by update, those of training before those on held-out queries."""
     standing = {line["update"]: line.get("health", []) for line in run.updates}
-    signs = _signs_of_policies(run)
+    limit = run.settings.max_repetition
     groups: dict[tuple[int, bool], list[SampleLine]] = {}
     for sample in run.result.samples:
         groups.setdefault((sample["update"], sample["held_out"]), []).append(sample)
-    moments = [
-        _moment(
-            update,
-            is_held_out,
-            [warning["text"] for warning in standing.get(update, [])],
-            [(visible(each["query"]), _answers(each, signs, run.settings)) for each in some],
-        )
-        for (update, is_held_out), some in sorted(groups.items())
-    ]
-    return moments + _alone(run)
+    moments = []
+    for (update, held_out), some in sorted(groups.items()):
+        warnings = [warning["text"] for warning in standing.get(update, [])]
+        chains = [
+            (
+                visible(sample["query"]),
+                [
+                    Answer(
+                        each["role"],
+                        each["policy"],
+                        written("task_reward", each["task_reward"]),
+                        visible(each["text"]),
+                        _repeats(each.get("repetition"), limit),
+                    )
+                    for each in sample["responses"]
+                ],
+            )
+            for sample in some
+        ]
+        moments.append(Moment(update, held_out, warnings, chains))
+    last = run.result.final
+    if last is not None and last["texts"]:
+        alone = _alone(last["texts"], limit)
+        moments.append(Moment(last["update"], True, [sign.text for sign in collapse(run.result)], alone))
+    return moments
 
 
-def _moment(update: int, held_out: bool, warnings: list[str], chains: list[tuple[str, list[Answer]]]) -> Moment:
-    return Moment(update, held_out, warnings, chains, any(answer.signs for _, answers in chains for answer in answers))
-
-
-def _alone(run: Run) -> list[Moment]:
+def _alone(texts: Mapping[str, Sequence[Text]], limit: float) -> list[tuple[str, list[Answer]]]:
     """Returns what each policy answered alone at the end: the first responses, and those that repeat themselves."""
-    final = run.result.final
-    if final is None or not final["texts"]:
-        return []
-    collapsed = collapse(run.result)
-    limit = run.settings.max_repetition
     shown: dict[str, list[Answer]] = {}
-    for policy, texts in final["texts"].items():
-        far = [FAR for sign in collapsed if (sign.signature, sign.of) == ("kl", policy)]
-        for place, text in enumerate(texts):
-            share = text["repetition"] or 0.0
-            if place < FIRST or share > limit:
-                reward = show(text["task_reward"], "{:+.2f}")
-                answer = Answer("alone", policy, reward, visible(text["text"]), [*_repeats(share, limit), *far])
+    for policy, of_policy in texts.items():
+        for number, text in enumerate(of_policy):
+            repeats = _repeats(text["repetition"], limit)
+            if number < FIRST or repeats:
+                reward = written("task_reward", text["task_reward"])
+                answer = Answer("alone", policy, reward, visible(text["text"]), repeats)
                 shown.setdefault(visible(text["query"]), []).append(answer)
-    return [_moment(final["update"], True, [sign.text for sign in collapsed], list(shown.items()))]
+    return list(shown.items())
 
 
-def _repeats(share: float, limit: float) -> list[str]:
-    return [f"repeats itself: {share:.0%} of its token pairs"] if share > limit else []
-
-
-def _answers(sample: SampleLine, signs: Signs, settings: Settings) -> list[Answer]:
-    return [
-        Answer(
-            role=response["role"],
-            policy=response["policy"],
-            reward=show(response["task_reward"], "{:+.2f}"),
-            text=visible(response["text"]),
-            signs=_signs(response, signs.get((sample["update"], response["policy"]), ()), settings),
-        )
-        for response in sample["responses"]
-    ]
-
-
-def _signs(response: Response, of_policy: Collection[str], settings: Settings) -> list[str]:
-    """Judges a response by the limits of `policies.health`.
-
-    That it was cut is a sign only where its policy hardly ends any; KL is known of the policy alone.
-    """
-    signs = _repeats(response.get("repetition", 0.0), settings.max_repetition)
-    signs += ["does not end"] if "eos" in of_policy and not response.get("ended", True) else []
-    return signs + ([FAR] if "kl" in of_policy else [])
-
-
-def _signs_of_policies(run: Run) -> Signs:
-    """Returns the signs of collapse that `policies.health` finds in each update's training.
-
-    The end-of-sequence rate before training is that of the evaluation then, of more responses than the first update's.
-    """
-    first = {policy: held_out(run, policy, "eos_rate").get(0, math.nan) for policy in run.settings.modules}
-    found = {}
-    for line in run.updates:
-        for policy, figures in line.get("policy", {}).items():
-            known = {key: value for key, value in figures.items() if value is not None}
-            if known.keys() >= SHOWS_COLLAPSE:
-                fewest = min(run.settings.eval_queries, run.settings.responses)
-                signs = signs_of_collapse(run.settings, policy, known, first[policy], fewest)
-                found[line["update"], policy] = {sign.signature for sign in signs}
-    return found
+def _repeats(share: float | None, limit: float) -> str:
+    return f"repeats itself: {share:.0%} of its token pairs" if share is not None and share > limit else ""

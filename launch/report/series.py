@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launch.report.runs import MEAN, Arm, Run
+from launch.evaluation.intervals import Estimate, over_seeds
+from launch.report.runs import MEAN, ArmRuns, Run
 from launch.run_folder.records import Figures
-from launch.study import measures
-from launch.study.measures import Estimate, Measure
+from launch.study.measures import Measure, at_end
 
 FEWEST = 3
 """Seeds from which on an interval is drawn; with two, Student's t makes it 13 standard errors to either side."""
@@ -26,15 +26,15 @@ class Series(NamedTuple):
     high: list[float]
 
 
-def over_seeds(curves: Sequence[Curve]) -> Series:
+def curve_over_seeds(curves: Sequence[Curve]) -> Series:
     """Averages curves, at each update those that have a finite value there."""
     updates = sorted({update for curve in curves for update in curve})
-    return over_runs({update: [curve.get(update) for curve in curves] for update in updates})
+    return series_of({update: [curve.get(update) for curve in curves] for update in updates})
 
 
-def over_runs(by_x: Mapping[int, Sequence[float | None]]) -> Series:
-    """Averages, at each place, what the runs there have that is finite."""
-    found = [estimate(values) for values in by_x.values()]
+def series_of(by_x: Mapping[int, Sequence[float | None]]) -> Series:
+    """Averages, at each x, what the runs there have that is finite."""
+    found = [over_seeds(values) for values in by_x.values()]
     ends = [drawn_interval(each) for each in found]
     return Series(
         list(by_x),
@@ -51,21 +51,15 @@ def drawn_interval(found: Estimate | None) -> tuple[float, float]:
     return found.low, found.high
 
 
-def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Returns the mean of those that are known and finite, with its interval; None where none is."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return measures.estimate(known) if known else None
-
-
-def of_arm(arm: Arm, measure: Measure) -> list[float]:
+def of_arm(arm: ArmRuns, measure: Measure) -> list[float]:
     """Returns a measure of each run that counts, NaN where it has none."""
     found = [measure(result) for result in arm.results]
     return [math.nan if value is None else value for value in found]
 
 
-def final(arm: Arm, key: str) -> list[float]:
+def ends_of(arm: ArmRuns, key: str) -> list[float]:
     """Returns a figure at the end of each run that counts, the mean of its policies, NaN where there is none."""
-    return of_arm(arm, measures.final(key))
+    return of_arm(arm, at_end(key))
 
 
 def training(run: Run, policy: str, key: str) -> Curve:
@@ -101,16 +95,16 @@ def number(figures: Figures, key: str) -> float:
     return math.nan if value is None else value
 
 
-def is_evaluated(arm: Arm) -> bool:
+def is_evaluated(arm: ArmRuns) -> bool:
     """Tells whether any run of an arm was evaluated after it began to train."""
     return any(update > 0 for run in arm.runs for update in run.held_out)
 
 
-def held_out_mean(arm: Arm, key: str) -> Series:
+def held_out_mean(arm: ArmRuns, key: str) -> Series:
     """Returns a held-out figure, mean of the policies, over seeds."""
-    return over_seeds([held_out(run, MEAN, key) for run in arm.runs])
+    return curve_over_seeds([held_out(run, MEAN, key) for run in arm.runs])
 
 
-def exchanged(arm: Arm) -> list[int]:
+def exchanged(arm: ArmRuns) -> list[int]:
     """Returns the updates after which roles were exchanged, in any of the runs."""
     return sorted({line["update"] for run in arm.runs for line in run.updates if line.get("exchanged")})

@@ -1,6 +1,6 @@
 """The tables of a report: measures of each arm, differences between arms, claims, runs, evaluations and settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,28 +8,15 @@ import pydantic
 from typing_extensions import TypedDict
 
 from launch.console.errors import CommandError
-from launch.display.rows import show
-from launch.evaluation.figures import FIGURES, Row
-from launch.report.runs import Arm, Run, differing
-from launch.report.series import estimate, final, of_arm
-from launch.run_folder.records import Warning
+from launch.display.tables import MAIN, show, shown, written
+from launch.evaluation.intervals import over_seeds
+from launch.report.runs import ArmRuns, Evaluation, Run, differing
+from launch.report.series import ends_of, of_arm
+from launch.run_folder.records import HealthWarning
 from launch.search.space import show_value
-from launch.study.measures import (
-    Difference,
-    area,
-    best,
-    collapse,
-    collapses,
-    cpu_seconds,
-    critic_loss,
-    paired,
-    seconds,
-    variance,
-)
-from launch.study.measures import final as final_measure
+from launch.study.measures import Difference, area, at_end, best, collapse, collapses, critic_loss, paired, variance
 
-FORMS = {key: form for key, (_, form) in FIGURES.items()}
-COMPARED = (("task_reward", "Task reward"), ("kl", "KL"), ("combined_reward", "Combined"))
+COMBINED = shown("combined_reward").pattern
 
 
 class Cell(NamedTuple):
@@ -41,7 +28,7 @@ class Cell(NamedTuple):
 
 def cell(values: Sequence[float | None], form: str, runs: int | None = None) -> Cell:
     """Returns a mean over seeds with its interval, and of how many it is where that is not all `runs`."""
-    found = estimate(values)
+    found = over_seeds(values)
     if found is None:
         return Cell("-")
     small = [_interval(found.low, found.high, form), "" if runs in (None, found.n) else f"{found.n} of {runs}"]
@@ -52,37 +39,32 @@ def _interval(low: float | None, high: float | None, form: str) -> str:
     return "" if low is None and high is None else f"{show(low, form)}\u00a0… {show(high, form)}"
 
 
-def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def arm_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
     """Returns the figures of each arm at the end."""
     rows = []
     for arm in arms:
         collapsed = collapses(arm.results)
         spread, count = variance(arm.results, "combined_reward"), len(arm.counted)
-        processor, quiet = (
-            [found / 60 for result in arm.results if (found := measure(result)) is not None]
-            for measure in (cpu_seconds, seconds)
-        )
         rows.append(
             {
                 "label": arm.label,
                 "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{len(arm.counted)} of {len(arm.runs)}",
-                "figures": [cell(final(arm, key), FORMS[key], count) for key, _ in COMPARED],
+                "figures": [cell(ends_of(arm, key), shown(key).pattern, count) for key in MAIN],
                 "collapsed": collapsed,
                 "more": [
-                    cell(of_arm(arm, area()), FORMS["combined_reward"], count),
-                    cell(of_arm(arm, best("combined_reward")), FORMS["combined_reward"], count),
+                    cell(of_arm(arm, area()), COMBINED, count),
+                    cell(of_arm(arm, best("combined_reward")), COMBINED, count),
                     Cell("-" if spread is None else f"{spread:.2g}"),
                     cell(of_arm(arm, critic_loss), "{:.2f}", count),
                     cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
-                    cell(processor, "{:.1f}", count),
-                    cell(quiet, "{:.1f}", count),
+                    cell([result.cost["seconds"] / 60 for result in arm.results], "{:.1f}"),
                 ],
             }
         )
     return rows
 
 
-def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def difference_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
     """Returns each arm less those it is compared with, seed by seed; a study says which, else it is the first."""
     rows = []
     by_name = {(arm.runs[0].result.study, arm.runs[0].result.arm): arm for arm in arms if arm.runs[0].result.study}
@@ -92,7 +74,7 @@ def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
         for other in others if result.study else arms[:1]:
             if other is None or other is arm:
                 continue
-            found = [paired(arm.results, other.results, final_measure(key)) for key, _ in COMPARED]
+            found = [paired(arm.results, other.results, at_end(key)) for key in MAIN]
             if any(found):
                 rows.append(
                     {
@@ -114,7 +96,7 @@ def _difference(found: Difference | None) -> Cell:
     return Cell(f"{found.estimate.mean:+.2f}", ", ".join(part for part in small if part))
 
 
-class Claim(TypedDict):
+class JudgedClaim(TypedDict):
     """What is claimed of a method, and what a study found."""
 
     text: str
@@ -128,14 +110,14 @@ class Claim(TypedDict):
     verdict: str
 
 
-def read_claims(file: Path) -> list[Claim]:
+def read_claims(file: Path) -> list[JudgedClaim]:
     """Reads the claims that `benchmarks.reproduction` judged, or anyone else.
 
     Raises:
         CommandError: the file cannot be read, or is not a list of such claims.
     """
     try:
-        return pydantic.TypeAdapter(list[Claim]).validate_json(file.read_bytes())
+        return pydantic.TypeAdapter(list[JudgedClaim]).validate_json(file.read_bytes())
     except (OSError, pydantic.ValidationError) as error:
         first = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else error.strerror
         raise CommandError(
@@ -144,12 +126,12 @@ def read_claims(file: Path) -> list[Claim]:
         ) from error
 
 
-def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def run_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
     """Returns what is known of each run."""
     return [_run_row(run, arm) for arm in arms for run in arm.runs]
 
 
-def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
+def _run_row(run: Run, arm: ArmRuns) -> dict[str, Any]:
     lines = [line for line in run.updates if "policy" in line]
     done = run.updates[-1]["update"] if run.updates else 0
     known = {
@@ -159,7 +141,6 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
     }
     at = max(known, key=lambda update: known[update]) if known else None
     times = [line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in lines if "seconds" in line]
-    disturbed = bool(run.result.study) and not run.result.undisturbed
     return {
         "name": run.name,
         "arm": arm.label,
@@ -168,15 +149,15 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
         "state": run.state,
         "reason": run.result.reason or "",
         "signs": [sign.text for sign in collapse(run.result)],
-        "combined": show(final_measure("combined_reward")(run.result), FORMS["combined_reward"]),
-        "best": "-" if at is None else f"{show(known[at], FORMS['combined_reward'])} (update {at})",
-        "seconds": "disturbed" if disturbed else cell(times, "{:.1f}").text,
+        "combined": written("combined_reward", at_end("combined_reward")(run.result)),
+        "best": "-" if at is None else f"{written('combined_reward', known[at])} (update {at})",
+        "seconds": cell(times, "{:.1f}").text,
     }
 
 
 def warnings(run: Run) -> list[dict[str, Any]]:
     """Returns each warning of a run once, with the updates at which it stood."""
-    found: dict[tuple[str, str], list[tuple[int, Warning]]] = {}
+    found: dict[tuple[str, str], list[tuple[int, HealthWarning]]] = {}
     for line in run.updates:
         for warning in line.get("health", []):
             found.setdefault((warning["signature"], warning["of"]), []).append((line["update"], warning))
@@ -186,19 +167,20 @@ def warnings(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def evaluation_table(rows: Mapping[str, Row]) -> dict[str, Any]:
+def evaluation_table(evaluation: Evaluation) -> dict[str, Any]:
     """Returns the headings and rows of what `cory evaluate` found."""
-    names = list(next(iter(rows.values()))["figures"]) if rows else []
-    cells: dict[str, list[Cell]] = {}
-    for label, row in rows.items():
-        cells[label] = []
-        for name in names:
-            found, form = row["figures"][name], FORMS.get(name, "{:.2f}")
-            cells[label].append(Cell(show(found["mean"], form), _interval(found["low"], found["high"], form)))
-    return {"headings": [FIGURES[name][0] if name in FIGURES else name for name in names], "rows": cells}
+    names = list(next(iter(evaluation.figures.values()), {}))
+    rows = {
+        label: [
+            Cell(written(name, found["mean"]), _interval(found["low"], found["high"], shown(name).pattern))
+            for name, found in figures.items()
+        ]
+        for label, figures in evaluation.figures.items()
+    }
+    return {"headings": [shown(name).heading for name in names], "rows": rows}
 
 
-def settings_that_differ(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
+def settings_that_differ(arms: Sequence[ArmRuns]) -> list[tuple[str, list[str]]]:
     """Returns each setting in which runs differ, with its values in every arm."""
     keys = differing([run for arm in arms for run in arm.runs])
     return [

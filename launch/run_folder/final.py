@@ -11,7 +11,7 @@ from launch.run_folder.records import plain
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-FIGURES = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
+OF_RESPONSE = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
 """What is measured of a response; `eos_rate` is 1 where it ended by itself, else 0."""
 
 
@@ -22,8 +22,8 @@ class Responses(TypedDict):
     """Numbers of held-out queries."""
     prompt: list[str]
     text: list[str]
-    figures: dict[str, list[float]]
-    """By the names in `FIGURES`."""
+    figures: dict[str, list[float | None]]
+    """By the names in `OF_RESPONSE`."""
 
 
 class Final(TypedDict):
@@ -54,7 +54,7 @@ def final_responses(algo: "Cory", count: int) -> Final:
                 query=[deal.query for rollout in rollouts for deal in rollout.deals],
                 prompt=[sample["query"] for sample in samples],
                 text=[sample["responses"][0]["text"] for sample in samples],
-                figures={name: figures[module][name].tolist() for name in FIGURES},
+                figures={name: figures[module][name].tolist() for name in OF_RESPONSE},
             )
     return Final(update=algo.updates, policy=found)
 

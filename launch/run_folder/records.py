@@ -1,6 +1,7 @@
 """What a run writes down: the lines of `metrics.jsonl` and `samples.jsonl`."""
 
 import math
+from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 Figures = dict[str, float | None]
@@ -69,7 +70,7 @@ class Batch(TypedDict):
     chains: list[MeasuredChain]
 
 
-class Warning(TypedDict):
+class HealthWarning(TypedDict):
     """A sign of ill health that has held for `updates` updates in a row (see `policies.health`)."""
 
     signature: str
@@ -90,10 +91,23 @@ class Update(TypedDict):
     seconds: NotRequired[dict[str, float]]
     tokens: NotRequired[int]
     tokens_per_second: NotRequired[float]
-    health: NotRequired[list[Warning]]
+    health: NotRequired[list[HealthWarning]]
     collapsed: NotRequired[bool]
     evaluation: NotRequired[dict[str, Figures]]
     """By policy, each alone on the bare held-out queries, and their `mean`."""
+
+
+def mean_over_policies(policies: Sequence[Figures]) -> Figures:
+    """Returns the mean of each figure; None where any policy lacks it.
+
+    A mean of the others would be of other policies here than there, so it would not compare. Over queries, updates and
+    seeds a mean is of those that have a value.
+    """
+    means: Figures = {}
+    for name in dict.fromkeys(name for figures in policies for name in figures):
+        known = [value for figures in policies if (value := figures.get(name)) is not None]
+        means[name] = sum(known) / len(known) if len(known) == len(policies) else None
+    return means
 
 
 def plain(value: object) -> object:

@@ -1,4 +1,4 @@
-"""What a search found: a row per trial, a point per combination of values, and how sure its mean is."""
+"""What a search found: how each trial ended, a point per combination of values, and how sure its mean is."""
 
 import csv
 import io
@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from launch.console.configuration import Value
-from launch.display.rows import show
-from launch.evaluation.statistics import interval
+from launch.display.tables import FINE, MAIN, show, shown, table
+from launch.evaluation.intervals import Estimate, over_seeds
 from launch.run_folder.journal import replace_text
-from launch.search.space import SEED, Axis, exact_value, show_value
+from launch.search.space import SEED, Axis, exact_value
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
@@ -26,7 +24,7 @@ WHOLE = (DONE, COLLAPSED)
 Figure = float | None
 
 
-class Row(NamedTuple):
+class TrialResult(NamedTuple):
     """A trial as it ended."""
 
     trial: str
@@ -49,28 +47,32 @@ class Point(NamedTuple):
     """All trials with the same values, over seeds."""
 
     values: dict[str, Value]
-    rows: list[Row]
+    trials: list[TrialResult]
 
     @property
-    def whole(self) -> list[Row]:
+    def whole(self) -> list[TrialResult]:
         """The trials that ran to their end and were evaluated there."""
-        return [row for row in self.rows if row.status in WHOLE and row.combined_reward is not None]
+        return [trial for trial in self.trials if trial.status in WHOLE and trial.combined_reward is not None]
 
-    def mean(self, name: str) -> Figure:
+    @property
+    def complete(self) -> bool:
+        """All of them did. Else its mean is that of the seeds that were lucky, so no other point's compares with it."""
+        return len(self.whole) == len(self.trials)
+
+    def estimate(self, name: str) -> Estimate | None:
         """The mean of a figure over whole trials."""
-        values = [value for row in self.whole if (value := getattr(row, name)) is not None]
-        return float(np.mean(values)) if values else None
+        return over_seeds(getattr(trial, name) for trial in self.whole)
 
 
-def rows_of(trials: "Sequence[Trial]", axes: Sequence[Axis], updates: int) -> list[Row]:
-    """Returns the rows of a search's trials.
+def results_of(trials: "Sequence[Trial]", axes: Sequence[Axis], updates: int) -> list[TrialResult]:
+    """Returns how a search's trials ended.
 
     Args:
         trials: as Tune leaves them.
         axes: what was searched.
         updates: of a whole trial.
     """
-    rows = []
+    results = []
     for trial in trials:
         settings, last = trial.config["cory_settings"], trial.last_result or {}
         report = last.get("cory", {})
@@ -78,8 +80,8 @@ def rows_of(trials: "Sequence[Trial]", axes: Sequence[Axis], updates: int) -> li
         # A warning that stood when a scheduler stopped the trial is not why it ended.
         collapsed = bool(report.get("collapsed")) and settings["stop_on_collapse"]
         status, why = _status(trial, int(last.get("updates", 0)), collapsed, updates)
-        rows.append(
-            Row(
+        results.append(
+            TrialResult(
                 trial=str(trial),
                 values={axis.key: settings[axis.key] for axis in axes},
                 seed=settings[SEED],
@@ -93,7 +95,7 @@ def rows_of(trials: "Sequence[Trial]", axes: Sequence[Axis], updates: int) -> li
                 reason=why,
             )
         )
-    return sorted(rows, key=lambda row: row.trial)
+    return sorted(results, key=lambda result: result.trial)
 
 
 def _status(trial: "Trial", done: int, collapsed: bool, updates: int) -> tuple[str, str]:
@@ -112,64 +114,62 @@ def _known(value: object) -> Figure:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def points_of(rows: Sequence[Row], apart: bool = False) -> list[Point]:
-    """Groups trials by their values, those with the best mean first and those without any last.
+def points_of(results: Sequence[TrialResult], apart: bool = False) -> list[Point]:
+    """Groups trials by their values: complete points by their mean, best first, then the others likewise.
 
     Args:
-        rows: of all trials.
+        results: of all trials.
         apart: each trial is a point of its own, as under PBT, where clones are no independent trials.
     """
     groups: dict[str, Point] = {}
-    for row in rows:
-        groups.setdefault(row.trial if apart else repr(row.values), Point(row.values, [])).rows.append(row)
+    for result in results:
+        key = result.trial if apart else repr(result.values)
+        groups.setdefault(key, Point(result.values, [])).trials.append(result)
 
-    def worth(point: Point) -> float:
-        mean = point.mean("combined_reward")
-        return -math.inf if mean is None else mean
+    def worth(point: Point) -> tuple[bool, float]:
+        found = point.estimate("combined_reward")
+        return point.complete, -math.inf if found is None else found.mean
 
     return sorted(groups.values(), key=worth, reverse=True)
 
 
-def write_csv(rows: Sequence[Row], file: Path) -> None:
+def write_csv(results: Sequence[TrialResult], file: Path) -> None:
     """Writes a line per trial; what is not known is empty."""
     text = io.StringIO()
-    keys = [key for key in rows[0].values if key != SEED] if rows else []
+    keys = [key for key in results[0].values if key != SEED] if results else []
     figures = ("updates", "combined_reward", "task_reward", "kl", "exchanges", "seconds", "reason")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trial", *keys, SEED, "status", *figures])
-    for row in rows:
-        values = [exact_value(row.values[key]) for key in keys]
-        found: Mapping[str, object] = row._asdict()
-        writer.writerow([row.trial, *values, row.seed, row.status, *(found[name] for name in figures)])
+    for result in results:
+        values = [exact_value(result.values[key]) for key in keys]
+        found: Mapping[str, object] = result._asdict()
+        writer.writerow([result.trial, *values, result.seed, result.status, *(found[name] for name in figures)])
     replace_text(file, text.getvalue())
 
 
-def table(points: Sequence[Point]) -> Table:
-    """Returns the points, best first, with the mean over their seeds."""
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    several = any(len(point.rows) > 1 for point in points)
-    for key in points[0].values:
-        made.add_column(key, no_wrap=True)
-    if several:
-        made.add_column("seeds", justify="right")
-    for heading in ("combined", "task reward", "KL"):
-        made.add_column(heading, justify="right", no_wrap=True)
+def points_table(points: Sequence[Point], axes: Sequence[Axis]) -> Table:
+    """Returns the points, best first, with the mean over their seeds; of combined rewards with its interval."""
+    several = any(len(point.trials) > 1 for point in points)
+    figures = ("combined_reward", *(key for key in MAIN if key != "combined_reward"))
+    made = table(
+        [axis.key for axis in axes], [*(["seeds"] if several else []), *(shown(key).heading for key in figures)]
+    )
     made.add_column("", no_wrap=True)
     for point in points:
-        ends = interval([row.combined_reward for row in point.whole if row.combined_reward is not None])
-        combined = show(point.mean("combined_reward"), "{:+.3f}")
+        count = f"{len(point.whole)}" if point.complete else f"{len(point.whole)} of {len(point.trials)}"
+        combined, *others = [point.estimate(key) for key in figures]
         made.add_row(
-            *map(show_value, point.values.values()),
-            *([str(len(point.whole))] if several else []),
-            combined if ends is None else f"{combined} [{ends[0]:+.3f}, {ends[1]:+.3f}]",
-            show(point.mean("task_reward"), "{:+.2f}"),
-            show(point.mean("kl"), "{:.2f}"),
-            ", ".join(_remark(row) for row in point.rows if row.status != DONE),
+            *(axis.label(point.values[axis.key]) for axis in axes),
+            *([count] if several else []),
+            "-" if combined is None else combined.shown(FINE["combined_reward"]),
+            *(show(found and found.mean, FINE[key]) for key, found in zip(figures[1:], others, strict=True)),
+            ", ".join(_remark(trial) for trial in point.trials if trial.status != DONE),
         )
     return made
 
 
-def _remark(row: Row) -> str:
-    if row.status in (STOPPED, COLLAPSED):
-        return f"{row.trial} {row.status} at update {row.updates}, {show(row.combined_reward, '{:+.3f}')}"
-    return f"{row.trial} {row.status}"
+def _remark(trial: TrialResult) -> str:
+    if trial.status in (STOPPED, COLLAPSED):
+        combined = show(trial.combined_reward, FINE["combined_reward"])
+        return f"{trial.trial} {trial.status} at update {trial.updates}, {combined}"
+    return f"{trial.trial} {trial.status}"

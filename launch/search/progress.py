@@ -7,7 +7,8 @@ from typing import Any, cast
 from ray.tune import Callback
 
 from launch.console.errors import reason
-from launch.display.rows import show
+from launch.display.rows import COLUMNS
+from launch.display.tables import written
 from launch.display.terminal import Voice
 from launch.run_folder.journal import Journal
 from launch.run_folder.records import Figures, plain
@@ -48,16 +49,9 @@ class Progress(Callback):
         left = self.voice.advance()
         if "evaluation" in result["cory"]:
             mean = cast(Figures, plain(result["cory"]["evaluation"]["mean"]))
-            text = "  ".join(
-                f"{label} {show(mean[name], form):>6}"
-                for name, label, form in (
-                    ("task_reward", "task", "{:+.2f}"),
-                    ("kl", "KL", "{:.2f}"),
-                    ("combined_reward", "combined", "{:+.2f}"),
-                )
-            )
-            place = f"{result[TIME]:>4}/{self.updates:<4}"
-            self.voice.say(f"{trial}  {place} {text}  {self._values(trial)}  {left}")
+            text = "  ".join(f"{label} {written(key, mean[key]):>6}" for key, label, _ in COLUMNS)
+            done = f"{result[TIME]:>4}/{self.updates:<4}"
+            self.voice.say(f"{trial}  {done} {text}  {self._values(trial)}  {left}")
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """Shows that a trial continues from a checkpoint: its own, or under PBT another trial's."""

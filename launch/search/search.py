@@ -6,7 +6,6 @@ reports.jsonl     a line per update of a trial; after a kill some stand twice
 log.txt           what libraries printed in the driver
 results.csv       a line per trial
 objective.png     the held-out combined reward over each searched setting
-parallel.png      all searched settings and the objective, a line per trial
 best.yaml         every setting of the best point, for `cory train -c`
 """
 
@@ -117,7 +116,7 @@ def check_free(folder: Path) -> None:
         CommandError: it does.
     """
     if folder.is_file():
-        raise CommandError(f"{folder} is a file: name another place with --out.")
+        raise CommandError(f"{folder} is a file: name another folder with --out.")
     if not folder.is_dir() or ((folder / SEARCH).exists() and not (folder / STARTED).exists()):
         return
     if any(entry.name != LOCK for entry in folder.iterdir()):
@@ -187,7 +186,7 @@ def run_trials(
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` has it
-    checked = list(points(search.settings, search.axes))
+    checked = points(search.settings, search.axes)
     largest = max((processes(settings, trial=True) for settings in checked), key=cpus)
     random.seed(search.settings.seed)  # what PBT draws from
     with contextlib.ExitStack() as around:

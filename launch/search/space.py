@@ -3,11 +3,15 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
+
+from pydantic import ValidationError
 
 from launch.console.core_yaml import QUOTES, Value, as_word, scalar
 from launch.console.errors import CommandError
+from policies.settings.contradictions import refuse_contradictions
+from policies.settings.fields import Fields
 from policies.settings.settings import ABOUT, Settings, SettingsError, make_settings, nearest_key, refuse_idle
 
 SEED = "seed"
@@ -16,8 +20,10 @@ TIME = "updates"
 METRIC = "combined_reward"
 """What trials report as their objective."""
 LOG, UNIFORM = "log", "uniform"
-POINTS = 1000
-"""Combinations of values that are checked before a search starts, at most."""
+MOST = 100_000
+"""Combinations with whole numbers of ranges, which are checked before a search starts, at most."""
+NAMED = 12
+"""Whole numbers that would work, which a refusal names, at most."""
 _PART = re.compile(r"""(?:^|,)(\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|\s*'(?:[^']|'')*'\s*(?=,|$)|[^,]*)""")
 """A value of a list: what stands between two commas, which may also stand in a value in quotes."""
 
@@ -42,6 +48,19 @@ class Axis(NamedTuple):
     def ends(self) -> tuple[float, float]:
         """Of a range."""
         return cast(tuple[float, float], self.values)
+
+    def label(self, value: Value) -> str:
+        """Returns a value as plots and tables show it: with four digits where these tell the listed ones apart."""
+        short = show_value(value)
+        return short if sum(show_value(other) == short for other in self.values) < 2 else exact_value(value)
+
+    @property
+    def numbers(self) -> "Sequence[Value]":
+        """All whole numbers of a range of them; else the values of the list, or the ends of the range."""
+        if self.scale is None or not _is_whole(self.key):
+            return self.values
+        low, high = map(int, self.ends)
+        return range(low, high + 1)
 
     def domain(self, *, grid: bool) -> Any:
         """The axis for Tune: a list is a grid, or something to draw from."""
@@ -125,20 +144,65 @@ def pinned(settings: Settings) -> Settings:
     return make_settings({**settings.model_dump(), "eval_kl_coef": settings.report_kl_coef})
 
 
-def points(settings: Settings, axes: Sequence[Axis]) -> Iterator[Settings]:
-    """Yields the settings at all combinations of listed values and ends of ranges, at most `POINTS` of them.
+def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
+    """Returns the settings at all combinations of listed values and ends of ranges.
 
     Raises:
-        CommandError: settings cannot have a value of the search, or not together with the others.
+        CommandError: settings cannot have a value of the search, or not together with the others. Of a range of whole
+            numbers every one is tried: between two ends that go with the other settings may be some that do not.
     """
-    for values in itertools.islice(itertools.product(*(axis.values for axis in axes)), POINTS):
-        point = dict(zip((axis.key for axis in axes), values, strict=True))
+    given = settings.model_dump()
+    ends = [_point(axes, values) for values in itertools.product(*(axis.values for axis in axes))]
+    whole = next((axis for axis in axes if axis.numbers is not axis.values), None)
+    if whole is not None and all(_is_valid({**given, **point}) for point in ends):
+        _check_whole(settings, axes, whole)
+    found = []
+    for point in ends:
         try:
-            made = make_settings({**settings.model_dump(), **point})
+            made = make_settings({**given, **point})
             refuse_idle(point, made)
-            yield made
+            found.append(made)
         except SettingsError as error:
             raise CommandError(f"--over {show_point(point)}: {error}") from error
+    return found
+
+
+def _point(axes: Sequence[Axis], values: Sequence[Value]) -> dict[str, Value]:
+    return dict(zip((axis.key for axis in axes), values, strict=True))
+
+
+def _is_valid(values: dict[str, Any]) -> bool:
+    """Tells whether each setting is right by itself."""
+    try:
+        Fields(**values)
+    except ValidationError:
+        return False
+    return True
+
+
+def _check_whole(settings: Settings, axes: Sequence[Axis], axis: Axis) -> None:
+    """Refuses a range of whole numbers of which some contradict other settings, and says which do not."""
+    count = math.prod(len(each.numbers) for each in axes)
+    if count > MOST:
+        raise CommandError(
+            f"--over {axis.word}: {count} combinations of values are too many to check, which at most {MOST} are. "
+            "Narrow the range, or list some of its values."
+        )
+    contradictions: dict[Value, str] = {}
+    for values in itertools.product(*(each.numbers for each in axes)):
+        point = _point(axes, values)
+        try:
+            refuse_contradictions(settings.model_copy(update=point))
+        except ValueError as error:
+            contradictions.setdefault(point[axis.key], f"{show_point(point)}: {error}")
+    fitting = [number for number in axis.numbers if number not in contradictions]
+    if contradictions and fitting:
+        first = next(iter(contradictions.values())).partition(". ")[0]
+        named = ",".join(map(str, fitting[:NAMED])) + (",..." if len(fitting) > NAMED else "")
+        raise CommandError(
+            f"--over {axis.word}: {len(contradictions)} of its {len(axis.numbers)} values cannot be, such as {first}. "
+            f"List some that can: --over {axis.key}={named}."
+        )
 
 
 def check_evaluations(settings: Settings, scheduler: str) -> None:

@@ -4,19 +4,19 @@ A run's figure is the mean over its policies (PPO has one, CORY as many as agent
 queries after the last update; `of_policies` has each one's, and `best` the best one's. Over seeds, a mean has a 95 %
 interval by Student's t, which takes runs for independent draws from a normal distribution. Differences between arms are
 of runs with the same seed, which see the same queries where their number per update is the same. What is measured after
-training, or over it, is None for a run that did not do all updates, as one that diverged; it drops out with its
-partner, so read differences beside the collapse rate.
+training, or over it, is None for a run that did not do all updates, as one that diverged, or of which a policy lacks
+the figure (`records.mean_over_policies`); it drops out with its partner, so read differences beside the collapse rate.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from launch.evaluation.statistics import interval
-from launch.run_folder.records import Figures, Update
+from launch.evaluation.intervals import Estimate, over_seeds
+from launch.run_folder.records import Figures, Update, mean_over_policies
 from launch.study.results import StudyRun
 from policies.health import Sign, signs_of_collapse
 
@@ -29,15 +29,6 @@ SHOWS_COLLAPSE = {"repetition", "eos_rate", "kl", "response_length"}
 """The figures of a policy in which collapse shows."""
 Measure = Callable[[StudyRun], float | None]
 """A figure of a run; None where the run has none."""
-
-
-class Estimate(NamedTuple):
-    """A mean over seeds; the interval is None where there are fewer than two."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
 
 
 class Difference(NamedTuple):
@@ -53,14 +44,14 @@ class Difference(NamedTuple):
     """Hedges' g of paired values; see `hedges_g`."""
 
 
-class Point(NamedTuple):
+class InPlane(NamedTuple):
     """A policy, or the mean of several, in the Pareto view."""
 
     task_reward: float
     kl: float
 
 
-def final(name: str) -> Measure:
+def at_end(name: str) -> Measure:
     """Returns the measure of a figure after the last update, the mean over the run's policies."""
     return lambda run: None if run.final is None else run.final["mean"].get(name)
 
@@ -129,7 +120,7 @@ def trained(name: str, last: int) -> Measure:
     """
 
     def measure(run: StudyRun) -> float | None:
-        return _of_roles([line["role"] for line in run.metrics if "role" in line][-last:], name) if whole(run) else None
+        return _mean([line["role"] for line in run.metrics if "role" in line][-last:], name) if whole(run) else None
 
     return measure
 
@@ -139,23 +130,19 @@ def critic_loss(run: StudyRun) -> float | None:
 
     Half the mean square of what values leave of the returns: noise to the advantages, whoever's reward it is from.
     """
-    found = [
-        loss
-        for line in run.metrics
-        for figures in line.get("policy", {}).values()
-        if (loss := figures.get("value_loss")) is not None
-    ]
-    return float(np.mean(found)) if found and whole(run) else None
+    return _mean([line["policy"] for line in run.metrics if "policy" in line], "value_loss") if whole(run) else None
 
 
 def untrained(name: str) -> Measure:
     """Returns the measure of a figure of the first update's responses, before anything is learned, over roles."""
-    return lambda run: _of_roles([line["role"] for line in run.metrics if "role" in line][:1], name)
+    return lambda run: _mean([line["role"] for line in run.metrics if "role" in line][:1], name)
 
 
-def _of_roles(lines: Sequence[dict[str, Figures]], name: str) -> float | None:
-    found = [value for roles in lines for figures in roles.values() if (value := figures[name]) is not None]
-    return float(np.mean(found)) if found else None
+def _mean(lines: Sequence[Mapping[str, Figures]], name: str) -> float | None:
+    """Returns the mean over updates of the mean over policies, or roles."""
+    means = [mean_over_policies(list(figures.values())).get(name) for figures in lines]
+    known = [mean for mean in means if mean is not None]
+    return float(np.mean(known)) if known else None
 
 
 def gain(name: str) -> Measure:
@@ -166,16 +153,6 @@ def gain(name: str) -> Measure:
         return points[-1][1] - points[0][1] if len(points) > 1 and whole(run) else None
 
     return measure
-
-
-def seconds(run: StudyRun) -> float | None:
-    """Returns the seconds of all updates; None where something else used the machine meanwhile."""
-    return run.cost["seconds"] if run.undisturbed else None
-
-
-def cpu_seconds(run: StudyRun) -> float | None:
-    """Returns the processor seconds of all of a run's processes; None where they are known of a part of it at most."""
-    return run.cost["cpu_seconds"] if run.cost["cpu_seconds"] and not run.cost["resumed"] else None
 
 
 def unsteadiness(run: StudyRun) -> float | None:
@@ -196,24 +173,12 @@ def unsteadiness(run: StudyRun) -> float | None:
         ]
         if steps:
             found.append(math.sqrt(float(np.mean(np.square(steps))) / 2))
-    return float(np.mean(found)) if found and whole(run) else None
+    return float(np.mean(found)) if len(found) == len(run.settings.modules) and whole(run) else None
 
 
 def values(runs: Iterable[StudyRun], measure: Measure) -> dict[int, float]:
     """Returns a measure by seed, of the runs that have it."""
     return {run.seed: value for run in runs if (value := measure(run)) is not None and math.isfinite(value)}
-
-
-def estimate(numbers: Sequence[float]) -> Estimate:
-    """Returns a mean with its 95 % interval by Student's t.
-
-    Raises:
-        ValueError: there is no number.
-    """
-    if not numbers:
-        raise ValueError("There is no mean of no numbers.")
-    low, high = interval(numbers) or (None, None)
-    return Estimate(float(np.mean(numbers)), low, high, len(numbers))
 
 
 def variance(runs: Iterable[StudyRun], name: str) -> float | None:
@@ -241,9 +206,10 @@ def paired(one: Iterable[StudyRun], other: Iterable[StudyRun], measure: Measure)
 def differences(by_seed: dict[int, float]) -> Difference | None:
     """Returns what several differences say together; None where there are none."""
     found = tuple(by_seed.values())
-    if not found:
+    estimate = over_seeds(found)
+    if estimate is None:
         return None
-    return Difference(tuple(by_seed), found, estimate(found), sign_flip_p(found), hedges_g(found))
+    return Difference(tuple(by_seed), found, estimate, sign_flip_p(found), hedges_g(found))
 
 
 def sign_flip_p(numbers: Sequence[float]) -> float | None:
@@ -309,15 +275,15 @@ def collapses(runs: Iterable[StudyRun]) -> int:
     return sum(bool(collapse(run)) for run in runs)
 
 
-def point(run: StudyRun) -> Point | None:
+def point(run: StudyRun) -> InPlane | None:
     """Returns where a run ends in the Pareto view."""
-    reward, kl = final("task_reward")(run), final("kl")(run)
-    return None if reward is None or kl is None else Point(reward, kl)
+    reward, kl = at_end("task_reward")(run), at_end("kl")(run)
+    return None if reward is None or kl is None else InPlane(reward, kl)
 
 
-def pareto_front(points: Iterable[Point]) -> list[Point]:
+def pareto_front(points: Iterable[InPlane]) -> list[InPlane]:
     """Returns the points to which no other is better or equal in both task reward and KL, by growing KL."""
-    front: list[Point] = []
+    front: list[InPlane] = []
     for candidate in sorted(set(points), key=lambda found: (found.kl, -found.task_reward)):
         if not front or candidate.task_reward > front[-1].task_reward:
             front.append(candidate)

@@ -14,11 +14,9 @@ from launch.console.errors import CommandError
 from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final
 from launch.run_folder.journal import replace_text
-from launch.run_folder.records import Figures, SampleLine, Update, plain
+from launch.run_folder.records import Figures, SampleLine, Update, mean_over_policies, plain
 from policies.settings.settings import Settings, SettingsError, kept_settings
 
-QUIET = 0.05
-"""Share of the machine that others may use while a run counts as undisturbed."""
 Status = Literal["done", "collapsed", "diverged", "failed"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results.
 `failed`: something else ended it, so there is no result."""
@@ -45,12 +43,8 @@ class Cost(TypedDict):
     """Of all updates, without start, evaluations and checkpoints."""
     wall_seconds: float
     """Of the whole process."""
-    cpu_seconds: float
-    """Of all its processes."""
-    others: float
-    """Share of the machine's processors that anything else kept busy meanwhile."""
     resumed: bool
-    """It was stopped and went on, so the last three are of its last part alone."""
+    """It was stopped and went on, so `wall_seconds` are of its last part alone."""
 
 
 class Text(TypedDict):
@@ -102,8 +96,6 @@ class StudyRun(NamedTuple):
     hardware: Hardware
     date: str
     """When it ended, ISO 8601, UTC."""
-    undisturbed: bool
-    """Nothing else used the machine, so its seconds may be reported."""
     cost: Cost
     metrics: list[Update]
     """As in `metrics.jsonl`, with fewer keys; line 0 is the held-out evaluation before training."""
@@ -146,6 +138,7 @@ def read_one(file: Path) -> StudyRun:
     """Reads the result of one run.
 
     What the file leaves out because it follows is filled in: combined rewards of training, and the figures of roles.
+    What earlier versions kept and this one does not is dropped.
 
     Raises:
         CommandError: it is damaged, another version wrote it, or it is of another run than its name says.
@@ -153,8 +146,11 @@ def read_one(file: Path) -> StudyRun:
     again = "Remove it, and `cory study` does that run again."
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
+        found = {key: value for key, value in found.items() if key in StudyRun._fields}
         run = StudyRun(**{**found, "settings": kept_settings(found["settings"])})
         _check(run)
+        cost = {key: value for key, value in run.cost.items() if key in Cost.__required_keys__}
+        run = run._replace(cost=cast(Cost, cost))
         _fill_in(run)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SettingsError) as error:
         reason = f"{type(error).__name__} {error}" if isinstance(error, LookupError) else error
@@ -236,15 +232,14 @@ def kept_samples(lines: Sequence[SampleLine]) -> list[SampleLine]:
     return [cast(SampleLine, rounded(cast(dict[str, Any], line))) for line in sorted(kept, key=lambda s: s["update"])]
 
 
-def final_figures(final: Final) -> FinalFigures:
-    """Returns what results keep of a run's last responses."""
+def final_figures(final: Final, modules: Sequence[str]) -> FinalFigures:
+    """Returns what results keep of the last responses of a run with these policies."""
     policy = {module: _means(found["figures"]) for module, found in final["policy"].items()}
-    names = list(next(iter(policy.values()), {}))
     made = FinalFigures(
         update=final["update"],
         queries=max((len(found["query"]) for found in final["policy"].values()), default=0),
         policy=policy,
-        mean={name: _mean([figures[name] for figures in policy.values()]) for name in names},
+        mean=mean_over_policies([policy.get(module, {}) for module in modules]),
         responses={},
         texts={},
     )
@@ -268,12 +263,9 @@ def final_figures(final: Final) -> FinalFigures:
 
 
 def _means(figures: Mapping[str, Sequence[float | None]]) -> Figures:
-    return {name: _mean(values) for name, values in figures.items()}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    """Returns the mean of each figure over those responses that have it."""
+    known = {name: [value for value in values if value is not None] for name, values in figures.items()}
+    return {name: sum(values) / len(values) if values else None for name, values in known.items()}
 
 
 def rounded(value: object, digits: int = DIGITS) -> object:

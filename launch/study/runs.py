@@ -1,6 +1,6 @@
 """The runs of a study: each a `cory train` of its own, and then a small file of results.
 
-DIR/results/ARM/seed_N.json   what is kept of a run that ended (launch/study_results.py)
+DIR/results/ARM/seed_N.json   what is kept of a run that ended (launch/study/results.py)
 DIR/runs/ARM/seed_N/          its folder; of its checkpoints the last one's policies stay
 DIR/runs/ARM/seed_N.old-1/    what lay there before, made with other settings
 DIR/runs/ARM/seed_N.txt       what it printed
@@ -28,12 +28,11 @@ from launch.run_folder import final, manifest
 from launch.run_folder.checkpoints import ONLY_POLICIES
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import hardware, versions
+from launch.run_folder.layout import REFUSED
 from launch.run_folder.locks import lock_holder, try_lock
 from launch.run_folder.records import SampleLine
 from launch.study.definition import Arm, Study, differing
-from launch.study.load import LoadWatch
 from launch.study.results import (
-    QUIET,
     Cost,
     Status,
     StudyRun,
@@ -47,8 +46,6 @@ from launch.study.results import (
 from launch.training.training import COLLAPSED
 from policies.settings.settings import deciding
 
-LOOK = 2.0
-"""Seconds between two looks at a run's processes."""
 FAILURES = 2
 """How often a run goes on from its latest checkpoint after processes that it needs have died."""
 NO_MATTER = deciding("computing", "writing")
@@ -162,10 +159,6 @@ class Ended(NamedTuple):
     resumed: bool
     """It went on with a run."""
     wall_seconds: float
-    cpu_seconds: float
-    """Of all its processes."""
-    others: float
-    """Share of the machine that anything else kept busy."""
 
 
 def jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[int] | None = None) -> list[Job]:
@@ -228,7 +221,7 @@ class Performer:
         return made
 
     def _train(self, job: Job) -> Ended:
-        """Runs `cory train` in a process, and watches what the machine does meanwhile."""
+        """Runs `cory train` in a process."""
         run = RunDirectory(job.run)
         resumed = run.exists() and not run.checkpoints.empty()
         options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet"]
@@ -242,20 +235,16 @@ class Performer:
             )
             if self.interrupts.requested is not None:  # it came before there was a process to pass it on to
                 self._process.send_signal(self.interrupts.requested)
-            watch = LoadWatch(self._process.pid)
-            code = self._wait(self._process, watch)
+            code = self._wait(self._process)
             self._process = None
             output.seek(before)
             said = output.read()
-        own, others = watch.used()
-        return Ended(code, said, resumed, time.monotonic() - started, own, others)
+        return Ended(code, said, resumed, time.monotonic() - started)
 
-    def _wait(self, process: "subprocess.Popen[bytes]", watch: LoadWatch) -> int:
+    def _wait(self, process: "subprocess.Popen[bytes]") -> int:
         while True:
             try:
-                with suppress(subprocess.TimeoutExpired):
-                    return process.wait(timeout=LOOK)
-                watch.look()
+                return process.wait()
             except KeyboardInterrupt:  # the second signal
                 process.send_signal(signal.SIGINT)
 
@@ -268,7 +257,7 @@ class Performer:
 
 def collect(job: Job, ended: Ended) -> StudyRun:
     """Makes the result of a run from its folder."""
-    run = RunDirectory(job.run)
+    run, settings = RunDirectory(job.run), job.study.settings(job.arm, job.seed)
     lines = run.updates()
     last = final.read(run.final)
     status, reason = _status(run, ended)
@@ -277,8 +266,6 @@ def collect(job: Job, ended: Ended) -> StudyRun:
         tokens=sum(line["tokens"] for line in trained),
         seconds=sum(line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in trained),
         wall_seconds=ended.wall_seconds,
-        cpu_seconds=ended.cpu_seconds,
-        others=ended.others,
         resumed=ended.resumed,
     )
     return StudyRun(
@@ -287,16 +274,15 @@ def collect(job: Job, ended: Ended) -> StudyRun:
         seed=job.seed,
         status=status,
         reason=reason,
-        settings=job.study.settings(job.arm, job.seed),
+        settings=settings,
         command=shlex.join(["cory", "train", *job.words]),
         versions=versions(),
         hardware=hardware(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        undisturbed=not ended.resumed and ended.others <= QUIET,
         cost=cast(Cost, rounded(cost)),
         metrics=lines,
         samples=kept_samples(cast(list[SampleLine], run.samples.read())),
-        final=None if last is None or status in ("diverged", "failed") else final_figures(last),
+        final=None if last is None or status in ("diverged", "failed") else final_figures(last, settings.modules),
     )
 
 
@@ -310,7 +296,17 @@ def _status(run: RunDirectory, ended: Ended) -> tuple[Status, str | None]:
         return "failed", f"Its process was ended by {signal.Signals(-ended.code).name}."
     said = [line for line in ended.said.splitlines() if line.strip()] or [f"exit code {ended.code}"]
     reason = next((line.removeprefix("Error: ") for line in reversed(said) if line.startswith("Error: ")), said[-1])
-    return "diverged" if any(run.path.glob("refused_update_*")) else "failed", reason
+    return "diverged" if divergence(run) else "failed", reason
+
+
+def divergence(run: RunDirectory) -> str | None:
+    """Returns in a sentence that a gradient ended a run, which was not finite; None where none did, or it went on."""
+    lines = run.updates()
+    refused = 1 + (lines[-1]["update"] if lines else 0)
+    for file in run.path.glob(REFUSED.format(refused, "*")):
+        module = file.stem.removeprefix(Path(REFUSED.format(refused, "")).stem)
+        return f"The gradient of {module} was not finite in update {refused}."
+    return None
 
 
 def keep_policies(run: RunDirectory) -> None:

@@ -3,26 +3,20 @@
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from launch.display.rows import show
+from launch.display.tables import FINE, MAIN, show, shown, table
 from launch.display.terminal import clock
+from launch.evaluation.intervals import over_seeds
 from launch.study.definition import Arm, Study, word
-from launch.study.measures import Measure, collapse, collapses, cpu_seconds, estimate, final, seconds, values
+from launch.study.measures import Measure, at_end, collapse, collapses, values
 from launch.study.results import StudyRun
 from launch.study.runs import Job
-
-FIGURES = (
-    ("task_reward", "task reward", "{:+.2f}"),
-    ("kl", "KL", "{:.2f}"),
-    ("combined_reward", "combined", "{:+.3f}"),
-)
 
 
 def arms_table(study: Study, arms: Sequence[Arm]) -> Table:
     """Returns what arms differ in."""
-    made = _table("arm", "differs from", "in", "seeds", "tier")
+    made = table(["arm"], ["differs from", "in", "seeds", "tier"])
     for arm in arms:
         changes = ", ".join(word(*item) for item in arm.changes.items())
         made.add_row(arm.name, arm.against or "", changes, str(len(arm.seeds)), str(arm.tier))
@@ -31,7 +25,7 @@ def arms_table(study: Study, arms: Sequence[Arm]) -> Table:
 
 def plan_table(found: Mapping[Job, StudyRun | None], todo: Sequence[Job]) -> Table:
     """Returns how many runs of each arm are done and missing, and how long the missing ones will take."""
-    made = _table("arm", "done", "to do", "takes")
+    made = table(["arm"], ["done", "to do", "takes"])
     done = [run for run in found.values() if run is not None]
     total = 0.0
     for name, group in groupby(sorted(found, key=lambda job: job.study.place(job.arm)), lambda job: job.arm.name):
@@ -53,7 +47,7 @@ def _seconds(arm: str, done: Sequence[StudyRun]) -> float:
 
 def result_line(run: StudyRun) -> str:
     """Returns what a run that has just ended found."""
-    figures = "  ".join(f"{label} {show(final(name)(run), form):>6}" for name, label, form in FIGURES)
+    figures = "  ".join(f"{shown(key).heading} {show(at_end(key)(run), FINE[key]):>6}" for key in MAIN)
     remark = "" if run.status == "done" else f"  {run.status}"
     if run.status in ("done", "collapsed") and collapse(run):
         remark += f"  collapse: {', '.join(sorted({sign.signature for sign in collapse(run)}))}"
@@ -62,7 +56,7 @@ def result_line(run: StudyRun) -> str:
 
 def summary_table(runs: Sequence[StudyRun]) -> Table:
     """Returns each arm's figures after training: the mean over seeds ± half its 95 % interval."""
-    made = _table("arm", "seeds", *(label for _, label, _ in FIGURES), "collapsed", "CPU min", "minutes")
+    made = table(["arm"], ["seeds", *(shown(key).heading for key in MAIN), "collapsed", "minutes"])
     for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.place, run.arm)), lambda run: run.arm):
         ended = [run for run in group if run.status != "failed"]
         if not ended:
@@ -70,34 +64,16 @@ def summary_table(runs: Sequence[StudyRun]) -> Table:
         made.add_row(
             ended[0].label,
             str(len(ended)),
-            *(_cell(ended, final(name), form) for name, _, form in FIGURES),
+            *(_cell(ended, at_end(key), FINE[key]) for key in MAIN),
             f"{collapses(ended)} of {len(ended)}",
-            _minutes(ended, cpu_seconds),
-            _minutes(ended, seconds),
+            f"{sum(run.cost['seconds'] for run in ended) / len(ended) / 60:.1f}",
         )
     return made
 
 
-def _minutes(runs: Sequence[StudyRun], measure: Measure) -> str:
-    """Returns the mean of seconds as minutes, and of how many runs where others were resumed or disturbed."""
-    known = list(values(runs, measure).values())
-    if not known:
+def _cell(runs: Sequence[StudyRun], measure: Measure, pattern: str) -> str:
+    found = over_seeds(values(runs, measure).values())
+    if found is None:
         return ""
-    return f"{sum(known) / len(known) / 60:.1f}" + ("" if len(known) == len(runs) else f", {len(known)} of {len(runs)}")
-
-
-def _cell(runs: Sequence[StudyRun], measure: Measure, form: str) -> str:
-    found = list(values(runs, measure).values())
-    if not found:
-        return ""
-    mean, low, _, n = estimate(found)
-    interval = f" ± {form.replace('+', '').format(mean - low)}" if low is not None else ""
-    return form.format(mean) + interval + ("" if n == len(runs) else f", {n} of {len(runs)}")
-
-
-def _table(first: str, *headings: str) -> Table:
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    made.add_column(first, no_wrap=True)
-    for heading in headings:
-        made.add_column(heading, justify="right", no_wrap=True)
-    return made
+    half = "" if found.low is None else f" ± {pattern.replace('+', '').format(found.mean - found.low)}"
+    return pattern.format(found.mean) + half + ("" if found.n == len(runs) else f", {found.n} of {len(runs)}")

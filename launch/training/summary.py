@@ -1,25 +1,18 @@
 """What a finished run says: held-out figures and sample texts before and after, and where everything lies."""
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from launch.display.rows import show
+from launch.display.tables import MAIN, shown, table, written
 from launch.display.terminal import Terminal
 from launch.display.texts import before_and_after
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.records import Update
 from policies.settings.settings import Settings
 
-COLUMNS = (
-    ("task_reward", "task reward", "{:+.2f}"),
-    ("kl", "KL", "{:.2f}"),
-    ("combined_reward", "combined", "{:+.2f}"),
-    ("response_length", "length", "{:.1f}"),
-    ("eos_rate", "EOS rate", "{:.2f}"),
-)
+COLUMNS = (*MAIN, "response_length", "eos_rate")
 NARROW = 78
-"""Below so many characters of width only the first three columns fit."""
+"""Below so many characters of width only the main figures fit."""
 
 
 def summarise(run: RunDirectory, settings: Settings, terminal: Terminal) -> None:
@@ -29,7 +22,7 @@ def summarise(run: RunDirectory, settings: Settings, terminal: Terminal) -> None
     updates = f"update {first['update']} {terminal.arrow} {last['update']}"
     terminal.say()
     terminal.say(Text(f"Queries never trained on, each policy alone, {updates}", style="bold"))
-    terminal.say(table(first, last, terminal))
+    terminal.say(before_and_after_table(first, last, terminal))
     before, after = run.held_out_samples(first["update"]), run.held_out_samples(last["update"])
     if before and after:
         terminal.say(Text("\nThe chain on such queries, before and after", style="bold"))
@@ -43,17 +36,13 @@ def summarise(run: RunDirectory, settings: Settings, terminal: Terminal) -> None
     terminal.say(f"Longer      {run.resume_command()} updates={2 * settings.updates}", True)
 
 
-def table(first: Update, last: Update, terminal: Terminal) -> Table:
+def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> Table:
     """Returns the held-out figures of each policy at two updates."""
-    columns = COLUMNS if terminal.console.width >= NARROW else COLUMNS[:3]
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    made.add_column("", no_wrap=True)
-    for _, label, _ in columns:
-        made.add_column(label, justify="right", no_wrap=True)
+    columns = COLUMNS if terminal.console.width >= NARROW else MAIN
+    made = table([""], [shown(key).heading for key in columns])
     names = list(last["evaluation"])
     for name in names if len(names) > 2 else names[:1]:  # the mean of one policy says nothing
         old, new = first["evaluation"][name], last["evaluation"][name]
-        made.add_row(
-            name, *(f"{show(old[key], form)} {terminal.arrow} {show(new[key], form)}" for key, _, form in columns)
-        )
+        pairs = ([written(key, figures[key]) for figures in (old, new)] for key in columns)
+        made.add_row(name, *(f" {terminal.arrow} ".join(pair) for pair in pairs))
     return made

@@ -14,6 +14,7 @@ from launch.console.interrupts import Interrupts
 from launch.display.terminal import Terminal
 from launch.run_folder import final
 from launch.run_folder.directory import RunDirectory
+from launch.run_folder.layout import REFUSED
 from launch.run_folder.mirror import hand_over, stranded
 from launch.run_folder.records import Sample, Update, plain
 from launch.run_folder.storage import StorageError
@@ -248,7 +249,7 @@ def _keep_batch(run: RunDirectory, error: Exception) -> Path | None:
 
     if not isinstance(error, NonFiniteUpdate):
         return None
-    file = run.path / f"refused_update_{error.update:06d}_{error.name}.safetensors"
+    file = run.path / REFUSED.format(error.update, error.name)
     beside = file.with_name(f".{file.name}.new")
     save_file({name: column.contiguous() for name, column in error.rows.items()}, beside)
     beside.replace(file)

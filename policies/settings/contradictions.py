@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from policies.settings.fields import Fields
 from policies.settings.placement import named_resources
 
@@ -16,7 +18,8 @@ def refuse_contradictions(settings: Fields) -> None:
     if k > 1:
         batch += f" * num_generations={k}"
     if settings.responses % settings.minibatch:
-        fitting = ", ".join(str(d) for d in range(1, settings.responses + 1) if settings.responses % d == 0)
+        small = [d for d in range(1, math.isqrt(settings.responses) + 1) if settings.responses % d == 0]
+        fitting = ", ".join(map(str, sorted({*small, *(settings.responses // d for d in small)})))
         raise ValueError(
             f"minibatch={settings.minibatch} does not divide {batch}: every policy answers each query "
             f"{'once' if k == 1 else f'{k} times'}. Mini-batches that would work: {fitting}."

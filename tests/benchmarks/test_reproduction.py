@@ -4,19 +4,24 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.reproduction.__main__ import claims, main
-from benchmarks.reproduction.claims import CLAIMS, table
-from benchmarks.reproduction.findings import above, below, quoted, within
+from benchmarks.reproduction.claims import CLAIMS, judge_all
+from benchmarks.reproduction.findings import Finding, above, below, quoted, within
 from benchmarks.reproduction.sweeps import hypervolume, hypervolumes, matched, reference
 from launch.commands.report import report
 from launch.console.errors import CommandError
+from launch.evaluation.intervals import Estimate
 from launch.run_folder.records import Update
-from launch.study.measures import Estimate, Point
+from launch.study.measures import InPlane
 from launch.study.results import StudyRun
 from tests.launch.results_of_studies import figures, keep, study_run
 
 
+def findings(runs: list[StudyRun]) -> dict[str, Finding]:
+    return {judged.claim.text: judged.found for judged in judge_all(runs)}
+
+
 def verdicts(runs: list[StudyRun]) -> dict[str, str]:
-    return {row.claim.text: row.found.verdict for row in table(runs)}
+    return {claim: found.verdict for claim, found in findings(runs).items()}
 
 
 def arm(name: str, reward: float, kl: float, agents: int = 2, seeds: int = 5, **differs: Any) -> list[StudyRun]:
@@ -28,7 +33,7 @@ def arm(name: str, reward: float, kl: float, agents: int = 2, seeds: int = 5, **
 
 
 def test_without_results_every_claim_is_not_run() -> None:
-    assert set(verdicts([]).values()) == {"not run"} and len(table([])) == len(CLAIMS)
+    assert set(verdicts([]).values()) == {"not run"} and len(judge_all([])) == len(CLAIMS)
     failed = [run._replace(status="failed") for run in arm("ppo", 2.0, 9.0, agents=1)]
     assert set(verdicts(failed).values()) == {"not run"}
 
@@ -57,17 +62,17 @@ def test_other_kinds_of_claims() -> None:
 
 
 def test_a_share_that_rounds_to_nothing_has_no_minus() -> None:
-    ours = {row.claim.text: row.found.text for row in table(arm("cory", 1.9999, 3.0) + arm("ppo", 2.0, 9.0, agents=1))}
-    assert ours["PPO and CORY reach a similar task reward"] == "+0% of the gain [+0%, +0%], n = 5"
+    ours = findings(arm("cory", 1.9999, 3.0) + arm("ppo", 2.0, 9.0, agents=1))
+    assert ours["PPO and CORY reach a similar task reward"].text == "+0% of the gain [+0%, +0%], n = 5"
 
 
 def test_runs_that_lack_a_figure_are_counted_where_the_others_are() -> None:
     runs = arm("cory", 2.0, 3.0) + arm("ppo", 2.0, 9.0, agents=1)
     runs[-1] = runs[-1]._replace(status="diverged", final=None)
-    ours = {row.claim.text: row.found.text for row in table(runs)}
-    assert ours["PPO's final KL is more than twice CORY's"].endswith("n = 4 of 5")
-    assert " of the gain [" in ours["The two CORY agents end almost equal"]
-    assert ours["The two CORY agents end almost equal"].endswith("], n = 5")
+    ours = findings(runs)
+    assert ours["PPO's final KL is more than twice CORY's"].text.endswith("n = 4 of 5")
+    assert " of the gain [" in ours["The two CORY agents end almost equal"].text
+    assert ours["The two CORY agents end almost equal"].text.endswith("], n = 5")
 
 
 def test_without_exchange_both_roles_count_as_neither_policy_trains_on_both_prompts() -> None:
@@ -88,8 +93,8 @@ def test_without_exchange_both_roles_count_as_neither_policy_trains_on_both_prom
 def test_a_run_that_did_not_do_all_updates_has_no_vote_on_what_training_changes() -> None:
     whole = arm("ppo", 2.0, 9.0, agents=1, seeds=3)
     short = [run._replace(seed=3, metrics=run.metrics[:-1], status="diverged", final=None) for run in whole[:1]]
-    row = next(row.found for row in table(whole + short) if row.claim.text == "PPO's combined reward falls in training")
-    assert row.text.endswith("n = 3 of 4")
+    found = findings(whole + short)["PPO's combined reward falls in training"]
+    assert found.text.endswith("n = 3 of 4")
 
 
 def test_where_ppo_collapses_it_is_said_how() -> None:
@@ -109,8 +114,8 @@ def test_where_ppo_collapses_it_is_said_how() -> None:
 def test_early_gain_is_a_share_of_the_largest_gain_not_of_what_is_left_of_it() -> None:
     end, curve = figures(1.0, 3.0), (0.0, 1.0, 2.0, 1.0)
     runs = [study_run("cory", seed, end, end, curve=curve, study="arithmetic") for seed in range(3)]
-    row = next(row.found for row in table(runs) if row.claim.text == "CORY converges early")
-    assert row.text.startswith("+50% of the gain") and row.verdict == "not reproduced"
+    found = findings(runs)["CORY converges early"]
+    assert found.text.startswith("+50% of the gain") and found.verdict == "not reproduced"
 
 
 def test_what_the_paper_reports_is_found_where_results_are_so() -> None:
@@ -174,7 +179,7 @@ def test_the_quoted_reduction_of_collapses_is_over_settings() -> None:
             differs: dict[str, Any] = {} if lr == 2e-4 else {"lr": lr}
             runs += arm(f"cory-{lr}", 2.0, cory, seeds=seeds, **differs)
             runs += arm(f"ppo-{lr}", 2.0, ppo, agents=1, seeds=seeds, **differs)
-        return next(row.found for row in table(runs) if row.claim.text == "-67 % collapse")
+        return findings(runs)["-67 % collapse"]
 
     # Many runs of one setting are one witness.
     one = judged({2e-4: (3.0, 3.0), 1e-3: (60.0, 3.0)}, seeds=20)
@@ -198,8 +203,10 @@ def test_without_exchange_the_roles_kl_in_the_last_updates_is_compared() -> None
         )
         lines = [{"update": 5, "role": early}, *({"update": 6 + number, "role": late} for number in range(5))]
         runs.append(run._replace(metrics=cast(list[Update], lines)))
-    row = next(row.found for row in table(runs) if "far below the pioneer's" in row.claim.text)
-    assert row.verdict == "reproduced" and row.text.startswith("KL × 3.9")  # of 3, 3.5, 4, 4.5, 5 the geometric mean
+    found = findings(runs)["Without role exchange the observer's KL is far below the pioneer's"]
+    assert found.verdict == "reproduced" and found.text.startswith(
+        "KL × 3.9"
+    )  # of 3, 3.5, 4, 4.5, 5 the geometric mean
 
 
 def test_less_variance_comes_with_its_interval() -> None:
@@ -208,20 +215,20 @@ def test_less_variance_comes_with_its_interval() -> None:
         study_run("cory", seed, *[figures(2.0 + sign * 0.1 * seed, 3.0) for sign in (1, -1)]) for seed in range(5)
     ]
     wide = [study_run("ppo", seed, figures(2.0 + 0.2 * seed, 3.0)) for seed in range(5)]
-    found = {row.claim.text: row.found for row in table(spread + wide)}["-41 % variance"]
+    found = findings(spread + wide)["-41 % variance"]
     # a quarter of the variance; F of (4, 4) has 97.5 % below 9.605
     assert found.text.startswith("-75% [-97%, +140%]") and found.verdict == "inconclusive"
 
 
 def test_the_hypervolume_is_the_area_between_the_front_and_the_reference() -> None:
-    worst = Point(0.0, 10.0)
-    assert hypervolume([Point(1.0, 2.0)], worst) == 8.0
-    assert hypervolume([Point(1.0, 2.0), Point(2.0, 5.0), Point(0.5, 3.0)], worst) == 8.0 + 1.0 * 5.0
-    assert hypervolume([Point(3.0, 11.0), Point(-1.0, 1.0)], worst) == 0.0
+    worst = InPlane(0.0, 10.0)
+    assert hypervolume([InPlane(1.0, 2.0)], worst) == 8.0
+    assert hypervolume([InPlane(1.0, 2.0), InPlane(2.0, 5.0), InPlane(0.5, 3.0)], worst) == 8.0 + 1.0 * 5.0
+    assert hypervolume([InPlane(3.0, 11.0), InPlane(-1.0, 1.0)], worst) == 0.0
 
 
 def test_the_reference_point_is_before_training_and_where_health_calls_it_collapse() -> None:
-    assert reference(study_run("ppo", 0, figures(1.0, 2.0), curve=(0.25, 1.0))) == Point(0.25, 2.0 * 12)
+    assert reference(study_run("ppo", 0, figures(1.0, 2.0), curve=(0.25, 1.0))) == InPlane(0.25, 2.0 * 12)
 
 
 def test_claims_are_those_that_are_asked_of_the_studies_at_hand(

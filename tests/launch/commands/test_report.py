@@ -17,11 +17,10 @@ from launch.commands.report import main, report
 from launch.console.errors import CommandError
 from launch.display.texts import visible
 from launch.report.ends import sweeps
-from launch.report.marks import APART, spread
 from launch.report.runs import arms_of, names, read, read_run
 from launch.report.samples import moments_of
-from launch.report.series import over_seeds
-from launch.report.tables import environments
+from launch.report.series import curve_over_seeds
+from launch.report.tables import arm_rows, environments
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import in_words
 from launch.run_folder.manifest import own_version
@@ -104,18 +103,12 @@ def test_names_are_as_short_as_tells_folders_apart() -> None:
 
 
 def test_means_and_intervals_are_over_the_seeds_that_have_a_value() -> None:
-    series = over_seeds([{1: 1.0, 2: 4.0}, {1: 2.0, 2: math.nan}, {1: 3.0, 2: 6.0}])
+    series = curve_over_seeds([{1: 1.0, 2: 4.0}, {1: 2.0, 2: math.nan}, {1: 3.0, 2: 6.0}])
     assert series.x == [1, 2] and series.mean == [2.0, 5.0]
     # t(0.975, 2) = 4.3027; the standard error of 1, 2 and 3 is 1 / √3.
     assert series.low[0] == pytest.approx(2 - 4.3027 / math.sqrt(3), abs=1e-4)
     assert series.high[0] == pytest.approx(2 + 4.3027 / math.sqrt(3), abs=1e-4)
     assert math.isnan(series.low[1])  # of two seeds
-
-
-def test_labels_are_moved_apart_and_no_further() -> None:
-    assert spread([0.1, 0.9]) == [0.1, 0.9]
-    moved = spread([0.5, 0.5, 0.52, 0.9])
-    assert sorted(moved) == pytest.approx([0.5067 - APART, 0.5067, 0.5067 + APART, 0.9], abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +159,7 @@ def test_only_chains_have_roles_that_are_exchanged(tmp_path: Path, html: str) ->
 
 
 def test_nothing_on_the_page_is_fetched_from_anywhere(html: str) -> None:
-    assert not re.findall(r"[a-z]+://[^\s\"'<>]*", html)
+    assert not re.findall(r"[a-z]+://[^\s\"'<>]*", re.sub(r"xmlns(:xlink)?=\"[^\"]*\"", "", html))
     assert "@import" not in html and not re.search(r"url\((?!#)", html)
     assert all(address.startswith("#") for address in Words(html).addresses)
 
@@ -180,32 +173,17 @@ def test_texts_of_models_and_users_are_shown_and_not_obeyed(html: str) -> None:
     assert visible("a\tb\n\ud800\r") == "a\tb\n��"
 
 
-def test_responses_beyond_the_limits_of_health_are_marked(tmp_path: Path, html: str) -> None:
+def test_responses_that_repeat_themselves_are_marked_and_warnings_stand_above_them(tmp_path: Path, html: str) -> None:
     run = record(tmp_path / "run", Settings(updates=12, max_repetition=0.3))
     warning = {"signature": "eos", "of": "llm_1", "text": "llm_1 hardly ends its responses.", "updates": 3}
-    last = run.updates()[-1]
-    last["policy"]["llm_1"]["eos_rate"] = 0.01  # it was 0.1 before, of which half is the limit
-    run.metrics.append({**last, "update": 13, "health": [warning]})
-    sampled(run, 5, "a a a", repetition=0.31, ended=False)
-    sampled(run, 10, "a b a", repetition=0.3, ended=False)
-    sampled(run, 13, "a b c", repetition=0.0, ended=False)
-    moments = moments_of(read_run(run.path, "run"))
-    signs = {moment.update: [answer.signs for answer in moment.chains[0][1]] for moment in moments}
-    assert signs == {5: [["repeats itself: 31% of its token pairs"]] * 2, 10: [[], []], 13: [["does not end"], []]}
-    assert [moment.warnings for moment in moments] == [[], [], ["llm_1 hardly ends its responses."]]
-    assert [moment.collapsed for moment in moments] == [True, False, True]
+    run.metrics.append({**run.updates()[-1], "update": 13, "health": [warning]})
+    sampled(run, 5, "a a a", repetition=0.31)
+    sampled(run, 13, "a b a", repetition=0.3)
+    first, second = moments_of(read_run(run.path, "run"))
+    assert [answer.repeats for answer in first.chains[0][1]] == ["repeats itself: 31% of its token pairs"] * 2
+    assert (first.marked, first.warnings, second.marked) == (True, [], False)
+    assert second.warnings == ["llm_1 hardly ends its responses."]
     assert "marked at update 5<" in html and html.count("repeats itself: 31% of its token pairs") == 2
-
-
-def test_all_responses_of_a_policy_that_is_too_far_from_the_initial_one_are_marked(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", Settings(updates=12))
-    last = run.updates()[-1]
-    last["policy"]["llm_2"]["kl"] = 30.1  # of 15 tokens; the limit is 2 nats for each
-    run.metrics.append({**last, "update": 13})
-    sampled(run, 13, "wonderful.")
-    (moment,) = moments_of(read_run(run.path, "run"))
-    far = {answer.policy: bool(answer.signs) for answer in moment.chains[0][1]}
-    assert moment.collapsed and far == {"llm_1": False, "llm_2": True}
 
 
 def test_the_rule_by_which_a_run_has_collapsed_is_stated(html: str) -> None:
@@ -268,6 +246,40 @@ def test_plots_are_drawn_as_png_too(tmp_path: Path) -> None:
     assert all(image.shape[1] > 800 and image[..., :3].std() > 0.05 for image in drawn.values())
 
 
+def test_of_the_plots_those_that_are_named_are_drawn_as_png(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / "run", Settings(updates=12))
+    assert main(["run", "--png", "png", "--plots", "pareto,curves-*"]) == 0
+    assert {file.stem for file in (tmp_path / "png").iterdir()} == {"pareto", "curves-1-policies", "curves-1-roles"}
+    (tmp_path / "report.html").unlink()
+    assert main(["run", "--png", "png", "--plots", "paretto"]) == main(["run", "--plots", "pareto"]) == 2
+    wrong, nowhere = capsys.readouterr().err.splitlines()
+    assert wrong.endswith("no plot `paretto`. Name some of: pareto, curves-*-policies, curves-*-roles, health.")
+    assert "say with --png which folder" in nowhere and not (tmp_path / "report.html").exists()
+
+
+def test_a_run_that_diverged_counts_as_collapsed_without_a_figure_of_its_end(tmp_path: Path) -> None:
+    record(tmp_path / "whole", Settings(seed=1, updates=12))
+    for name, refused in (("diverged", 7), ("went-on", 5)):
+        run = record(tmp_path / name, Settings(seed=len(name), updates=12), updates=range(7))
+        (run.path / f"refused_update_{refused:06d}_llm_2.safetensors").touch()
+    places = [tmp_path / name for name in ("whole", "diverged", "went-on")]
+    (arm,) = arms_of(read(places))
+    assert [(run.name, run.state) for run in arm.runs] == [
+        ("whole", "done"),
+        ("went-on", "unfinished"),
+        ("diverged", "diverged"),
+    ]
+    assert [run.name for run in arm.counted] == ["whole", "diverged"]
+    (row,) = arm_rows([arm])
+    assert row["collapsed"] == 1 and row["figures"][0].small == "1 of 2"
+    assert report(places, tmp_path / "report.html") == 0
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "diverged<small>The gradient of llm_2 was not finite in update 7.</small>" in html
+
+
 def test_runs_are_named_by_the_last_parts_of_their_path_or_uri(tmp_path: Path) -> None:
     for name in ("a/run", "b/run"):
         record(tmp_path / name, Settings(num_agents=1, updates=12))
@@ -303,24 +315,6 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
         assert main(list(words)) == 2
         assert reason in capsys.readouterr().err
     assert (tmp_path / "report.html").read_text() == "an older one"
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_what_is_folded_is_printed_and_folded_again_but_for_samples_and_settings(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", Settings(updates=12))
-    sampled(run, 5, "a b c")
-    script = """<script>onload = () => {
-        document.querySelectorAll("details").forEach(each => each.open = false);
-        const closed = () => [...document.querySelectorAll("details")].filter(each => !each.open);
-        const within = each => each.closest("#samples, #settings") !== null;
-        const all = closed().length;
-        dispatchEvent(new Event("beforeprint"));
-        const kept = closed();
-        dispatchEvent(new Event("afterprint"));
-        document.title = [all > kept.length, kept.length > 0, kept.every(within), closed().length === all];
-    }</script>"""
-    (tmp_path / "page.html").write_text(written(tmp_path, run) + script, encoding="utf-8")
-    assert title_in_browser(tmp_path, "page.html") == "true,true,true,true"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

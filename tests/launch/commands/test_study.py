@@ -60,7 +60,7 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_
     # The last evaluation in training asked the first four of the same queries with the same seeds.
     last = trained.metrics[-1]["evaluation"]["llm_1"]["task_reward"]
     assert last == pytest.approx(sum(r or 0.0 for r in trained.final["responses"]["llm_1"]["task_reward"][:4]) / 4)
-    assert trained.cost["cpu_seconds"] > 1.0 and 0.0 <= trained.cost["others"] <= 1.0
+    assert 0.0 < trained.cost["seconds"] < trained.cost["wall_seconds"]
     run = tmp_path / "study" / "runs" / "cory" / "seed_0"
     assert [entry.name for entry in (run / "checkpoints").iterdir()] == ["update_000002"]
 
@@ -158,7 +158,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Pat
     assert result.returncode == 0, result.stderr
     trained, wild = read(tmp_path / "study")
     assert [line["update"] for line in trained.metrics] == [0, 1, 2, 3, 4]
-    assert trained.cost["resumed"] and not trained.undisturbed
+    assert trained.cost["resumed"]
     assert (wild.status, wild.final) == ("diverged", None)
     assert wild.reason is not None and "is not finite" in wild.reason
     assert "1 of 1" in result.stdout  # of wild's runs, collapsed

@@ -1,11 +1,14 @@
 """From recorded responses to figures and tables, by hand."""
 
 import io
+import math
+from itertools import combinations
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from launch.evaluation.figures import Scoring, summarise, tables
+from launch.evaluation.figures import Scoring, distinct, pass_at_k, summarise, tables
 from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse
 
 SCORING = Scoring(queries=3, kl_coef=0.1, solved_at=1.0, ks=(1, 2), seed=0)
@@ -39,9 +42,8 @@ def test_figures_are_means_over_queries_of_what_each_querys_responses_give() -> 
         "pass@1": (0.5 + 1.0) / 2,
         "pass@2": 1.0,
     }
-    assert {name: figure["mean"] for name, figure in figures.items()} == pytest.approx(expected)
-    assert {name: figure["n"] for name, figure in figures.items()} == {**dict.fromkeys(expected, 2), "pass@2": 1}
-    assert (figures["kl"]["low"], figures["kl"]["high"]) == (2.0, 4.0)
+    assert {name: figure.mean for name, figure in figures.items()} == pytest.approx(expected)
+    assert {name: figure.n for name, figure in figures.items()} == {**dict.fromkeys(expected, 2), "pass@2": 1}
 
 
 def test_a_row_for_each_policy_alone_then_for_each_as_observer() -> None:
@@ -51,7 +53,7 @@ def test_a_row_for_each_policy_alone_then_for_each_as_observer() -> None:
         Batch(batch=2, chains=[chain(0, 0, response("llm_2", 4, [1]), response("llm_1", 5, [1]))]),
     ]
     rows = summarise(batches, SCORING)
-    assert {name: (row["after"], row["figures"]["task_reward"]["mean"]) for name, row in rows.items()} == {
+    assert {name: (row["after"], row["figures"]["task_reward"].mean) for name, row in rows.items()} == {
         "base": (None, 0),
         "llm_1": (None, 2),
         "llm_2": (None, 4),
@@ -72,14 +74,14 @@ def test_each_policy_in_each_role_of_a_longer_chain_and_all_of_them_together() -
     known = response("llm_1", 7.0, [1])
     batches.append(Batch(batch=4, chains=[chain(1, 0, known, known)]))  # the rewards of query 1 failed but for these
     rows = summarise(batches, SCORING)
-    assert {name: row["figures"]["task_reward"]["mean"] for name, row in rows.items()} == {
+    assert {name: row["figures"]["task_reward"].mean for name, row in rows.items()} == {
         **{"base": 0.5, "llm_1": (0 + 7) / 2, "llm_2": 1, "llm_3": 2},
         **{"base as observer_1": 0.5, "llm_2 as observer_1": 10, "llm_3 as observer_1": 11},
-        **{"llm_1 as observer_1": (12 + 7) / 2, "all as observer_1": (11 + 7) / 2},
+        **{"llm_1 as observer_1": (12 + 7) / 2, "all as observer_1": 11},
         **{"base as observer_2": 0.5, "llm_3 as observer_2": 20, "llm_1 as observer_2": 21},
         **{"llm_2 as observer_2": 22, "all as observer_2": 21},
     }
-    assert rows["all as observer_1"]["figures"]["task_reward"]["n"] == 2
+    assert rows["all as observer_1"]["figures"]["task_reward"].n == 1  # of query 1 only one policy's is known
     assert all(row["after"] is None for row in rows.values())
     output = io.StringIO()
     for table in tables(rows, SCORING.names, 100):
@@ -100,6 +102,48 @@ def test_tables_show_every_figure_within_the_width_and_a_dash_for_what_is_unknow
         text = output.getvalue()
         assert max(map(len, text.splitlines())) <= width
         assert all(heading in text for heading in ("task reward", "KL", "combined", "distinct-2", "pass@2"))
-        assert "+0.25 [+0.25, +0.25]" in text
-    assert [len(tables(rows, SCORING.names, width)) for width in (200, 100, 60)] == [1, 2, 4]
-    assert rows["base"]["figures"]["distinct_1"]["mean"] is None and " - " in text.replace("\n", " ")
+        assert "+0.25 " in text and "1.00 [0.21, 1.00]" in text  # of one query: a reward has no interval, a yes has
+    assert [len(tables(rows, SCORING.names, width)) for width in (200, 80, 50)] == [1, 2, 3]
+    assert math.isnan(rows["base"]["figures"]["distinct_1"].mean) and " - " in text.replace("\n", " ")
+
+
+def test_what_is_a_no_or_a_yes_of_each_query_has_a_proportion_s_interval() -> None:
+    chains = [chain(query, 0, response("base", 1.0, [1], ended=True, kl=0.0)) for query in range(20)]
+    figures = summarise([Batch(batch=0, chains=chains)], SCORING._replace(queries=20))["base"]["figures"]
+    wilson = pytest.approx([0.8389, 1.0], abs=1e-4)
+    assert {name for name, figure in figures.items() if list(figure[1:3]) == wilson} == {
+        *("task_reward", "combined_reward", "eos_rate", "pass@1")
+    }
+    assert figures["kl"] == (0, 0, 0, 20) and figures["response_length"] == (1, 1, 1, 20)  # nats and tokens
+
+    graded = [chain(query, 0, response("base", 1.0, [1, 2])) for query in range(19)]
+    graded.append(chain(19, 0, response("base", 0.5, [1, 1])))
+    figures = summarise([Batch(batch=0, chains=graded)], SCORING._replace(queries=20))["base"]["figures"]
+    assert figures["distinct_1"].mean == pytest.approx(0.975)
+    assert figures["distinct_1"].high == 1.0  # no share is above
+
+
+@pytest.mark.parametrize("samples", [1, 4, 6])
+def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_that_hold_a_correct_one(samples: int) -> None:
+    for correct in range(samples + 1):
+        right = [place < correct for place in range(samples)]
+        for k in range(1, samples + 1):
+            share = np.mean([any(chosen) for chosen in combinations(right, k)])
+            assert pass_at_k(correct, samples, k) == pytest.approx(share, abs=1e-12)
+
+
+def test_pass_at_k_neither_overflows_nor_loses_digits_with_many_samples() -> None:
+    assert pass_at_k(1, 10_000, 100) == pytest.approx(0.01, rel=1e-9)
+    exact = 1 - math.comb(9_000, 3_000) / math.comb(10_000, 3_000)
+    assert pass_at_k(1_000, 10_000, 3_000) == pytest.approx(exact, rel=1e-12)
+
+
+def test_pass_at_k_is_unknown_with_fewer_samples_than_k() -> None:
+    assert math.isnan(pass_at_k(2, 3, 4))
+
+
+def test_distinct_n_counts_over_all_responses_to_a_query() -> None:
+    responses = [[1, 2, 1], [1, 2], []]
+    assert distinct(responses, 1) == 2 / 5
+    assert distinct(responses, 2) == 2 / 3  # 1 2, 2 1, and 1 2 again; none from one response into the next
+    assert math.isnan(distinct(responses, 4))

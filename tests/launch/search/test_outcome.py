@@ -3,19 +3,23 @@
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.container import ErrorbarContainer
 from ray.tune.experiment import Trial
 from rich.console import Console
 
-from launch.search.outcome import Row, points_of, rows_of, table, write_csv
-from launch.search.plots import draw_objective, draw_parallel
-from launch.search.space import read_axes
+from launch.display.drawing import save
+from launch.search.outcome import Point, TrialResult, points_of, points_table, results_of, write_csv
+from launch.search.plots import draw_objective
+from launch.search.space import Axis, read_axes
 
+KEYS = ("exchange_period", "clip")
 AXES = read_axes(["exchange_period=1,5,null", "lr=log:1e-6:1e-4"])
 
 
-def row(number: int, period: int | None, seed: int, combined: float | None, status: str = "done") -> Row:
-    return Row(
+def result(number: int, period: int | None, seed: int, combined: float | None, status: str = "done") -> TrialResult:
+    return TrialResult(
         trial=f"trial_{number:05d}",
         values={"exchange_period": period, "lr": 1e-5},
         seed=seed,
@@ -30,33 +34,38 @@ def row(number: int, period: int | None, seed: int, combined: float | None, stat
     )
 
 
-ROWS = [
-    row(0, 1, 0, 0.1),
-    row(1, 5, 0, 0.4),
-    row(2, None, 0, None, "failed"),
-    row(3, 1, 1, 0.2),
-    row(4, 5, 1, 0.6),
-    row(5, None, 1, 0.9, "stopped early"),
-    row(6, 1, 2, 0.3),
-    row(7, 5, 2, None),
+RESULTS = [
+    result(0, 1, 0, 0.1),
+    result(1, 5, 0, 0.4),
+    result(2, None, 0, None, "failed"),
+    result(3, 1, 1, 0.2),
+    result(4, 5, 1, 0.6),
+    result(5, None, 1, 0.9, "stopped early"),
+    result(6, 1, 2, 0.3),
+    result(7, 5, 2, None),
 ]
 
 
-def test_points_are_means_over_the_seeds_that_ran_to_their_end_best_first() -> None:
-    points = points_of(ROWS)
-    assert [point.values["exchange_period"] for point in points] == [5, 1, None]
-    assert [point.mean("combined_reward") for point in points] == [pytest.approx(0.5), pytest.approx(0.2), None]
-    assert [len(point.whole) for point in points] == [2, 3, 0]
-    apart = points_of(ROWS, apart=True)
-    assert [point.mean("combined_reward") for point in apart][:2] == [0.6, 0.4] and len(apart) == len(ROWS)
+def mean(point: Point) -> float | None:
+    found = point.estimate("combined_reward")
+    return found and found.mean
+
+
+def test_points_are_means_over_their_seeds_and_one_whose_seeds_did_not_all_finish_is_not_the_best() -> None:
+    points = points_of(RESULTS)
+    assert [point.values["exchange_period"] for point in points] == [1, 5, None]
+    assert [mean(point) for point in points] == [pytest.approx(0.2), pytest.approx(0.5), None]
+    assert [(len(point.whole), point.complete) for point in points] == [(3, True), (2, False), (0, False)]
+    apart = points_of(RESULTS, apart=True)
+    assert [mean(point) for point in apart][:2] == [0.6, 0.4] and len(apart) == len(RESULTS)
 
 
 def test_the_table_says_what_failed_and_what_was_stopped() -> None:
     console = Console(width=150)
     with console.capture() as capture:
-        console.print(table(points_of(ROWS)))
-    first, *_, last = capture.get().splitlines()[2:]
-    assert first.split()[:4] == ["5", "1e-05", "2", "+0.500"]
+        console.print(points_table(points_of(RESULTS), AXES))
+    first, second, last = capture.get().splitlines()[2:]
+    assert first.split()[:4] == ["1", "1e-05", "3", "+0.200"] and second.split()[2:5] == ["2", "of", "3"]
     assert "trial_00002 failed, trial_00005 stopped early at update 3, +0.900" in last
 
 
@@ -68,21 +77,52 @@ def test_a_trial_that_a_scheduler_stopped_is_not_whole_because_a_warning_stood(
     trial = Trial("cory", config={"cory_settings": settings}, stub=True)
     trial.set_status(Trial.TERMINATED)
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
-    (found,) = rows_of([trial], AXES, updates=9)
+    (found,) = results_of([trial], AXES, updates=9)
     assert (found.status, found.updates) == (status, 3)
 
 
 def test_every_trial_is_in_the_file(tmp_path: Path) -> None:
-    write_csv(ROWS, tmp_path / "results.csv")
+    write_csv(RESULTS, tmp_path / "results.csv")
     lines = list(csv.DictReader((tmp_path / "results.csv").open()))
-    assert [line["trial"] for line in lines] == [entry.trial for entry in ROWS]
+    assert [line["trial"] for line in lines] == [entry.trial for entry in RESULTS]
     assert [line["exchange_period"] for line in lines][:3] == ["1", "5", "null"]
     assert (lines[2]["status"], lines[2]["combined_reward"], lines[2]["reason"]) == ("failed", "", "No room, no luck.")
 
 
 def test_plots_are_drawn_also_where_nothing_succeeded(tmp_path: Path) -> None:
-    for name, rows in (("some", ROWS), ("none", [ROWS[2]])):
-        for draw in (draw_objective, draw_parallel):
-            file = tmp_path / f"{name}-{draw.__name__}.png"
-            draw(rows, AXES, file)
-            assert file.stat().st_size > 5_000
+    for name, results in (("some", RESULTS), ("none", [RESULTS[2]])):
+        save(draw_objective(points_of(results), AXES), tmp_path / f"{name}-objective.png")
+    assert [file.stat().st_size > 5_000 for file in tmp_path.iterdir()] == [True] * 2
+
+
+def means(results: list[TrialResult], axes: list[Axis]) -> dict[str, tuple[list[float], list[float]]]:
+    """What lines go through in the first panel: by label x and y."""
+    panel = draw_objective(points_of(results), axes).axes[0]
+    bars = [bar for bar in panel.containers if isinstance(bar, ErrorbarContainer)]
+    lines = {bar.get_label(): bar.lines[0] for bar in bars}
+    return {
+        str(label): (np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist())
+        for label, line in lines.items()
+    }
+
+
+def test_means_are_drawn_of_one_point_each_not_over_what_differs_in_another_setting_too() -> None:
+    axes = read_axes(["exchange_period=1,5", "clip=0.1,0.3"])
+    results = [
+        result(10 * seed + number, None, seed, float(number + seed))._replace(
+            values=dict(zip(KEYS, values, strict=True))
+        )
+        for seed in range(2)
+        for number, values in enumerate([(1, 0.1), (5, 0.1), (1, 0.3), (5, 0.3)])
+    ]
+    assert means(results, axes) == {"clip=0.1": ([0, 1], [0.5, 1.5]), "clip=0.3": ([0, 1], [2.5, 3.5])}
+    unlucky = [*results[:-1], results[-1]._replace(status="stopped early")]
+    assert means(unlucky, axes) == {"clip=0.1": ([0, 1], [0.5, 1.5]), "clip=0.3": ([0], [2.5])}  # of complete points
+
+
+def test_listed_values_that_are_alike_to_four_digits_stand_apart() -> None:
+    axes = read_axes(["lr=1.00001e-5,1.00002e-5,1e-4"])
+    results = [result(number, None, 0, 0.1)._replace(values={"lr": lr}) for number, lr in enumerate(axes[0].values)]
+    panel = draw_objective(points_of(results), axes).axes[0]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["1.00001e-05", "1.00002e-05", "0.0001"]
+    assert next(iter(means(results, axes).values()))[0] == [0, 1, 2]

@@ -52,15 +52,34 @@ def test_what_is_no_search_is_one_sentence(words: list[str], says: str) -> None:
 
 def test_every_point_of_a_search_must_be_settings() -> None:
     good = read_axes(["num_agents=1,2", "minibatch=64,128"])
-    assert len(list(points(SETTINGS, good))) == 4
+    assert len(points(SETTINGS, good)) == 4
     with pytest.raises(CommandError, match="--over exchange_period=0: Setting `exchange_period`=0: Input should be"):
-        list(points(SETTINGS, read_axes(["exchange_period=5,0"])))
+        points(SETTINGS, read_axes(["exchange_period=5,0"]))
     with pytest.raises(CommandError, match=r"--over minibatch=100: minibatch=100 does not divide queries=256"):
-        list(points(SETTINGS, read_axes(["minibatch=64,100"])))
+        points(SETTINGS, read_axes(["minibatch=64,100"]))
     with pytest.raises(CommandError, match="--over lora_rank=8: lora_rank=8 has no effect"):
-        list(points(SETTINGS, read_axes(["lora_rank=8,16"])))
+        points(SETTINGS, read_axes(["lora_rank=8,16"]))
     with pytest.raises(CommandError, match="--over gamma=2: "):
-        list(points(SETTINGS, read_axes(["gamma=uniform:0:2"])))
+        points(SETTINGS, read_axes(["gamma=uniform:0:2"]))
+
+
+def test_every_whole_number_of_a_range_must_be_a_setting_and_those_that_can_be_are_named() -> None:
+    settings = Settings(queries=256, minibatch=64)
+    with pytest.raises(CommandError) as error:
+        points(settings, read_axes(["queries=uniform:64:256"]))
+    assert str(error.value) == (
+        "--over queries=uniform:64:256: 189 of its 193 values cannot be, such as queries=65: minibatch=64 does not "
+        "divide queries=65: every policy answers each query once. List some that can: --over queries=64,128,192,256."
+    )
+    with pytest.raises(CommandError, match=r"such as minibatch=3: .* --over minibatch=1,2,4,8,16,32,64,128,256\.$"):
+        points(settings, read_axes(["minibatch=log:1:256"]))
+    with pytest.raises(CommandError, match=r"--over queries=65: minibatch=64 does not divide queries=65"):
+        points(settings, read_axes(["queries=uniform:65:127"]))  # not one can be
+    with pytest.raises(CommandError, match=r"--over exchange_period=0: Setting `exchange_period`=0"):
+        points(settings, read_axes(["exchange_period=uniform:0:9"]))
+    with pytest.raises(CommandError, match=r"100001 combinations of values are too many to check"):
+        points(settings, read_axes(["kl_horizon=uniform:1000:101000"]))
+    assert len(points(settings, read_axes(["num_runners=uniform:1:4", "epochs=log:1:900"]))) == 4
 
 
 def test_the_goal_is_fixed_at_the_kl_coef_from_before_the_search() -> None:

@@ -5,16 +5,14 @@ import math
 import pytest
 
 from launch.study.measures import (
-    Estimate,
-    Point,
+    InPlane,
     area,
+    at_end,
     best,
     collapse,
     collapses,
     critic_loss,
     curve,
-    estimate,
-    final,
     hedges_g,
     paired,
     pareto_front,
@@ -29,9 +27,9 @@ ONE, TWO = figures(1.0, 4.0), figures(2.0, 8.0)
 
 def test_a_run_s_figure_is_the_mean_over_its_policies_and_the_best_that_of_the_highest_combined_reward() -> None:
     run = study_run("cory", 0, ONE, TWO)
-    assert final("task_reward")(run) == 1.5
+    assert at_end("task_reward")(run) == 1.5
     assert best("kl")(run) == 8.0  # combined 1.2 against 0.6
-    assert final("kl")(study_run("cory", 0, ONE, TWO, status="diverged")) is None
+    assert at_end("kl")(study_run("cory", 0, ONE, TWO, status="diverged")) is None
 
 
 def test_the_area_under_a_curve_is_its_mean_height() -> None:
@@ -39,15 +37,6 @@ def test_the_area_under_a_curve_is_its_mean_height() -> None:
     assert curve(run, "task_reward") == [(0, 0.0), (5, 2.0), (10, 1.0)]
     assert area()(run) == pytest.approx((5 * (0 + 2) / 2 + 5 * (2 + 1) / 2) / 10)
     assert area()(run._replace(metrics=run.metrics[:2])) is None  # it ended early
-
-
-def test_an_interval_is_student_s() -> None:
-    # mean 2, deviation 1, n = 3; t of 2 degrees of freedom is 4.302653
-    found = estimate([1.0, 2.0, 3.0])
-    assert found.mean == 2.0 and found.n == 3
-    assert found.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-6)
-    assert found.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)
-    assert estimate([5.0]) == Estimate(5.0, None, None, 1)
 
 
 def test_the_variance_over_seeds_has_n_less_one_below_it() -> None:
@@ -83,10 +72,10 @@ def test_the_effect_size_is_hedges_g_of_paired_values() -> None:
 def test_runs_are_compared_with_those_of_the_same_seed() -> None:
     cory = [study_run("cory", seed, figures(1.0 + seed, 0.0), figures(3.0 + seed, 0.0)) for seed in (0, 1, 3)]
     ppo = [study_run("ppo", seed, figures(float(seed), 0.0)) for seed in (3, 1, 2)]
-    found = paired(cory, ppo, final("task_reward"))
+    found = paired(cory, ppo, at_end("task_reward"))
     assert found is not None
     assert found.seeds == (1, 3) and found.values == (2.0, 2.0)
-    assert paired(cory, ppo[2:], final("task_reward")) is None
+    assert paired(cory, ppo[2:], at_end("task_reward")) is None
 
 
 def test_unsteadiness_is_of_successive_updates_not_of_the_trend() -> None:
@@ -121,8 +110,8 @@ def test_runs_of_before_repetition_was_measured_show_no_sign() -> None:
 
 
 def test_the_pareto_front_holds_what_nothing_else_beats() -> None:
-    points = [Point(1.0, 2.0), Point(2.0, 6.0), Point(0.5, 3.0), Point(2.0, 5.0), Point(1.0, 2.0)]
-    assert pareto_front(points) == [Point(1.0, 2.0), Point(2.0, 5.0)]
+    points = [InPlane(1.0, 2.0), InPlane(2.0, 6.0), InPlane(0.5, 3.0), InPlane(2.0, 5.0), InPlane(1.0, 2.0)]
+    assert pareto_front(points) == [InPlane(1.0, 2.0), InPlane(2.0, 5.0)]
 
 
 def test_the_critic_s_loss_is_the_mean_over_updates_and_policies_and_not_of_runs_cut_short() -> None:

@@ -14,11 +14,11 @@ from launch.models.trained import POLICIES, STATE
 from launch.run_folder import final
 from launch.run_folder.checkpoints import ONLY_POLICIES
 from launch.run_folder.directory import RunDirectory
-from launch.run_folder.final import FIGURES, Final
+from launch.run_folder.final import OF_RESPONSE, Final
 from launch.run_folder.locks import lock_folder
 from launch.study.definition import load
 from launch.study.measures import critic_loss
-from launch.study.results import read, result_file, rounded, write
+from launch.study.results import final_figures, read, result_file, rounded, write
 from launch.study.runs import Ended, Job, Performer, collect, keep_policies
 from policies.settings.settings import Settings
 from tests.launch import results_of_studies as made_up
@@ -55,14 +55,14 @@ def last_responses(settings: Settings, count: int) -> Final:
                 "query": list(range(count)),
                 "prompt": ["This is a really"] * count,
                 "text": [RESPONSE] * count,
-                "figures": {name: [place + 0.123456789 * query for query in range(count)] for name in FIGURES},
+                "figures": {name: [place + 0.123456789 * query for query in range(count)] for name in OF_RESPONSE},
             }
             for place, module in enumerate(settings.modules)
         },
     )
 
 
-DONE = Ended(code=0, said="", resumed=False, wall_seconds=300.123456, cpu_seconds=500.0, others=0.01)
+DONE = Ended(code=0, said="", resumed=False, wall_seconds=300.123456)
 
 
 def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(t
     assert found._replace(metrics=[]) == made._replace(metrics=[])
     assert [line.get("tokens") for line in found.metrics] == [line.get("tokens") for line in made.metrics]
     assert critic_loss(found) == 0.25
-    assert (found.status, found.reason, found.undisturbed) == ("done", None, True)
+    assert (found.status, found.reason) == ("done", None)
     assert (found.cost["tokens"], found.cost["seconds"], found.cost["wall_seconds"]) == (45 * 3000, 90.0, 300.12)
 
 
@@ -127,14 +127,11 @@ def test_a_result_says_how_its_run_ended(tmp_path: Path, ended: Ended, status: s
 
 def test_a_gradient_that_was_not_finite_is_a_result(tmp_path: Path) -> None:
     one = job(tmp_path)
-    (one.run / "refused_update_000046_llm_1.safetensors").touch()
+    (one.run / "refused_update_000016_llm_1.safetensors").touch()
     made = collect(one, DONE._replace(code=2, said="Error: The gradient of llm_1 is not finite.\n"))
     assert (made.status, made.reason) == ("diverged", "The gradient of llm_1 is not finite.")
-
-
-@pytest.mark.parametrize("ended", [DONE._replace(resumed=True), DONE._replace(others=0.06)])
-def test_times_of_a_run_that_was_disturbed_are_marked(tmp_path: Path, ended: Ended) -> None:
-    assert not collect(job(tmp_path), ended).undisturbed
+    (one.run / "refused_update_000016_llm_1.safetensors").rename(one.run / "refused_update_000009_llm_1.safetensors")
+    assert collect(one, DONE._replace(code=2, said="Error: No room.\n")).status == "failed"  # it went on after that one
 
 
 def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:
@@ -203,8 +200,8 @@ def test_a_folder_without_results_and_a_damaged_result_are_refused(tmp_path: Pat
         ("metrics", None, "not iterable"),
         ("metrics", [{"policy": {}}], "KeyError 'update'"),
         ("metrics", [{"update": 1, "policy": {"llm_1": {}}}], "KeyError 'task_reward'"),
-        ("cost", {}, "cost lacks cpu_seconds"),
-        ("cost", None, "cost lacks cpu_seconds"),
+        ("cost", {}, "cost lacks resumed"),
+        ("cost", None, "cost lacks resumed"),
         ("hardware", {}, "hardware lacks bf16"),
         ("samples", None, "not iterable"),
         ("final", {"policy": {}}, "final lacks mean"),
@@ -222,6 +219,29 @@ def test_a_result_of_which_a_part_is_damaged_is_refused(
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(CommandError, match=complaint):
         read(tmp_path)
+
+
+def test_what_an_earlier_version_kept_of_a_run_and_this_one_does_not_is_dropped(tmp_path: Path) -> None:
+    file = result_file(tmp_path, "cory", 0)
+    write(file, made_up.study_run("cory", 0, *[made_up.figures(1.0, 1.0)] * 2))
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps({**kept, "undisturbed": True, "cost": {**kept["cost"], "cpu_seconds": 1.0}}))
+    (found,) = read(tmp_path)
+    write(file, found)
+    assert json.loads(file.read_text()) == kept
+
+
+def test_of_a_run_one_policy_of_which_has_no_figure_the_mean_is_not_that_of_the_others(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    last = last_responses(load("imdb").settings(one.arm, one.seed), 3)
+    last["policy"]["llm_1"]["figures"]["task_reward"] = [None, 1.0, 2.0]  # of those queries that have it
+    last["policy"]["llm_2"]["figures"]["kl"] = [None] * 3
+    found = final_figures(last, ("llm_1", "llm_2"))
+    assert found["policy"]["llm_1"]["task_reward"] == 1.5 and found["mean"]["task_reward"] is not None
+    assert found["policy"]["llm_1"]["kl"] is not None and found["mean"]["kl"] is None
+    assert set(
+        final_figures({**last, "policy": {"llm_1": last["policy"]["llm_1"]}}, ("llm_1", "llm_2"))["mean"].values()
+    ) == {None}
 
 
 def test_a_copy_of_a_result_is_no_result(tmp_path: Path) -> None:

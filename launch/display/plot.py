@@ -1,8 +1,7 @@
-"""Plots of a report: drawn by matplotlib, as SVG that takes a page's colours and fonts, or as PNG for a paper."""
+"""Plots, panels with a legend: drawn by matplotlib, as SVG in a page or as a picture for a paper."""
 
 import io
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,14 +15,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from launch.display.curves import COLOURS, EXCHANGE, FAINT, FAINTLY, GRID, INK, POINT
+from launch.display.drawing import EXCHANGE, FAINTLY, INK, POINT, save
 
 WIDTH, HEIGHT = 4.6, 3.1
 """Inches of a panel: at the width of a phone its letters are as large as the page's."""
-LETTER = 0.085
-"""Inches of a letter in a plot, about."""
 ROW = 3
-"""Panels side by side in a PNG."""
+"""Panels side by side in a picture."""
 KEYS: dict[str, dict[str, Any]] = {
     "training": {"linewidth": 1.1, "alpha": FAINTLY},
     "held out": {"linewidth": 1.8, **POINT},
@@ -31,14 +28,8 @@ KEYS: dict[str, dict[str, Any]] = {
     "series": {"linewidth": 2.2},
 }
 """How a legend shows what a plot holds."""
-_VARIABLES = {
-    **{colour.lower(): f"var(--series-{place})" for place, colour in enumerate(COLOURS)},
-    INK: "currentColor",
-    FAINT: "var(--faint)",
-    GRID: "var(--grid)",
-    "#ffffff": "var(--paper)",
-}
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "cory", "text.parse_math": False}
+_UNSAID = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 @dataclass(frozen=True)
@@ -51,15 +42,13 @@ class Panel:
     height: float = HEIGHT
     left: float = 0.78
     """Inches for what stands to the left of the axes."""
-    beside: int = 0
-    """Letters that stand to their right."""
 
     def svg(self) -> Markup:
         """Returns it as an element of an HTML page."""
         figure = Figure(figsize=(WIDTH, self.height))
         figure.subplots_adjust(  # a layout engine would take three times as long
             left=self.left / WIDTH,
-            right=1 - (0.13 + LETTER * self.beside) / WIDTH,
+            right=1 - 0.13 / WIDTH,
             bottom=0.46 / self.height,
             top=1 - 0.3 / self.height,
         )
@@ -86,14 +75,14 @@ class Plot:
     """Panels that share a legend."""
 
     name: str
-    """Of its PNG."""
+    """Of its picture."""
     title: str
     note: str
     panels: Sequence[Panel]
     legend: Sequence[Key] = ()
 
-    def save(self, folder: Path) -> Path:
-        """Draws it into a PNG, and returns which."""
+    def save(self, file: Path) -> None:
+        """Draws it into a file in the format that its ending names; replaces the file if it exists."""
         columns = min(len(self.panels), ROW)
         rows = math.ceil(len(self.panels) / columns)
         height = max(panel.height for panel in self.panels) * rows + 0.7
@@ -101,10 +90,10 @@ class Plot:
             figure = Figure(figsize=(WIDTH * columns, height), dpi=200, layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.subplots(rows, columns, squeeze=False).ravel()
-            for panel, place in zip(self.panels, axes, strict=False):
-                panel.draw(place)
-            for place in axes[len(self.panels) :]:
-                place.set_axis_off()
+            for panel, drawn in zip(self.panels, axes, strict=False):
+                panel.draw(drawn)
+            for empty in axes[len(self.panels) :]:
+                empty.set_axis_off()
             figure.suptitle(self.title, fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
             handles = [Line2D([], [], color=key.colour, label=key.label, **KEYS[key.kind]) for key in self.legend]
             if handles:
@@ -117,11 +106,7 @@ class Plot:
                     fontsize=9,
                     labelcolor=INK,
                 )
-            file = folder / f"{self.name}.png"
-            beside = folder / f".{self.name}.new.png"
-            figure.savefig(beside, facecolor="white")
-            beside.replace(file)
-        return file
+            save(figure, file)
 
 
 @lru_cache
@@ -134,21 +119,5 @@ def _sample(colour: str, kind: str) -> Markup:
 
 def _as_element(figure: Figure) -> Markup:
     text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return Markup(_for_page(text.getvalue()))
-
-
-def _for_page(svg: str) -> str:
-    """Takes from an SVG file what stands for itself alone: namespaces, ids, sizes, fonts and colours."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1 aria-hidden='true'>", svg, count=1)
-    svg = re.sub(r"\s*\n\s*", " ", svg)
-    return re.sub(r"<[^>]*>", lambda tag: _tag_for_page(tag[0]), svg)
-
-
-def _tag_for_page(tag: str) -> str:
-    tag = re.sub(r'<g id="[^"]*"', "<g", tag)
-    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
-    tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
-    return re.sub("|".join(_VARIABLES), lambda found: _VARIABLES[found[0]], tag)
+    figure.savefig(text, format="svg", transparent=True, metadata=_UNSAID)
+    return Markup(text.getvalue()[text.getvalue().index("<svg") :])  # without the head of a file

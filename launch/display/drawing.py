@@ -1,0 +1,62 @@
+"""What plots are drawn with: colours, the look of axes, lines and points, and how a figure is written."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
+"""Told apart by most colour-blind readers (Okabe and Ito)."""
+INK, FAINT, GRID = "#333333", "#b8b8b8", "#e6e6e6"
+FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
+"""Endings of the files that can be drawn."""
+FAINTLY = 0.45
+EXCHANGE: Any = (0, (2, 2))
+"""The dashes of a role exchange."""
+POINT: dict[str, Any] = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Writes a figure in the format that the file's ending names, in one step; replaces the file if it exists."""
+    beside = file.with_name(f".{file.stem}.new{file.suffix}")
+    figure.savefig(beside, facecolor="white")
+    beside.replace(file)
+
+
+def curve(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str, faintly: bool = True) -> None:
+    """Draws figures of training, of which there is one per update, behind those of evaluations if there are any."""
+    strength: dict[str, Any] = {"linewidth": 1.1, "alpha": FAINTLY} if faintly else {"linewidth": 1.6}
+    panel.plot(x, y, color=colour, marker="." if len(x) < 3 else None, **strength)
+
+
+def points(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
+    """Draws figures of held-out evaluations."""
+    panel.plot(x, y, color=colour, linewidth=1.8, **POINT, zorder=3)
+
+
+def exchanges(panel: Axes, updates: Sequence[int]) -> None:
+    """Marks the role exchanges that follow these updates."""
+    for update in updates:
+        panel.axvline(update + 0.5, color=FAINT, linewidth=0.8, linestyle=EXCHANGE, zorder=0)
+
+
+def style(panel: Axes, title: str, unit: str) -> None:
+    """Gives a panel over updates its title, labels and grid."""
+    panel.set_title(title, loc="left", fontsize=11, color=INK)
+    panel.set_ylabel(unit, fontsize=9, color=INK)
+    panel.set_xlabel("update", fontsize=9, color=INK)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.tick_params(labelsize=9, colors=INK, length=3)
+    panel.grid(axis="y", color=GRID, linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color(FAINT)
+
+
+def colours_of(count: int) -> list[str]:
+    """Returns a colour per series."""
+    return [COLOURS[index % len(COLOURS)] for index in range(count)]

@@ -1,0 +1,61 @@
+"""How figures are called and written, and the table they stand in."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+
+class Shown(NamedTuple):
+    """How a figure is shown."""
+
+    heading: str
+    pattern: str
+    """Of its numbers."""
+
+
+FIGURES = {
+    "task_reward": Shown("task reward", "{:+.2f}"),
+    "kl": Shown("KL", "{:.2f}"),
+    "combined_reward": Shown("combined", "{:+.2f}"),
+    "response_length": Shown("length", "{:.1f}"),
+    "eos_rate": Shown("EOS rate", "{:.2f}"),
+    "distinct_1": Shown("distinct-1", "{:.2f}"),
+    "distinct_2": Shown("distinct-2", "{:.2f}"),
+}
+MAIN = ("task_reward", "kl", "combined_reward")
+"""The figures that are shown everywhere."""
+FINE = {**{name: FIGURES[name].pattern for name in MAIN}, "combined_reward": "{:+.3f}"}
+"""Their patterns where runs are compared: combined rewards often differ in the third digit alone."""
+
+
+def shown(name: str) -> Shown:
+    """Returns how a figure is shown; one that has no heading, such as pass@4, by its name."""
+    return FIGURES.get(name, Shown(name, "{:.2f}"))
+
+
+def show(value: float | None, pattern: str) -> str:
+    """Returns a number in a format, or a dash for one that is not known."""
+    return "-" if value is None or math.isnan(value) else pattern.format(value)
+
+
+def written(name: str, value: float | None) -> str:
+    """Returns a number as that figure's are written."""
+    return show(value, shown(name).pattern)
+
+
+def table(left: Sequence[str], right: Sequence[str]) -> Table:
+    """Returns an empty table.
+
+    Args:
+        left: headings of the first columns, of words.
+        right: headings of those after them, of numbers.
+    """
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in left:
+        made.add_column(heading, no_wrap=True)
+    for heading in right:
+        made.add_column(heading, justify="right", no_wrap=True)
+    return made
