@@ -23,7 +23,7 @@ def kinds(root: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:
             command = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        if "cory_env.scoring.child" in command:
+        if "cory_env.rewarding.child" in command:
             yield "reward", process
         elif command.startswith("ray::ChainRunner"):
             yield "runner", process

@@ -29,8 +29,8 @@ from pettingzoo import AECEnv
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
 from cory_env.episode import Action, ChainEpisode, Observation
-from cory_env.scoring.score import score_episodes, score_observed
-from cory_env.scoring.worker import RewardWorker
+from cory_env.rewarding.episodes import reward_episodes, reward_observed
+from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Operations, Query, Split, Task, make_task
 from cory_env.tokenizer import load_tokenizer
 
@@ -73,7 +73,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         reward_timeout: float = 60.0,
         render_mode: str | None = None,
     ) -> None:
-        """Makes the environment. The reward's process starts when the first response is scored.
+        """Makes the environment. The reward's process starts when the first response is rewarded.
 
         Args:
             task: A task's name (see `cory_env.tasks.make_task`, also for the settings from `data` on) or a `Task`.
@@ -199,7 +199,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         return self.queries[int(index)]
 
     def _take_turn(self, episode: ChainEpisode, agent: str) -> None:
-        score_observed(self._worker, [episode])
+        reward_observed(self._worker, [episode])
         episode.prompt_ids()
         self.agent_selection = agent
         self.infos[agent]["truncated_prompt"] = episode.truncated[-1]
@@ -218,7 +218,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         return self._running("observe").observation(agent)
 
     def step(self, action: Action | None) -> None:
-        """Takes the response of `agent_selection`; after the last one, scores the episode and rewards all agents.
+        """Takes the response of `agent_selection`; after the last one, rewards all agents.
 
         Raises:
             ValueError: There is no episode, it is over, or the action is not what this agent may do now.
@@ -245,8 +245,8 @@ class raw_env(AECEnv[str, Observation, Action | None]):
 
     def _finish(self, episode: ChainEpisode) -> None:
         """Scores the chain and ends the episode for all agents."""
-        (scores,) = score_episodes(self._worker, [episode])
-        self._task_rewards = [score for score in scores if score is not None]  # all: this worker stops on errors
+        (rewards,) = reward_episodes(self._worker, [episode])
+        self._task_rewards = [reward for reward in rewards if reward is not None]  # all: this worker stops on errors
         self.rewards = episode.collective_rewards(self._task_rewards)
         for position, agent in enumerate(self.agents):
             self.terminations[agent] = True
@@ -268,8 +268,8 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             raise ValueError("render() needs a render mode. Make the environment with render_mode='ansi' or 'human'.")
         lines = [f"query {episode.query.id}: {episode.query.text}"]
         for position, completion in enumerate(episode.completions):
-            score = f" [task reward {self._task_rewards[position]:.3f}]" if self._task_rewards else ""
-            lines.append(f"{self.chain.roles[position]}{score}:{completion}")
+            reward = f" [task reward {self._task_rewards[position]:.3f}]" if self._task_rewards else ""
+            lines.append(f"{self.chain.roles[position]}{reward}:{completion}")
         text = "\n".join(lines)
         if self.render_mode == "ansi":
             return text

@@ -34,7 +34,7 @@ class ChainEpisode:
         responses: Per role so far, the tokens as kept: up to `length` and to the first stop token, included; none is
             invented.
         completions: Per role so far, the decoded response.
-        task_rewards: Per role that was scored so far, its task reward; None where the reward was skipped.
+        task_rewards: Per role that has a reward so far, its task reward; None where the reward was skipped.
         truncated: Per prompt so far, whether its reference was cut.
     """
 
@@ -58,7 +58,7 @@ class ChainEpisode:
 
         Raises:
             QueryTooLong: The prompt does not fit even without any reference.
-            ValueError: All agents have answered, or the prompt holds the best response, but not all are scored.
+            ValueError: All agents have answered, or the prompt holds the best response, but not all have a reward.
         """
         position = len(self.responses)
         if self.role is None:
@@ -95,7 +95,7 @@ class ChainEpisode:
         if self.awaits_rewards:
             raise ValueError(
                 f"{self.role} sees the best of {len(self.responses)} responses, but only {len(self.task_rewards)} are "
-                "scored. Call score_observed first."
+                "rewarded. Call reward_observed first."
             )
         rewards = [-math.inf if reward is None else reward for reward in self.task_rewards] or [0.0]
         return [self.responses[rewards.index(max(rewards))]]
@@ -131,7 +131,7 @@ class ChainEpisode:
             )
         self.prompt_ids()  # an agent answers its prompt, looked at or not
         response = self._checked(role, action)
-        ends = (place for place, token in enumerate(response, start=1) if token in self.chain.ends)
+        ends = (length for length, token in enumerate(response, start=1) if token in self.chain.ends)
         response = response[: next(ends, None)]
         self.responses.append(response)
         self.completions.append(self.chain.decode(response))

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
 from cory_env.episode import ChainEpisode
-from cory_env.scoring.score import ScoredResponse, score_episodes, score_observed, score_responses
-from cory_env.scoring.worker import RewardError, RewardWorker
+from cory_env.rewarding.episodes import RewardedResponse, reward_episodes, reward_observed, reward_responses
+from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import RESERVED
 
@@ -254,10 +254,10 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
     for query, response in [*zip(queries, responses, strict=True), (queries[0], [chain.stop_token_ids[0]])]:
         episode = ChainEpisode(chain, query)
         while episode.role is not None:
-            score_observed(worker, [episode])
+            reward_observed(worker, [episode])
             episode.respond({"tokens": response, "length": len(response)})
         episodes.append(episode)
-    for episode, values in zip(episodes, score_episodes(worker, episodes), strict=True):
+    for episode, values in zip(episodes, reward_episodes(worker, episodes), strict=True):
         for role, completion, value in zip(chain.roles, episode.completions, values, strict=True):
             assert value is not None  # this worker stops on errors
             report.rewards.append((role, episode.query.text, completion, value))
@@ -269,7 +269,7 @@ def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
         answered = gold_answers(chain.task, split)
         if not answered:
             continue
-        values = score_answers(chain, worker, answered)
+        values = reward_answers(chain, worker, answered)
         wrong = [(query, gold, value) for (query, gold), value in zip(answered, values, strict=True) if value != 1.0]
         report.facts.append(f"{split}: {len(answered) - len(wrong)} of {len(answered)} gold answers score 1.0")
         if wrong:
@@ -295,7 +295,7 @@ def check_wrong(chain: Chain, worker: RewardWorker, report: Report) -> None:
         wrong = [(query, other) for (query, gold), (_, other) in zip(answered, following, strict=True) if other != gold]
         if not wrong:
             continue
-        values = score_answers(chain, worker, wrong)
+        values = reward_answers(chain, worker, wrong)
         taken = [answer for answer, value in zip(wrong, values, strict=True) if value == 1.0]
         report.facts.append(f"{split}: {len(taken)} of {len(wrong)} wrong answers, those of the next query, score 1.0")
         if taken:
@@ -312,10 +312,13 @@ def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:
     return [(query, gold) for query, gold in golds if gold is not None]
 
 
-def score_answers(chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]]) -> list[float | None]:
+def reward_answers(chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]]) -> list[float | None]:
     """Returns the task rewards of answers to queries, as if the pioneer had given them."""
     tokens = chain.tokenizer([text for _, text in answers], add_special_tokens=False)["input_ids"]
-    return score_responses(
+    return reward_responses(
         worker,
-        [ScoredResponse(query, chain.roles[0], text, ids) for (query, text), ids in zip(answers, tokens, strict=True)],
+        [
+            RewardedResponse(query, chain.roles[0], text, ids)
+            for (query, text), ids in zip(answers, tokens, strict=True)
+        ],
     )

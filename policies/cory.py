@@ -30,7 +30,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
-from cory_env.scoring.worker import RewardError
+from cory_env.rewarding.worker import RewardError
 from policies.evaluator import Evaluator
 from policies.health import COLLAPSE, Health
 from policies.learning.credit import pay
@@ -345,5 +345,5 @@ class Cory(Algorithm):
         super().restore_from_path(path, *args, **kwargs)
         earlier = self.learners.ask(lambda learner: learner.earlier)
         for name, kl_coef in earlier.get("kl_coefs", {}).items():  # versions before kept these with the learners
-            self.estimations[name].load({"kl_coef": kl_coef, "score_moments": earlier["score_moments"][name]})
+            self.estimations[name].load({"kl_coef": kl_coef, "reward_moments": earlier["score_moments"][name]})
         self.runners.send(self.updates)

@@ -21,7 +21,7 @@ FLOORS = {
     "cory_env": (
         "cory_v0",
         "validate",
-        "scoring",
+        "rewarding",
         "episode",
         "chain",
         "chat",

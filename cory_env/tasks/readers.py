@@ -150,13 +150,13 @@ def _to_python(batch: "RecordBatch", where: str, before: int) -> list[dict[str, 
     try:
         return batch.to_pylist()
     except (ArithmeticError, ValueError):  # those of Arrow among them
-        for place in range(batch.num_rows):
+        for row in range(batch.num_rows):
             for column in batch.column_names:
                 try:
-                    batch.column(column)[place].as_py()
+                    batch.column(column)[row].as_py()
                 except (ArithmeticError, ValueError) as error:
                     raise DataError(
-                        f"{where} {before + place + 1} holds a value in column {column!r} that cannot be read: "
+                        f"{where} {before + row + 1} holds a value in column {column!r} that cannot be read: "
                         f"{error}. Correct it, or leave the column out."
                     ) from error
         raise

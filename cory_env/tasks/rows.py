@@ -42,8 +42,8 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
     name, settings = parse_source(source)
     column = settings.pop(QUERY, column)
     queries: list[Query] = []
-    for place, row in _rows(name, settings):
-        where = f"{name} {place}"
+    for where, row in _rows(name, settings):
+        where = f"{name} {where}"
         _check_row(where, row, column, required)
         text, history = _read_query(where, column, row[column])
         columns = {key: value for key, value in row.items() if key != column}

@@ -82,7 +82,7 @@ def check(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
     Raises:
         CommandError: with what nodes lack, and what to change.
     """
-    _, lacking = place(kinds, nodes)
+    _, lacking = pack(kinds, nodes)
     if lacking:
         raise CommandError(f"{refusal(kinds, lacking)} {_remedy(kinds, lacking)}")
 
@@ -120,7 +120,7 @@ def counted(count: int, name: str) -> str:
     return f"{count} {name}{'s' * (count > 1)}"
 
 
-def place(
+def pack(
     kinds: Sequence[Process], nodes: Sequence[Node], needs: Mapping[str, Sequence[Memory]] | None = None
 ) -> tuple[list[Node], list[Lack]]:
     """Puts every process on the first node that has room, those that ask for most first.

@@ -58,7 +58,7 @@ def quiet_libraries(debug: bool) -> None:
         os.environ.setdefault("RAY_worker_niceness", "0")
     elif IN_JOB not in os.environ:
         with contextlib.suppress(ValueError):  # no address at all, as `join` tells
-            if (host := _place(os.environ["RAY_ADDRESS"]).hostname) not in FOUND_BY_RAY:
+            if (host := _parts(os.environ["RAY_ADDRESS"]).hostname) not in FOUND_BY_RAY:
                 settle_authentication(host)
     if debug:
         return
@@ -185,16 +185,16 @@ def _reach(address: str) -> None:
         ConnectionError: nothing listens there, or does not answer in time.
         ValueError: the port is no number.
     """
-    place = _place(address)
-    if place.port is None:
+    parts = _parts(address)
+    if parts.port is None:
         return
     try:
-        socket.create_connection((place.hostname or "", place.port), timeout=REACHED).close()
+        socket.create_connection((parts.hostname or "", parts.port), timeout=REACHED).close()
     except OSError as error:
         raise ConnectionError(error.strerror or str(error)) from error
 
 
-def _place(address: str) -> SplitResult:
+def _parts(address: str) -> SplitResult:
     """Reads `HOST:PORT` or `ray://HOST:PORT`."""
     return urlsplit(address if "://" in address else f"//{address}")
 

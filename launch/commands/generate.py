@@ -77,7 +77,7 @@ def generate(options: argparse.Namespace) -> int:
     print(f"{' then '.join(players)}, after update {trained.update} of {options.run}", file=sys.stderr)
 
     from cory_env.chain import QueryTooLong
-    from launch.models.spoken import Voice
+    from launch.models.token_printer import TokenPrinter
     from launch.models.trained_chain import TrainedChain
 
     chain = TrainedChain(
@@ -87,20 +87,20 @@ def generate(options: argparse.Namespace) -> int:
         settings.seed if options.seed is None else options.seed,
     )
     asking = options.query is None and sys.stdin.isatty() and sys.stdout.isatty()
-    voice = Voice(sys.stdout, repeat=not asking)
+    printer = TokenPrinter(sys.stdout, repeat=not asking)
     for number, text in enumerate(_queries(options.query, asking)):
         try:
-            answered = chain.answer(number, text, None if options.json else voice)
+            answered = chain.answer(number, text, None if options.json else printer)
         except QueryTooLong as error:
             if not asking:
                 raise
-            voice.line(str(error))
+            printer.line(str(error))
         except KeyboardInterrupt:
-            voice.line("")  # a response may be half written
+            printer.line("")  # a response may be half written
             raise
         else:
             if options.json:
-                voice.line(json.dumps(answered))
+                printer.line(json.dumps(answered))
     return 0
 
 

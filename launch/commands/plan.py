@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.cluster.room import GB, Node, counted, living_nodes, place
+from launch.cluster.room import GB, Node, counted, living_nodes, pack
 from launch.console.parser import Parser, run
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
         session.check_driver(settings)
         nodes = [_machine(settings)]
     _show(settings, kinds, needs)
-    filled, lacking = place(kinds, nodes, needs)
+    filled, lacking = pack(kinds, nodes, needs)
     print()
     for node in filled:
         print(f"{node.name}: {', '.join(node.holds) or 'nothing'}")

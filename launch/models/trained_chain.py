@@ -8,7 +8,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from cory_env.tasks.template import placeholders
 from launch.console.errors import CommandError
-from launch.models.spoken import Voice
+from launch.models.token_printer import TokenPrinter
 from launch.models.trained import Trained
 from launch.run_folder.records import Answer, Answered
 from launch.training.preflight import load_task
@@ -66,34 +66,34 @@ class TrainedChain:
             trained.check_base(weights, self.generator.own[policy])
             self.generator.load(policy, weights, trained.update)
 
-    def answer(self, number: int, text: str, voice: Voice | None = None) -> Answered:
+    def answer(self, number: int, text: str, printer: TokenPrinter | None = None) -> Answered:
         """Lets the chain answer a query.
 
         Args:
             number: of the query; another number draws other samples.
             text: what is asked.
-            voice: tells of the responses while they are written.
+            printer: tells of the responses while they are written.
 
         Raises:
             QueryTooLong: the query's prompt is longer than `max_prompt`.
         """
         episode = ChainEpisode(self.chain, Query(number, text))
         episode.prompt_ids()  # refuses what is too long before anything is told
-        if voice is not None:
-            voice.query(text)
+        if printer is not None:
+            printer.query(text)
         responses: list[Answer] = []
         for position, (role, policy) in enumerate(zip(self.chain.roles, self.players, strict=True)):
             stream = None
-            if voice is not None:
-                voice.turn(role, policy)
-                stream = TokenStream(self.chain.decode, voice.say)
+            if printer is not None:
+                printer.turn(role, policy)
+                stream = TokenStream(self.chain.decode, printer.say)
             seed = sampling_seed(self.seed, EVALUATION_STREAM, number, position)
             sampling = Sampling(self.temperature, self.chain.max_response, [seed])
             (response,) = self.generator.generate([episode.prompt_ids()], policy, sampling, stream)
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
             responses.append({"role": role, "policy": policy, "text": episode.completions[-1]})
-            if voice is not None:
-                voice.line("")
+            if printer is not None:
+                printer.line("")
         return {"query": text, "responses": responses}
 
 

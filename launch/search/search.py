@@ -234,7 +234,7 @@ def check_room(
         if search.concurrent is None:
             continue
         at_once = [*beside, *(replace(kind, count=search.concurrent * kind.count) for kind in trial)]
-        _, lacking = room.place(at_once, nodes)
+        _, lacking = room.pack(at_once, nodes)
         if lacking:
             raise CommandError(
                 f"{search.concurrent} trials at a time: {room.refusal(at_once, lacking)} Lower --concurrent or what "

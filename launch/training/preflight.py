@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from cory_env.scoring.worker import RewardError, RewardWorker
+from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
 from cory_env.validate import Report, check_columns, check_lengths
 from launch.console.errors import CommandError

@@ -12,7 +12,7 @@ def may_pass(error: Exception) -> bool:
     Not so an error of a reward itself, wrong settings, a gradient that is not finite or a full disk: they would only
     come again.
     """
-    from cory_env.scoring.worker import RewardKilled
+    from cory_env.rewarding.worker import RewardKilled
     from policies.generation.generator import GenerationError
     from policies.rllib.learners import LearnerError
 

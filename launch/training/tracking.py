@@ -16,7 +16,7 @@ from launch.run_folder.layout import METRICS, MLFLOW_ID, TENSORBOARD, WANDB_ID
 from launch.run_folder.records import Update, plain
 from policies.settings.settings import Settings
 
-PLACE = "place/"
+POSITION = "position/"
 STEP = "update"
 """The metric by which an MLflow run knows its last update."""
 logger = logging.getLogger(__name__)
@@ -146,9 +146,9 @@ class Prometheus:
             if key in self._gauges:
                 gauge, tag = self._gauges[key]
                 gauge.set(value, {**run, tag: key.split("/")[1]} if tag else run)
-            elif key.startswith(PLACE):
-                for place, role in enumerate(self._roles):
-                    self._plays.set(place == value, {**run, "policy": key.removeprefix(PLACE), "role": role})
+            elif key.startswith(POSITION):
+                for position, role in enumerate(self._roles):
+                    self._plays.set(position == value, {**run, "policy": key.removeprefix(POSITION), "role": role})
 
     def close(self, failed: bool) -> None:
         """Does nothing: the gauges end with the process."""
@@ -292,9 +292,9 @@ def open_trackers(folder: Path, settings: Settings, after: int | None) -> Tracke
 
 
 def figures_of(line: Update) -> dict[str, float]:
-    """Returns the finite numbers of an update, and each policy's place in the chain (0: pioneer) as `place/llm_1`."""
+    """Returns an update's finite numbers, and each policy's position in the chain (0: pioneer) as `position/llm_1`."""
     figures = {name: value for name, value in flatten(line) if name != "update"}
-    return figures | {f"{PLACE}{policy}": float(k) for k, policy in enumerate(line.get("roles", {}).values())}
+    return figures | {f"{POSITION}{policy}": float(k) for k, policy in enumerate(line.get("roles", {}).values())}
 
 
 def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -16,7 +16,7 @@ from policies.learning import token_ppo
 Estimator = Callable[[Tensor, Tensor], Tensor]
 
 EPSILON = 1e-4
-"""What GRPO adds to a group's deviation (trl's number): below it, differences of scores count as noise."""
+"""What GRPO adds to a group's deviation (trl's number): below it, differences count as noise."""
 
 
 def reinforce(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -35,32 +35,32 @@ def reinforce(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return token_ppo.whiten(to_go, mask, token_ppo.masked_moments(to_go, mask))
 
 
-def rloo(scores: Tensor, queries: Tensor) -> Tensor:
+def rloo(paid: Tensor, queries: Tensor) -> Tensor:
     """REINFORCE leave-one-out (Kool et al. 2019, Ahmadian et al. 2024): less the mean of the *others* of the group.
 
     Args:
-        scores: `[B]`, reward of each whole response.
+        paid: `[B]`, reward of each whole response.
         queries: `[B]`, int64.
 
     Returns:
         `[B]`, fp32; 0 for a response alone in its group, which has nothing to be compared with.
     """
-    centred, size, _ = _centred(scores, queries)
+    centred, size, _ = _centred(paid, queries)
     return (centred * size / (size - 1).clamp(min=1)).float()
 
 
-def dr_grpo(scores: Tensor, queries: Tensor) -> Tensor:
+def dr_grpo(paid: Tensor, queries: Tensor) -> Tensor:
     """Dr. GRPO (Liu et al. 2025): less the mean of the group; arguments and result as of `rloo`."""
-    return _centred(scores, queries)[0].float()
+    return _centred(paid, queries)[0].float()
 
 
-def grpo(scores: Tensor, queries: Tensor) -> Tensor:
+def grpo(paid: Tensor, queries: Tensor) -> Tensor:
     """GRPO (Shao et al. 2024): less the mean of the group, by its unbiased deviation; as `rloo` otherwise.
 
-    A group whose scores are equal teaches nothing: all get 0.
+    A group that is paid alike teaches nothing: all get 0.
     """
-    centred, size, place = _centred(scores, queries)
-    squares = torch.zeros_like(centred).index_add(0, place, centred**2)[place]
+    centred, size, group = _centred(paid, queries)
+    squares = torch.zeros_like(centred).index_add(0, group, centred**2)[group]
     return (centred / ((squares / (size - 1).clamp(min=1)).sqrt() + EPSILON)).float()
 
 
@@ -68,9 +68,9 @@ GROUPED: dict[str, Estimator] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
 """The estimators that compare responses to the same query."""
 
 
-def _centred(scores: Tensor, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores less the mean of their group, the size of the group, and its number; `[B]` each, float64 but the last."""
-    _, place, sizes = queries.unique(return_inverse=True, return_counts=True)
-    scores = scores.double()
-    means = torch.zeros_like(sizes, dtype=torch.float64).index_add(0, place, scores) / sizes
-    return scores - means[place], sizes[place].double(), place
+def _centred(paid: Tensor, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What is paid less its group's mean, the group's size, and its number; `[B]` each, float64 but the last."""
+    _, group, sizes = queries.unique(return_inverse=True, return_counts=True)
+    paid = paid.double()
+    means = torch.zeros_like(sizes, dtype=torch.float64).index_add(0, group, paid) / sizes
+    return paid - means[group], sizes[group].double(), group

@@ -32,15 +32,15 @@ def pay(rows: Mapping[str, Rows], partner_reward: float) -> dict[str, Tensor]:
     """Joins the rows of all LLMs by chain, and returns what each row is paid.
 
     Args:
-        rows: by LLM; of their columns `chains` and `positions`, which together hold every place of every chain once,
+        rows: by LLM; of their columns `chains` and `positions`, which together hold every position of every chain once,
             and `task_rewards`.
         partner_reward: as in `collective`.
 
     Returns:
         By LLM `[B]`, fp32.
     """
-    place = torch.cat([torch.stack([each["chains"], each["positions"]]) for each in rows.values()], dim=1)
-    chains, positions = place.unbind()
+    at = torch.cat([torch.stack([each["chains"], each["positions"]]) for each in rows.values()], dim=1)
+    chains, positions = at.unbind()
     task_rewards = torch.zeros(int(chains.max()) + 1, int(positions.max()) + 1, dtype=torch.float64)
     task_rewards[chains, positions] = torch.cat([each["task_rewards"] for each in rows.values()])
     paid = collective(task_rewards, partner_reward)

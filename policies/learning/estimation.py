@@ -15,16 +15,16 @@ from policies.learning.rows import Rows
 
 
 @dataclass
-class ScoreMoments:
-    """Running mean and variance of the training scores (parallel Welford); the first batch is exactly z-scored."""
+class RewardMoments:
+    """Running mean and variance of the training rewards (parallel Welford); the first batch is exactly z-scored."""
 
     mean: float = 0.0
     variance: float = 1.0
     count: float = 1e-24
 
-    def update(self, scores: Tensor) -> tuple[float, float]:
+    def update(self, paid: Tensor) -> tuple[float, float]:
         """Adds a batch, `[B]`, and returns its own mean and unbiased standard deviation."""
-        count, mean_sum, squares = token_ppo.masked_moments(scores, torch.ones_like(scores)).tolist()
+        count, mean_sum, squares = token_ppo.masked_moments(paid, torch.ones_like(paid)).tolist()
         batch_mean = mean_sum / count
         batch_variance = max(squares / count - batch_mean**2, 0.0)
         delta, both = batch_mean - self.mean, self.count + count
@@ -36,17 +36,17 @@ class ScoreMoments:
 
     @property
     def deviation(self) -> float:
-        """Unbiased running standard deviation; 0 before there are two scores."""
+        """Unbiased running standard deviation; 0 before there are two rewards."""
         return (self.variance * self.count / (self.count - 1.0)) ** 0.5 if self.count >= 2 else 0.0
 
-    def scale(self, scores: Tensor, mode: Literal["none", "scale", "normalize"]) -> Tensor:
+    def scale(self, paid: Tensor, mode: Literal["none", "scale", "normalize"]) -> Tensor:
         """Divides by the running deviation; `normalize` subtracts the running mean first; `[B]` → `[B]`.
 
-        Scores that have all been equal so far have no scale, so nothing is divided.
+        Rewards that have all been equal so far have no scale, so nothing is divided.
         """
         if mode == "none":
-            return scores
-        shifted = scores - self.mean if mode == "normalize" else scores
+            return paid
+        shifted = paid - self.mean if mode == "normalize" else paid
         if self.deviation <= 1e-6 * max(abs(self.mean), 1.0):
             return shifted
         return shifted / (self.deviation + torch.finfo(torch.float32).eps)
@@ -66,7 +66,7 @@ class Estimation:
     def forget(self) -> None:
         """Starts anew."""
         self.kl_coef = self.hyperparameters.kl_coef
-        self.score_moments = ScoreMoments()
+        self.reward_moments = RewardMoments()
 
     def estimate(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Estimates the advantages of an update's responses.
@@ -83,10 +83,10 @@ class Estimation:
             kl = rows["full_kl"]
         else:
             kl = token_ppo.sampled_kl(rows["logprobs"], rows["reference_logprobs"], h.kl_estimator) * mask
-        score_mean, _ = self.score_moments.update(rows["rewards"])
-        scores = self.score_moments.scale(rows["rewards"], h.score_scaling)
+        score_mean, _ = self.reward_moments.update(rows["rewards"])
+        paid = self.reward_moments.scale(rows["rewards"], h.score_scaling)
         figures = {"kl_coef": self.kl_coef, "score_mean": score_mean}
-        rewards = token_ppo.token_rewards(scores, kl, mask, self.kl_coef)
+        rewards = token_ppo.token_rewards(paid, kl, mask, self.kl_coef)
         if h.critic:
             advantages, returns = token_ppo.gae(rewards, rows["values"], mask, h.gamma, h.lam)
             advantages = token_ppo.whiten(advantages, mask, token_ppo.masked_moments(advantages, mask))
@@ -94,7 +94,7 @@ class Estimation:
             return {"kl": kl, "advantages": advantages, "returns": returns}, figures
         if h.advantage == "reinforce":
             return {"kl": kl, "advantages": reinforce(rewards, mask, h.gamma)}, figures
-        compared = GROUPED[h.advantage](scores if h.kl_in_loss else rewards.sum(1), rows["queries"])
+        compared = GROUPED[h.advantage](paid if h.kl_in_loss else rewards.sum(1), rows["queries"])
         return {"kl": kl, "advantages": compared.unsqueeze(1) * mask}, figures
 
     def adapt(self, kl: Tensor) -> None:
@@ -106,7 +106,7 @@ class Estimation:
 
     def state(self) -> dict[str, Any]:
         """All that it remembers, as plain data."""
-        return {"kl_coef": self.kl_coef, "score_moments": asdict(self.score_moments)}
+        return {"kl_coef": self.kl_coef, "reward_moments": asdict(self.reward_moments)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned; a coefficient that no controller steers stays that of the settings.
@@ -115,4 +115,4 @@ class Estimation:
         """
         if self.hyperparameters.kl_control == "adaptive":
             self.kl_coef = state["kl_coef"]
-        self.score_moments = ScoreMoments(**state["score_moments"])
+        self.reward_moments = RewardMoments(**state["reward_moments"])

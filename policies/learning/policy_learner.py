@@ -65,8 +65,8 @@ class PolicyLearner:
         own = self._share(rows)
         for index, micro in micro_batches(take(rows, own), self.hyperparameters.micro_batch) if len(own) else ():
             scored = self.model.score(micro)
-            for place, name in enumerate(names):
-                scores[place, own[index], : scored[name].shape[1]] = scored[name]
+            for i, name in enumerate(names):
+                scores[i, own[index], : scored[name].shape[1]] = scored[name]
         self._sum(scores)  # what another rank scored is zero here
         return dict(zip(names, scores * rows["mask"], strict=True))
 

@@ -76,13 +76,13 @@ def sampled_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal[
     return torch.expm1(-difference) + difference
 
 
-def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """Rewards of each token: the KL penalty everywhere, the score at the last token too (paper eq. 2).
+def token_rewards(paid: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+    """Rewards of each token: the KL penalty everywhere, what was paid at the last token too (paper eq. 2).
 
     Args:
-        scores: `[B]`, reward of the whole response.
+        paid: `[B]`, for the whole response.
         kl: `[B, T]`, per-token KL to the reference.
-        mask: `[B, T]`; a row without tokens gets its score nowhere.
+        mask: `[B, T]`; a row without tokens is paid nowhere.
         kl_coef: weight of the penalty (eta).
 
     Returns:
@@ -90,7 +90,7 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> T
     """
     rewards = -kl_coef * kl * mask
     last = (mask.sum(1).long() - 1).clamp(min=0)
-    rewards[torch.arange(len(rewards), device=rewards.device), last] += scores.to(rewards.dtype)
+    rewards[torch.arange(len(rewards), device=rewards.device), last] += paid.to(rewards.dtype)
     return rewards * mask
 
 

@@ -11,8 +11,8 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.framework import get_device
 
 from cory_env.episode import ChainEpisode
-from cory_env.scoring.score import score_episodes, score_observed
-from cory_env.scoring.worker import RewardWorker
+from cory_env.rewarding.episodes import reward_episodes, reward_observed
+from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Split
 from policies.generation.generator import GenerationError, Generator, Loaded, Response, Sampling, sampling_seed
 from policies.models.weights import Weights
@@ -150,11 +150,11 @@ class ChainRunner(StatelessRunner):
         started, self._reward_seconds = time.perf_counter(), 0.0
         responses = []
         for position, role in enumerate(chain.roles):
-            self._reward(score_observed, episodes)
+            self._reward(reward_observed, episodes)
             seeds = [sampling_seed(self.settings.seed, stream, d.query, position, d.sample) for d in deals]
             sampling = Sampling(self.settings.temperature, limit, seeds)
             responses.append(self._answer(episodes, mapping(role), sampling))
-        scores = self._reward(score_episodes, episodes)
+        scores = self._reward(reward_episodes, episodes)
         seconds = time.perf_counter() - started
         played = [
             Played(deal, episode, turns, task_rewards)

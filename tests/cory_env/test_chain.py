@@ -81,7 +81,7 @@ def test_the_best_response_alone_can_be_observed(rewards: list[float | None], be
     episode.respond(response(" good"))
     assert not episode.awaits_rewards and seen(episode) == " good"
     episode.respond(response(" fine"))
-    with pytest.raises(ValueError, match="observer_2 sees the best of 2 responses, but only 0 are scored"):
+    with pytest.raises(ValueError, match="observer_2 sees the best of 2 responses, but only 0 are rewarded"):
         episode.respond(response(" bad"))
     episode.note_rewards(rewards[:2])
     episode.respond(response(" bad"))

@@ -10,11 +10,11 @@ from cory_env import cory_v0
 from cory_env.chain import Chain
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
-from cory_env.scoring.score import score_episodes
-from cory_env.scoring.worker import RewardWorker
+from cory_env.rewarding.episodes import reward_episodes
+from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Message, Query, Task, make_task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from cory_env.validate import gold_answers, score_answers, validate
+from cory_env.validate import gold_answers, reward_answers, validate
 from tests.cory_env.sample_tasks import LENGTH, QUERIES, response, reviews, tokenizer
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def test_gold_answers_to_conversations_are_messages_as_in_training(chatty: "PreT
     )
     answers = gold_answers(task, "train")
     with RewardWorker(task.reward) as worker:
-        assert score_answers(Chain(task, chatty, chat=True), worker, answers) == [1.0, 1.0]
+        assert reward_answers(Chain(task, chatty, chat=True), worker, answers) == [1.0, 1.0]
 
 
 def test_each_role_s_prompt_is_a_user_s_message_and_special_tokens_stand_once(
@@ -137,7 +137,7 @@ def test_a_conversation_s_reward_gets_messages_as_trl_gives_them(chatty: "PreTra
     episode = ChainEpisode(chain, task.train[0])
     episode.respond(response("An apple"))
     with RewardWorker(task.reward, timeout=20) as worker:
-        assert score_episodes(worker, [episode]) == [[len("An apple") + 100 * 4]]
+        assert reward_episodes(worker, [episode]) == [[len("An apple") + 100 * 4]]
 
 
 def test_validate_shows_the_prompts_as_the_model_gets_them(chatty: "PreTrainedTokenizerBase") -> None:

@@ -75,7 +75,7 @@ def test_the_observer_s_observation_holds_the_pioneer_s_response_only_with_knowl
     assert observation in env.observation_space("observer")
 
 
-def test_an_agent_sees_the_best_response_so_far_and_each_response_is_scored_once(tmp_path: Path) -> None:
+def test_an_agent_sees_the_best_response_so_far_and_each_response_is_rewarded_once(tmp_path: Path) -> None:
     log = tmp_path / "calls"
     env = cory_v0.env(
         reviews(f"tests.cory_env.sample_rewards:logged_length?log={log}"), 4, tokenizer=tokenizer(), observed="best"

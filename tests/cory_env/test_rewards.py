@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cory_env.episode import ChainEpisode
-from cory_env.scoring.score import score_episodes
-from cory_env.scoring.worker import OnError, RewardError, RewardKilled, RewardWorker
+from cory_env.rewarding.episodes import reward_episodes
+from cory_env.rewarding.worker import OnError, RewardError, RewardKilled, RewardWorker
 from tests.cory_env.sample_rewards import BAD
 from tests.cory_env.sample_tasks import QUERIES, chain, response
 
@@ -21,7 +21,7 @@ GOOD = ["a", "bb", "ccc"]
 
 def score(function: str, completions: list[str], **columns: list[object]) -> list[float | None]:
     with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20) as worker:
-        return worker.score(["query"] * len(completions), completions, columns)
+        return worker.rewards(["query"] * len(completions), completions, columns)
 
 
 @pytest.mark.parametrize("function", ["length", "asynchronous", "scalars", "loud"])
@@ -56,7 +56,7 @@ def test_reward_functions_written_for_trl_run_as_they_are(function: str, expecte
 def test_what_an_async_function_keeps_between_calls_goes_on_to_work() -> None:
     with RewardWorker("tests.cory_env.sample_rewards:trl_judges_one_at_a_time", timeout=20) as worker:
         for texts in (GOOD, GOOD[:2], ["abcd"]):  # a semaphore takes the event loop of its first wait
-            assert worker.score(["query"] * len(texts), texts, {}) == [float(len(text)) for text in texts]
+            assert worker.rewards(["query"] * len(texts), texts, {}) == [float(len(text)) for text in texts]
 
 
 def test_a_finished_episode_offers_the_tokens_of_its_responses() -> None:
@@ -64,12 +64,12 @@ def test_a_finished_episode_offers_the_tokens_of_its_responses() -> None:
     for text in (" good", " a very good film"):
         episode.respond(response(text))
     with RewardWorker("tests.cory_env.sample_rewards:trl_token_lengths", timeout=20) as worker:
-        assert score_episodes(worker, [episode]) == [[float(len(tokens)) for tokens in episode.responses]]
+        assert reward_episodes(worker, [episode]) == [[float(len(tokens)) for tokens in episode.responses]]
 
 
 def test_a_missing_module_is_named_in_one_short_sentence_with_the_folder_looked_from() -> None:
     with RewardWorker("no_such_module:f", timeout=20) as worker, pytest.raises(RewardError) as error:
-        worker.score(["q"], ["c"], {})
+        worker.rewards(["q"], ["c"], {})
     assert f"neither in {os.getcwd()}, nor on PYTHONPATH, nor installed" in str(error.value)
     assert len(str(error.value)) < 400
 
@@ -88,7 +88,7 @@ def test_a_missing_value_reaches_only_a_function_with_a_default_for_it(function:
     with pytest.raises(RewardError, match=r"sample 1 of 2.*was not called, because it asks for answer"):
         score(function, ["4", "4"], **columns)
     with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20, on_error="skip") as worker:
-        assert worker.score(["query"] * 2, ["4", "4"], columns) == [1.0, None]
+        assert worker.rewards(["query"] * 2, ["4", "4"], columns) == [1.0, None]
 
 
 @pytest.mark.parametrize(("function", "count"), [("inserts", 2), ("clears", 0)])
@@ -98,7 +98,7 @@ def test_a_function_that_changes_the_list_of_completions_must_still_return_a_val
     with pytest.raises(RewardError, match=rf"it returned {count} values for 1 samples"):
         score(function, GOOD)
     with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20, on_error="skip") as worker:
-        assert worker.score(["query"] * 3, GOOD, {}) == [None] * 3
+        assert worker.rewards(["query"] * 3, GOOD, {}) == [None] * 3
 
 
 def test_what_a_function_does_to_the_value_of_one_sample_is_not_done_to_another_s() -> None:
@@ -141,7 +141,7 @@ def test_a_function_that_cannot_be_loaded_stops_even_where_samples_are_skipped(
     name: str, message: str, on_error: str
 ) -> None:
     with RewardWorker(name, timeout=20, on_error=on_error) as worker, pytest.raises(RewardError, match=message):  # type: ignore[arg-type]
-        worker.score(["q"], ["c"], {})
+        worker.rewards(["q"], ["c"], {})
 
 
 FAILURES = [
@@ -159,17 +159,17 @@ FAILURES = [
 def test_a_failure_stops_with_the_function_and_the_sample_named(function: str, message: str) -> None:
     with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20) as worker:
         with pytest.raises(RewardError, match=f"(?s){message}") as error:
-            worker.score(["p", "q", "r"], ["fine", BAD, "fine"], {"role": ["pioneer", "observer", "pioneer"]})
+            worker.rewards(["p", "q", "r"], ["fine", BAD, "fine"], {"role": ["pioneer", "observer", "pioneer"]})
         assert f"tests.cory_env.sample_rewards:{function}" in str(error.value)
         assert "sample 1 of 3, role observer, prompt 'q', completion 'bad'" in str(error.value)
         assert "on_reward_error" in str(error.value)
-        assert None not in worker.score(["p"], ["fine"], {})  # it goes on after a failure
+        assert None not in worker.rewards(["p"], ["fine"], {})  # it goes on after a failure
 
 
 @pytest.mark.parametrize("function", [function for function, _ in FAILURES])
 def test_skipping_gives_none_to_the_failing_samples_alone_and_counts_them(function: str) -> None:
     with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20, on_error="skip") as worker:
-        values = worker.score(["q"] * 4, ["x", BAD, "x", BAD], {})
+        values = worker.rewards(["q"] * 4, ["x", BAD, "x", BAD], {})
         assert values[0] == values[2] == 1.0 and values[1] is None and values[3] is None
         assert worker.skipped == 2
 
@@ -180,21 +180,21 @@ def test_a_hang_is_ended_at_the_time_limit_and_its_sample_named() -> None:
         with pytest.raises(
             RewardError, match=r"sample 1 of 2.*completion 'bad': it ran longer than its time limit of 3 s"
         ):
-            worker.score(["q", "q"], ["fine", BAD], {})
+            worker.rewards(["q", "q"], ["fine", BAD], {})
         assert time.monotonic() - started < 60  # the function would never end
-        assert worker.score(["q"], ["fine"], {}) == [4.0]
+        assert worker.rewards(["q"], ["fine"], {}) == [4.0]
 
 
 def test_a_hang_can_be_skipped() -> None:
     with RewardWorker("tests.cory_env.sample_rewards:hangs", timeout=3, on_error="skip") as worker:
-        assert worker.score(["q"] * 3, ["fine", BAD, "ok"], {}) == [4.0, None, 2.0]
+        assert worker.rewards(["q"] * 3, ["fine", BAD, "ok"], {}) == [4.0, None, 2.0]
 
 
 def test_a_function_that_fails_on_batches_alone_is_reported_as_such() -> None:
     with pytest.raises(RewardError, match="no sample of which was found to fail alone"):
         score("raises_on_two", ["a", "b"])
     with RewardWorker("tests.cory_env.sample_rewards:raises_on_two", timeout=20, on_error="skip") as worker:
-        assert worker.score(["q", "q"], ["a", "b"], {}) == [None, None]
+        assert worker.rewards(["q", "q"], ["a", "b"], {}) == [None, None]
         assert worker.skipped == 2
 
 
@@ -208,8 +208,8 @@ def test_an_exit_call_and_a_single_number_are_errors_too(function: str, message:
 
 def test_one_child_process_serves_all_calls_and_ends_with_close() -> None:
     worker = RewardWorker("tests.cory_env.sample_rewards:process_id", timeout=20)
-    (first,) = worker.score(["q"], ["c"], {})
-    (second,) = worker.score(["q"], ["c"], {})
+    (first,) = worker.rewards(["q"], ["c"], {})
+    (second,) = worker.rewards(["q"], ["c"], {})
     assert first == second != os.getpid()
     worker.close()
     assert first is not None and not Path(f"/proc/{int(first)}").exists()
@@ -217,10 +217,10 @@ def test_one_child_process_serves_all_calls_and_ends_with_close() -> None:
 
 def test_a_child_that_was_killed_between_two_calls_is_replaced_at_the_next() -> None:
     with RewardWorker("tests.cory_env.sample_rewards:process_id", timeout=20) as worker:
-        (first,) = worker.score(["q"], ["c"], {})
+        (first,) = worker.rewards(["q"], ["c"], {})
         assert first is not None
         os.kill(int(first), signal.SIGKILL)
-        (second,) = worker.score(["q"], ["c"], {})
+        (second,) = worker.rewards(["q"], ["c"], {})
         assert second not in (None, first)
 
 
@@ -230,11 +230,11 @@ def killed_at_first(log: Path, times: int, on_error: OnError) -> RewardWorker:
 
 
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
-def test_a_batch_during_which_the_system_kills_the_process_is_scored_again_as_a_whole(
+def test_a_batch_during_which_the_system_kills_the_process_is_tried_again_as_a_whole(
     tmp_path: Path, on_error: OnError
 ) -> None:
     with killed_at_first(tmp_path / "log", times=2, on_error=on_error) as worker:
-        assert worker.score(["q"] * 3, GOOD, {}) == [1.0, 2.0, 3.0]
+        assert worker.rewards(["q"] * 3, GOOD, {}) == [1.0, 2.0, 3.0]
         assert worker.skipped == 0
     assert (tmp_path / "log").read_text().split() == ["3", "3", "3"]
 
@@ -245,7 +245,7 @@ def test_a_batch_that_is_killed_again_and_again_is_an_error_that_may_pass_and_bl
 ) -> None:
     with RewardWorker("tests.cory_env.sample_rewards:killed_by_two", timeout=20, on_error=on_error) as worker:
         with pytest.raises(RewardKilled) as raised:
-            worker.score(["q"] * 3, GOOD, {})
+            worker.rewards(["q"] * 3, GOOD, {})
         assert worker.skipped == 0
     told = str(raised.value)
     assert "failed at 3 attempts on a batch of 3, no sample of which was found to fail alone" in told
@@ -257,10 +257,10 @@ def test_a_sample_that_is_killed_alone_is_named_or_skipped() -> None:
     with pytest.raises(RewardKilled, match=r"at 3 attempts on sample 1 of 3, .*completion 'bad'"):
         score("killed_by_bad", ["a", BAD, "c"])
     with RewardWorker("tests.cory_env.sample_rewards:killed_by_bad", timeout=20, on_error="skip") as worker:
-        assert worker.score(["q"] * 3, ["a", BAD, "c"], {}) == [1.0, None, 1.0]
+        assert worker.rewards(["q"] * 3, ["a", BAD, "c"], {}) == [1.0, None, 1.0]
         assert worker.skipped == 1
         with pytest.raises(RewardKilled):  # all of the batch: nothing says that it is to blame
-            worker.score(["q"], [BAD], {})
+            worker.rewards(["q"], [BAD], {})
 
 
 def test_a_function_whose_module_is_killed_as_it_loads_is_an_error_that_may_pass(
@@ -272,13 +272,14 @@ def test_a_function_whose_module_is_killed_as_it_loads_is_an_error_that_may_pass
         with pytest.raises(RewardKilled, match="cannot be used: ended its process with signal SIGKILL"):
             worker.start()
         with pytest.raises(RewardKilled):
-            worker.score(["q"], ["c"], {})
+            worker.rewards(["q"], ["c"], {})
 
 
 def test_the_child_ends_when_its_parent_is_killed() -> None:
     code = (
-        "import os, signal; from cory_env.scoring.worker import RewardWorker\n"
-        "print(int(RewardWorker('tests.cory_env.sample_rewards:process_id').score(['q'], ['c'], {})[0]), flush=True)\n"
+        "import os, signal; from cory_env.rewarding.worker import RewardWorker\n"
+        "worker = RewardWorker('tests.cory_env.sample_rewards:process_id')\n"
+        "print(int(worker.rewards(['q'], ['c'], {})[0]), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
@@ -296,7 +297,7 @@ def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
     (tmp_path / "my_rewards.py").write_text("def seven(completions): return [7] * len(completions)\n")
     monkeypatch.chdir(tmp_path)
     with RewardWorker("my_rewards:seven", timeout=20) as worker:
-        assert worker.score(["q"], ["c"], {}) == [7.0]
+        assert worker.rewards(["q"], ["c"], {}) == [7.0]
 
 
 def test_a_large_batch_passes_through() -> None:
@@ -307,8 +308,8 @@ def test_a_large_batch_passes_through() -> None:
 def test_lists_of_different_lengths_and_settings_out_of_range_are_refused() -> None:
     with RewardWorker("tests.cory_env.sample_rewards:length") as worker:
         with pytest.raises(ValueError, match=r"one length.*'answer': 1"):
-            worker.score(["q", "q"], ["c", "c"], {"answer": ["4"]})
-        assert worker.score([], [], {}) == []
+            worker.rewards(["q", "q"], ["c", "c"], {"answer": ["4"]})
+        assert worker.rewards([], [], {}) == []
     for timeout in (0.0, math.nan):
         with pytest.raises(ValueError, match="reward_timeout"):
             RewardWorker("tests.cory_env.sample_rewards:length", timeout=timeout)
@@ -316,16 +317,16 @@ def test_lists_of_different_lengths_and_settings_out_of_range_are_refused() -> N
         RewardWorker("tests.cory_env.sample_rewards:length", on_error="ignore")  # type: ignore[arg-type]
 
 
-def test_episodes_are_scored_in_one_call_with_their_roles() -> None:
+def test_episodes_are_rewarded_in_one_call_with_their_roles() -> None:
     episodes = []
     for index, text in enumerate([" good", " good good", " good good good"]):
         episode = ChainEpisode(chain(), QUERIES[index])
         episode.respond(response(text))
         with pytest.raises(ValueError, match="observer has not answered"):
-            score_episodes(RewardWorker("tests.cory_env.sample_rewards:length"), [episode])
+            reward_episodes(RewardWorker("tests.cory_env.sample_rewards:length"), [episode])
         episode.respond(response(text + "."))
         episodes.append(episode)
     with RewardWorker("tests.cory_env.sample_rewards:length", timeout=20) as worker:
-        assert score_episodes(worker, episodes) == [[5.0, 6.0], [10.0, 11.0], [15.0, 16.0]]
+        assert reward_episodes(worker, episodes) == [[5.0, 6.0], [10.0, 11.0], [15.0, 16.0]]
     with RewardWorker("tests.cory_env.sample_rewards:observer_bonus", timeout=20) as worker:
-        assert score_episodes(worker, episodes) == [[0.0, 1.0]] * 3
+        assert reward_episodes(worker, episodes) == [[0.0, 1.0]] * 3

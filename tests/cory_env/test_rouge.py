@@ -2,8 +2,8 @@
 
 import pytest
 
+from cory_env.rewarding.worker import RewardWorker
 from cory_env.rewards.rouge import overlap
-from cory_env.scoring.worker import RewardWorker
 
 
 def test_the_longest_common_sequence_is_counted_by_hand() -> None:
@@ -24,7 +24,7 @@ def test_a_measure_is_named_in_the_reward_s_name() -> None:
     name = "cory_env.rewards.rouge:overlap?measure=rouge2"
     with RewardWorker(name, timeout=60) as worker:
         # Bigrams: "the cat", "cat sat" against "the cat", "cat ran": one of two on either side.
-        assert worker.score(["?"], ["the cat sat"], {"summary": ["the cat ran"]}) == pytest.approx([0.5])
+        assert worker.rewards(["?"], ["the cat sat"], {"summary": ["the cat ran"]}) == pytest.approx([0.5])
 
 
 def test_a_row_without_a_reference_and_an_unknown_measure_are_refused() -> None:

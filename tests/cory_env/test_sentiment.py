@@ -13,8 +13,8 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
+from cory_env.rewarding.worker import RewardWorker
 from cory_env.rewards.sentiment import BUNDLED, positive_logit
-from cory_env.scoring.worker import RewardWorker
 from tests.cory_env.sample_tasks import tokenizer
 
 PROMPTS = ["This movie was", "I", "The acting is, as ever,"] * 40
@@ -72,7 +72,7 @@ def save_classifier(folder: Path, labels: dict[int, str]) -> str:
 
 def test_another_classifier_is_named_in_the_reward_s_name(tmp_path: Path) -> None:
     with RewardWorker(save_classifier(tmp_path, {0: "positive", 1: "negative"}), timeout=60) as worker:
-        (value,) = worker.score(["A film"], [" is"], {"role": ["pioneer"]})
+        (value,) = worker.rewards(["A film"], [" is"], {"role": ["pioneer"]})
     assert value is not None and abs(value) < 5
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policies.cory import Cory
-from policies.learning.estimation import ScoreMoments
+from policies.learning.estimation import RewardMoments
 from policies.rollout.dealing import deal
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, flat, learner_state
@@ -64,11 +64,11 @@ def test_a_reset_at_an_exchange_empties_all_but_the_weights_and_lasts_through_a_
     algorithm.train()
     estimations = algorithm.estimations.values()
     assert adam_of(algorithm) and all(estimation.kl_coef != 0.3 for estimation in estimations)
-    assert all(estimation.score_moments.count > 7 for estimation in estimations)
+    assert all(estimation.reward_moments.count > 7 for estimation in estimations)
     weights = algorithm.weights("llm_1")
     assert algorithm.train()["cory"]["exchanged"]
     assert adam_of(algorithm) == [] and {estimation.kl_coef for estimation in estimations} == {0.3}
-    assert [estimation.score_moments for estimation in estimations] == [ScoreMoments()] * 2
+    assert [estimation.reward_moments for estimation in estimations] == [RewardMoments()] * 2
     assert any((algorithm.weights("llm_1")[name] != array).any() for name, array in weights.items())
     algorithm.save_to_path(tmp_path / "checkpoint")
     resumed = Cory.from_checkpoint(tmp_path / "checkpoint")

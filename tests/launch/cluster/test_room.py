@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launch.cluster.room import Lack, Node, check, node, place
+from launch.cluster.room import Lack, Node, check, node, pack
 from launch.console.errors import CommandError
 from policies.cory import Cory
 from policies.cory_config import CoryConfig
@@ -20,7 +20,7 @@ def some(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custo
 
 
 def placed(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Lack]]:
-    filled, lacking = place(kinds, nodes, {kind.name: [SMALL] for kind in kinds})
+    filled, lacking = pack(kinds, nodes, {kind.name: [SMALL] for kind in kinds})
     return {each.name: each.holds for each in filled}, lacking
 
 

@@ -15,7 +15,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from launch.commands.generate import main
 from launch.console.errors import CommandError
-from launch.models.spoken import Voice
+from launch.models.token_printer import TokenPrinter
 from launch.models.trained import POLICIES, open_trained
 from launch.models.trained_chain import TrainedChain, _check_prompts
 from launch.run_folder.directory import RunDirectory
@@ -32,7 +32,7 @@ def chain(run: RunDirectory, *players: str, temperature: float = 1.0, seed: int 
 
 def test_what_is_told_is_what_is_answered_and_what_a_batch_without_a_stream_samples(policies_run: RunDirectory) -> None:
     made, output = chain(policies_run, "llm_2", "llm_1"), io.StringIO()
-    answers = [made.answer(number, text, Voice(output, repeat=True)) for number, text in enumerate(QUERIES)]
+    answers = [made.answer(number, text, TokenPrinter(output, repeat=True)) for number, text in enumerate(QUERIES)]
     told = ""
     for answer in answers:
         first, second = (response["text"].lstrip() for response in answer["responses"])
@@ -148,7 +148,7 @@ def test_the_best_of_several_responses_cannot_be_shown_without_a_reward(policies
 
 def test_a_model_cannot_steer_the_terminal() -> None:
     output = io.StringIO()
-    Voice(output, repeat=False).say("red: \x1b[31m, bell: \x07, \x9b31m, kept: é🙂\u00a0\n")
+    TokenPrinter(output, repeat=False).say("red: \x1b[31m, bell: \x07, \x9b31m, kept: é🙂\u00a0\n")
     assert output.getvalue() == "red: �[31m, bell: �, �31m, kept: é🙂\u00a0\n"
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from launch.cluster.room import Node, check, node, place
+from launch.cluster.room import Node, check, node, pack
 from launch.cluster.session import check_driver
 from launch.commands.plan import plan
 from launch.console.configuration import presets, resolve
@@ -77,9 +77,9 @@ def test_a_split_engine_finds_room_on_gpus_that_would_not_hold_it_alone_but_not_
     def gpus(count: int, memory: float) -> Node:
         return Node("a", 4, [1.0] * count, {}, 8e9, memory)
 
-    assert place([split], [gpus(2, 16e9)], need)[1] == []
-    assert place([split], [gpus(2, 14e9)], need)[1][0].reasons == ["a: 1 of a GPU is 14.0 GB"]
-    assert place([split], [gpus(1, 80e9), gpus(1, 80e9)], need)[1][0].left == 1
+    assert pack([split], [gpus(2, 16e9)], need)[1] == []
+    assert pack([split], [gpus(2, 14e9)], need)[1][0].reasons == ["a: 1 of a GPU is 14.0 GB"]
+    assert pack([split], [gpus(1, 80e9), gpus(1, 80e9)], need)[1][0].left == 1
     values = {"tensor_parallel": 2, "gpus_per_runner": 2}
     config = CoryConfig().cory(**values)
     config.validate()

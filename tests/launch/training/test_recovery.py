@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTaskError
 
-from cory_env.scoring.worker import RewardError, RewardKilled
+from cory_env.rewarding.worker import RewardError, RewardKilled
 from launch.console.errors import CommandError
 from launch.console.patience import patiently
 from launch.run_folder.directory import RunDirectory

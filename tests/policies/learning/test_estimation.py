@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from policies.learning import token_ppo
-from policies.learning.estimation import Estimation, ScoreMoments
+from policies.learning.estimation import Estimation, RewardMoments
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import Rows, make_rows
 
@@ -136,9 +136,9 @@ def test_a_state_holds_coefficient_and_moments_and_a_fixed_coefficient_stays_tha
     first, second = estimation(**adaptive), estimation(**adaptive)
     first.adapt(first.estimate(scored())[0]["kl"])
     second.load(first.state())
-    assert second.kl_coef == first.kl_coef != 0.5 and second.score_moments == first.score_moments
+    assert second.kl_coef == first.kl_coef != 0.5 and second.reward_moments == first.reward_moments
     fixed = estimation(kl_coef=0.2)
     fixed.load(first.state())
-    assert fixed.kl_coef == 0.2 and fixed.score_moments == first.score_moments
+    assert fixed.kl_coef == 0.2 and fixed.reward_moments == first.reward_moments
     first.forget()
-    assert first.kl_coef == 0.5 and first.score_moments == ScoreMoments()
+    assert first.kl_coef == 0.5 and first.reward_moments == RewardMoments()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import token_ppo
-from policies.learning.estimation import ScoreMoments
+from policies.learning.estimation import RewardMoments
 
 LN2, LN3 = log(2), log(3)
 P = [1 / 2, 1 / 4, 1 / 4]
@@ -195,8 +195,8 @@ def test_the_adaptive_controller_moves_by_at_most_a_fifth_per_horizon(kl: float,
     assert token_ppo.adapt_kl_coef(0.4, kl, target=6.0, batch=25, horizon=100) == pytest.approx(0.4 * factor)
 
 
-def test_score_moments_z_score_the_first_batch_exactly() -> None:
-    moments = ScoreMoments()
+def test_reward_moments_z_score_the_first_batch_exactly() -> None:
+    moments = RewardMoments()
     scores = torch.tensor([1.0, 3.0])
     assert moments.update(scores) == pytest.approx((2.0, sqrt(2)))
     assert (moments.mean, moments.variance, moments.count) == pytest.approx((2.0, 1.0, 2.0))
@@ -205,8 +205,8 @@ def test_score_moments_z_score_the_first_batch_exactly() -> None:
     assert torch.equal(moments.scale(scores, "none"), scores)
 
 
-def test_score_moments_of_two_batches_are_those_of_their_union() -> None:
-    moments = ScoreMoments()
+def test_reward_moments_of_two_batches_are_those_of_their_union() -> None:
+    moments = RewardMoments()
     moments.update(torch.tensor([1.0, 3.0]))
     assert moments.update(torch.tensor([5.0, 7.0])) == pytest.approx((6.0, sqrt(2)))  # the batch's own
     assert (moments.mean, moments.variance, moments.count) == pytest.approx((4.0, 5.0, 4.0))  # of 1, 3, 5, 7
@@ -216,7 +216,7 @@ def test_score_moments_of_two_batches_are_those_of_their_union() -> None:
 
 @pytest.mark.parametrize("scores", [[2.0], [2.0, 2.0, 2.0], [0.1, 0.1, 0.1]])
 def test_scores_that_are_all_equal_are_not_blown_up(scores: list[float]) -> None:
-    moments = ScoreMoments()
+    moments = RewardMoments()
     moments.update(torch.tensor(scores))
     close(moments.scale(torch.tensor(scores), "normalize"), torch.zeros(len(scores)))
     close(moments.scale(torch.tensor(scores), "scale"), scores)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import token_ppo
-from policies.learning.estimation import ScoreMoments
+from policies.learning.estimation import RewardMoments
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "token_ppo.json"
 pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden numbers are not beside this checkout")
@@ -219,8 +219,8 @@ def test_masked_mean_variance_and_whitening_agree(section: str) -> None:
 
 
 @pytest.mark.parametrize("section", DTYPES)
-def test_running_score_moments_agree_after_every_update(section: str) -> None:
-    moments = ScoreMoments()
+def test_running_reward_moments_agree_after_every_update(section: str) -> None:
+    moments = RewardMoments()
     for step in golden()[section]["running_moments"]:
         scores = torch.tensor(step["x"], dtype=DTYPES[section])
         mean, deviation = moments.update(scores)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from cory_env.scoring.worker import RewardError
+from cory_env.rewarding.worker import RewardError
 from policies.generation.generator import GenerationError
 from policies.generation.vllm_generator import vllm_installed
 from policies.models.model_check import ModelError

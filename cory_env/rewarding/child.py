@@ -1,6 +1,6 @@
 """The child process that holds a reward function.
 
-    python -m cory_env.scoring.child SPEC FD PARENT_PID [--die-with-thread]
+    python -m cory_env.rewarding.child SPEC FD PARENT_PID [--die-with-thread]
 
 The main thread runs the function. A second thread reads requests and ends the process when the parent is gone, so that
 a function that hangs cannot outlive the run. The parent opens standard output onto standard error, so a `print` does
@@ -23,8 +23,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import SupportsFloat
 
-from cory_env.scoring.messages import Batch, Reply
-from cory_env.scoring.spec import SpecError, load_function
+from cory_env.rewarding.messages import Batch, Reply
+from cory_env.rewarding.spec import SpecError, load_function
 
 PARENT_CHECK = 1.0  # seconds between looks at whether the parent lives, where its pipe's end is held open by others
 

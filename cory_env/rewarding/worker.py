@@ -5,7 +5,7 @@ number), the answer is never a silent 0: with `stop` a `RewardError` names the f
 sample's reward is None and is counted, so that the caller can drop its query.
 
 A process that the system kills, as it does where memory runs out, says nothing about function or data: its batch is
-scored again.
+tried again.
 """
 
 import logging
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from cory_env.scoring.messages import Batch, Reply
-from cory_env.scoring.process import RewardProcess
-from cory_env.scoring.spec import parse_spec
+from cory_env.rewarding.messages import Batch, Reply
+from cory_env.rewarding.process import RewardProcess
+from cory_env.rewarding.spec import parse_spec
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class RewardWorker:
         self.skipped = 0
         self._process = RewardProcess(spec, timeout)
 
-    def score(
+    def rewards(
         self, prompts: Sequence[object], completions: Sequence[object], columns: dict[str, list[object]]
     ) -> list[float | None]:
         """Returns one task reward per sample, from one call of the function.
@@ -83,7 +83,7 @@ class RewardWorker:
         """
         lengths = {"prompts": len(prompts), "completions": len(completions)} | {k: len(v) for k, v in columns.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"The lists to score must have one length, but these came: {lengths}.")
+            raise ValueError(f"The lists to reward must have one length, but these came: {lengths}.")
         batch = Batch(prompts, completions, columns)
         if not len(batch):
             return []
@@ -91,7 +91,7 @@ class RewardWorker:
         for _ in range(ATTEMPTS - 1):
             if not reply.killed:
                 break
-            logger.warning("The reward %s %s; its %d samples are scored again.", self.spec, reply.error, len(batch))
+            logger.warning("The reward %s %s; its %d samples are tried again.", self.spec, reply.error, len(batch))
             reply = self._call(batch)
         if not reply.error and not reply.faults:
             return list(reply.values)
@@ -155,7 +155,7 @@ class RewardWorker:
         for index in range(len(batch)):
             if time.monotonic() > deadline:
                 unseen = range(index, len(batch)) if self.on_error == "skip" else ()
-                return faults | dict.fromkeys(unseen, "was not scored, because other samples used up the time")
+                return faults | dict.fromkeys(unseen, "got no reward, because other samples used up the time")
             reply = self._call(batch.pick([index]))
             if reply.error or reply.faults:
                 faults[index] = reply.error or f"returned {reply.faults[0]} instead of a finite number"
@@ -164,7 +164,7 @@ class RewardWorker:
         return faults
 
     def _without(self, batch: Batch, faults: dict[int, str], reply: Reply | None) -> list[float | None]:
-        """Returns the rewards with None for the faulty samples. The others are in `reply`, or scored together again."""
+        """Returns the rewards with None for the faulty samples. The others are in `reply`, or asked for again."""
         sound = [index for index in range(len(batch)) if index not in faults]
         values: dict[int, float] = {}
         if reply is not None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from cory_env.scoring.messages import Batch, Reply
+from cory_env.rewarding.messages import Batch, Reply
 
 LOOK_AT_CHILD = 0.2  # seconds between looks at whether the child lives, where its pipe's end is held open by others
 
@@ -67,7 +67,7 @@ class RewardProcess:
     def _start(self) -> Reply:
         """Starts the child and waits until it has loaded the function."""
         ours, theirs = Pipe()
-        command = [sys.executable, "-P", "-m", "cory_env.scoring.child", self.spec]
+        command = [sys.executable, "-P", "-m", "cory_env.rewarding.child", self.spec]
         command += [str(theirs.fileno()), str(os.getpid())]
         if threading.current_thread() is threading.main_thread():  # another may end long before the process does
             command.append("--die-with-thread")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples to score. All lists have one length. Prompts and completions are texts, or lists of chat messages."""
+    """Samples to reward. All lists have one length. Prompts and completions are texts, or lists of chat messages."""
 
     prompts: Sequence[object]
     completions: Sequence[object]

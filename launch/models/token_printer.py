@@ -8,7 +8,7 @@ from rich.text import Text
 from launch.display.texts import visible
 
 
-class Voice:
+class TokenPrinter:
     """Prints `role (policy): response`, piece by piece; only a terminal gets colours."""
 
     def __init__(self, output: TextIO, *, repeat: bool) -> None:

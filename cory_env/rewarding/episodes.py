@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cory_env.scoring.worker import RewardWorker
+from cory_env.rewarding.worker import RewardWorker
 
 if TYPE_CHECKING:
     from cory_env.episode import ChainEpisode
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cory_env.tasks.task import Query
 
 
-class ScoredResponse(NamedTuple):
+class RewardedResponse(NamedTuple):
     """A response as the reward function gets it."""
 
     query: "Query"
@@ -25,8 +25,8 @@ class ScoredResponse(NamedTuple):
         return self.text if self.query.history is None else [{"role": "assistant", "content": self.text}]
 
 
-def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
-    """Returns the task rewards of finished episodes, from one call of the function for the responses not scored yet.
+def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
+    """Returns the task rewards of finished episodes, from one call of the function for the responses without one.
 
     The samples stand episode by episode, in each the roles in the chain's order. The columns are those of the queries,
     repeated to match, `role` and `completion_ids`; a query that lacks a column of another has None there, which only a
@@ -47,17 +47,17 @@ def score_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> 
     for episode in episodes:
         if episode.role is not None:
             raise ValueError(
-                f"The episode on query {episode.query.id} cannot be scored: {episode.role} has not answered yet."
+                f"The episode on query {episode.query.id} cannot be rewarded: {episode.role} has not answered yet."
             )
-    scores = _score(worker, episodes)
-    return [[*episode.task_rewards, *found] for episode, found in zip(episodes, scores, strict=True)]
+    rewards = _reward(worker, episodes)
+    return [[*episode.task_rewards, *found] for episode, found in zip(episodes, rewards, strict=True)]
 
 
-def score_observed(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
-    """Scores, in one call, what the next agents must know to see the best response (`observed` is `best`).
+def reward_observed(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
+    """Asks, in one call, for what the next agents must know to see the best response (`observed` is `best`).
 
-    The rewards are noted in the episodes, so that each response is scored once: `score_episodes` returns them with the
-    others. A response whose reward was skipped counts as the worst.
+    The rewards are noted in the episodes, so that each response is rewarded once: `reward_episodes` returns them with
+    the others. A response whose reward was skipped counts as the worst.
 
     Args:
         worker: The reward function.
@@ -67,26 +67,26 @@ def score_observed(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> 
         RewardError: The function failed.
     """
     waiting = [episode for episode in episodes if episode.awaits_rewards]
-    for episode, scores in zip(waiting, _score(worker, waiting), strict=True):
-        episode.note_rewards(scores)
+    for episode, rewards in zip(waiting, _reward(worker, waiting), strict=True):
+        episode.note_rewards(rewards)
 
 
-def _score(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
+def _reward(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
     """Returns, per episode, the task rewards of the responses that have none noted."""
     waiting = [range(len(episode.task_rewards), len(episode.responses)) for episode in episodes]
     responses = [
-        ScoredResponse(
+        RewardedResponse(
             episode.query, episode.chain.roles[position], episode.completions[position], episode.responses[position]
         )
         for episode, of in zip(episodes, waiting, strict=True)
         for position in of
     ]
-    values = iter(score_responses(worker, responses))
+    values = iter(reward_responses(worker, responses))
     return [[next(values) for _ in of] for of in waiting]
 
 
-def score_responses(worker: RewardWorker, responses: Sequence[ScoredResponse]) -> list[float | None]:
-    """Returns the task reward of each response, from one call of the function; see `score_episodes`.
+def reward_responses(worker: RewardWorker, responses: Sequence[RewardedResponse]) -> list[float | None]:
+    """Returns the task reward of each response, from one call of the function; see `reward_episodes`.
 
     Raises:
         RewardError: The function failed.
@@ -98,4 +98,4 @@ def score_responses(worker: RewardWorker, responses: Sequence[ScoredResponse]) -
     columns["role"] = [response.role for response in responses]
     columns["completion_ids"] = [response.tokens for response in responses]
     prompts = [response.query.raw for response in responses]
-    return worker.score(prompts, [response.completion for response in responses], columns)
+    return worker.rewards(prompts, [response.completion for response in responses], columns)
