@@ -9,6 +9,7 @@ import sys
 from importlib.metadata import version
 
 from launch.commands import COMMANDS
+from launch.console.parser import until_unread
 
 HELP = """Reinforcement fine-tuning of language models by several cooperating copies of the model.
 
@@ -35,9 +36,12 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        The command's exit code, or 2 when there is no such command.
+        The command's exit code; 2 when there is no such command; 141 where nobody reads on.
     """
-    arguments = sys.argv[1:] if argv is None else argv
+    return until_unread(lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         width = max(map(len, COMMANDS))
         print(HELP.format(commands="\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())), end="")

@@ -4,18 +4,24 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
+
+from filelock import FileLock
 
 from launch.cluster import room
 from launch.cluster.client import settle_authentication
 from launch.console.credentials import on_workers
 from launch.console.errors import IN_JOB, CommandError, is_defect
+from launch.console.interrupts import LOST
 from launch.console.patience import patiently
 from policies.settings.placement import Process, cpus
 from policies.settings.settings import Settings
@@ -37,6 +43,10 @@ STARTED = 120.0
 """Seconds in which a node that is started here has to be up."""
 FOUND_BY_RAY = ("auto", "local")
 """Words instead of an address, for clusters whose authentication Ray knows."""
+FOLDER, ALIVE = "cory-", ".alive"
+"""How the names of temporary folders begin, and the lock in each that its process holds."""
+RAYLET_LOOK = 0.05
+"""Seconds between two looks at the raylet."""
 UNCHECKED = "CORY_UNCHECKED"
 """The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
 
@@ -108,7 +118,54 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
                 raise
 
         patiently(begin, patience)
+        if "_temp_dir" in where:
+            ending.enter_context(_raylet_watched())
         yield
+
+
+class RayletDied(CommandError):
+    """The process died by which Ray manages this machine."""
+
+
+class _Gone(BaseException):
+    """It did; no `except Exception` on the way may hold this up."""
+
+
+@contextlib.contextmanager
+def _raylet_watched() -> Iterator[None]:
+    """Raises `RayletDied` in the main thread as soon as the raylet that was started here dies.
+
+    Ray would end this process, without a word, when that next asks the raylet for something.
+    """
+    import psutil
+
+    raylets = [child for child in psutil.Process().children() if child.name() == "raylet"]
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(RAYLET_LOOK):
+            if not all(raylet.is_running() and raylet.status() != psutil.STATUS_ZOMBIE for raylet in raylets):
+                signal.pthread_kill(threading.main_thread().ident or 0, LOST)
+                return
+
+    def stop(*_: object) -> None:
+        raise _Gone
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual, watcher = signal.signal(LOST, stop), threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except _Gone:
+        raise RayletDied(
+            "Ray's own process on this machine, the raylet, has died: it was killed, or memory ran out."
+        ) from None
+    finally:
+        ended.set()
+        watcher.join()
+        signal.signal(LOST, usual)
 
 
 def join(**options: Any) -> None:
@@ -201,12 +258,22 @@ def _parts(address: str) -> SplitResult:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[str]:
-    """Yields a folder that is also the temporary folder of all processes started meanwhile."""
+    """Yields a folder that is also the temporary folder of all processes started meanwhile.
+
+    Those of processes that were killed go.
+    """
     usual = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
     # What torch compiles is worth keeping from run to run.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     # Ray's sockets lie some 75 characters below, and their paths may have 107.
-    folder = tempfile.mkdtemp(prefix="cory-", dir=usual if len(usual) <= 20 and os.path.isdir(usual) else "/tmp")
+    place = Path(usual if len(usual) <= 20 and os.path.isdir(usual) else "/tmp")
+    _remove_left(place)
+    # It is locked before it has the name by which `_remove_left` finds it.
+    unnamed = Path(tempfile.mkdtemp(prefix=f".{FOLDER}", dir=place))
+    lock = FileLock(unnamed / ALIVE, blocking=False, fallback_to_soft=False)
+    with contextlib.suppress(OSError):  # a file system without locks
+        lock.acquire()
+    folder = str(unnamed.rename(place / unnamed.name[1:]))
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = folder
     keep = False
@@ -215,6 +282,7 @@ def _temporary_folder() -> Iterator[str]:
     except Exception as error:
         keep = is_defect(error)
         if keep:
+            os.unlink(f"{folder}/{ALIVE}")
             error.add_note(f"Ray's logs are in {folder}.")
         raise
     finally:
@@ -224,6 +292,16 @@ def _temporary_folder() -> Iterator[str]:
             os.environ["TMPDIR"] = before
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def _remove_left(place: Path) -> None:
+    """Removes this user's temporary folders whose process is gone: it held a lock, which the kernel then freed."""
+    for alive in place.glob(f"{FOLDER}*/{ALIVE}"):
+        with contextlib.suppress(OSError):  # a lock that is not free, too
+            if alive.parent.lstat().st_uid == os.getuid():
+                with FileLock(alive, blocking=False, fallback_to_soft=False):
+                    shutil.rmtree(alive.parent, ignore_errors=True)
 
 
 def check_driver(settings: Settings, own: float = 0.0) -> None:

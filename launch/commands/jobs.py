@@ -95,14 +95,15 @@ async def _print_from(client: "JobSubmissionClient", job: str, shown: int) -> in
     import aiohttp
 
     position = 0
-    try:
-        async for text in client.tail_job_logs(job):
-            fresh = text[max(shown - position, 0) :]
-            position += len(text)
-            print(fresh, end="", flush=True)
-    except (aiohttp.ClientError, RuntimeError, OSError):  # the connection broke: whoever called asks how the job is
-        pass
-    return max(shown, position)
+    texts = aiter(client.tail_job_logs(job))
+    while True:
+        try:
+            text = await anext(texts)
+        except (aiohttp.ClientError, RuntimeError, OSError, StopAsyncIteration):
+            return max(shown, position)  # or the connection broke: whoever called asks how the job is
+        fresh = text[max(shown - position, 0) :]
+        position += len(text)
+        print(fresh, end="", flush=True)
 
 
 def _list(client: "JobSubmissionClient") -> int:

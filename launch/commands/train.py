@@ -1,6 +1,7 @@
 """`cory train`: trains a chain of language models into a run's folder, or continues a run."""
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -100,10 +101,17 @@ def _parser(help_wanted: bool) -> Parser:
 
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
+    with contextlib.ExitStack() as held:
+        return _train(options, words, held)
+
+
+def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.ExitStack) -> int:
+    """Does what the words say; `held` gives the run's folder back when it is closed."""
     from launch.cluster import session
     from launch.console.configuration import DEFAULT_PRESET, as_yaml, resolve, run_name, split
     from launch.run_folder import environment
-    from launch.run_folder.directory import new_path
+    from launch.run_folder.directory import RUNS
+    from launch.run_folder.mirror import discard
     from launch.run_folder.storage import check_place
     from launch.training import preflight, tracking
 
@@ -113,12 +121,14 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     if options.go_on and not options.out:
         raise CommandError("--continue needs the run's folder: name it with --out.")
 
-    place = options.resume or options.out or str(new_path(run_name(named, options.config)))
+    name = run_name(named, options.config)
+    place = options.resume or options.out
     found: RunDirectory | None = None
     if options.resume:
         _changes(pairs)  # before anything is fetched
         check_place(place)
         found = _open(place)
+        held.callback(found.unlock)
         settings = _resumed(found, pairs)
     else:
         settings = resolve(named or DEFAULT_PRESET, options.config, pairs)
@@ -129,8 +139,9 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     session.quiet_libraries(options.debug)
     origin = f"{one_line(['cory', 'train', *words])}  # {environment.in_words()}"
     preflight.check(settings)
-    check_place(place)
+    check_place(place or str(RUNS / name))
     if options.go_on and (found := _find(place)):
+        held.callback(found.unlock)
         settings = _same(found, settings)
         if (reached := found.reached()) >= settings.updates:  # without a look at its checkpoint: it may be far away
             return _tell_done(found, reached)
@@ -139,18 +150,23 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     done = None if found is None else _reopen(found, settings, origin)
     if found is not None and done is not None and done >= settings.updates:
         return _tell_done(found, done)
-    run_directory = found or _create(place, settings, origin)
+    run_directory = found or _create(place, name, settings, origin)
+    held.callback(run_directory.unlock)
 
     from launch.training.training import train
 
-    return train(
-        run_directory,
-        settings,
-        done,
-        max_failures=options.max_failures,
-        quiet=options.quiet,
-        debug=options.debug,
-    )
+    try:
+        return train(
+            run_directory,
+            settings,
+            done,
+            max_failures=options.max_failures,
+            quiet=options.quiet,
+            debug=options.debug,
+        )
+    except CommandError:
+        discard(run_directory)
+        raise
 
 
 def _count(text: str) -> int:
@@ -169,8 +185,14 @@ def _open(place: str) -> "RunDirectory":
 
 
 def _find(place: str) -> "RunDirectory | None":
-    """Returns the run in a folder or in storage, if there is one of which something is saved."""
+    """Returns the run in a folder or in storage, if there is one of which something is saved.
+
+    One in storage is waited for as long as a process that was killed may seem to train it: nobody may be there to ask
+    again.
+    """
+    from launch.console.patience import patiently
     from launch.run_folder.directory import RunDirectory
+    from launch.run_folder.lease import STALE, Held
     from launch.run_folder.mirror import is_begun
     from launch.run_folder.storage import is_uri
 
@@ -179,18 +201,29 @@ def _find(place: str) -> "RunDirectory | None":
     else:
         run = RunDirectory(Path(place))
         there = run.exists() and not run.checkpoints.empty()
-    return _open(place) if there else None
+
+    def tell(error: Exception) -> None:
+        print(f"Warning: {error} Trying again until then.", file=sys.stderr, flush=True)
+
+    return patiently(lambda: _open(place), STALE, Held, tell) if there else None
 
 
-def _create(place: str, settings: "Settings", origin: str) -> "RunDirectory":
+def _create(place: str | None, name: str, settings: "Settings", origin: str) -> "RunDirectory":
     """Makes a new run's folder; storage that cannot be written is found out now."""
     from launch.run_folder.directory import RunDirectory
-    from launch.run_folder.mirror import create_run
+    from launch.run_folder.mirror import create_run, discard
     from launch.run_folder.storage import is_uri
 
-    run_directory = create_run(place) if is_uri(place) else RunDirectory.create(Path(place))
-    run_directory.write_settings(settings, origin)
-    run_directory.mirror(settings.keep_checkpoints)
+    if place is not None and is_uri(place):
+        run_directory = create_run(place)
+    else:
+        run_directory = RunDirectory.create(Path(place) if place else None, name)
+    try:
+        run_directory.write_settings(settings, origin)
+        run_directory.mirror(settings.keep_checkpoints)
+    except CommandError:
+        discard(run_directory)
+        raise
     return run_directory
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -113,7 +114,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.console import output
     from launch.console.interrupts import Interrupts
     from launch.display.terminal import Voice
-    from launch.run_folder.directory import new_path
+    from launch.run_folder.directory import RUNS, new_folder
     from launch.run_folder.locks import lock_folder
     from launch.run_folder.manifest import own_version
     from launch.run_folder.storage import check_place
@@ -134,17 +135,17 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     if options.resume:
         if options.words or options.config or options.over or options.out or options.scheduler:
             raise CommandError("--resume takes everything from the search: leave out all but --quiet and --debug.")
-        search, folder, resume = Search.read(options.resume), options.resume, True
+        search, folder, name, resume = Search.read(options.resume), options.resume, "", True
     else:
         if options.go_on and not options.out:
             raise CommandError("--continue needs the search's folder: name it with --out.")
         search, name = read_search(options)
-        folder = options.out or new_path(f"tune-{name}")
-        check_place(str(folder), "search")
+        folder, name = options.out, f"tune-{name}"
+        check_place(str(folder or RUNS / name), "search")
         resume = options.go_on and begun(folder)
         if resume:
             check_same(folder, search)
-        else:
+        elif folder is not None:
             check_free(folder)
     checked = points(search.settings, search.axes)
     for tracker in ("wandb", "mlflow"):
@@ -153,6 +154,8 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     session.quiet_libraries(options.debug)
     preflight.check(checked[0])
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
+    new = folder is None or not folder.exists()
+    folder = folder or new_folder(name)
     lock = lock_folder(folder) if resume else create(folder, search, origin)
     past = len(recorded(folder)) if resume else 0
     total = search.trials * search.settings.updates
@@ -164,14 +167,18 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     )
     go_on = f"Go on with:\n  {resume_command(folder)}"
     started = time.monotonic()
-    with lock:
+    with lock, interrupts:
         try:
             trials = run_trials(folder, search, voice, interrupts, resume=resume, debug=options.debug)
+            results = results_of(trials, search.axes, search.settings.updates)
+            exit_code = report(results, search, folder, voice, time.monotonic() - started)
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
             return interrupts.exit_code
-        results = results_of(trials, search.axes, search.settings.updates)
-        exit_code = report(results, search, folder, voice, time.monotonic() - started)
+        except CommandError:
+            if new and not begun(folder):  # as where there is no room
+                shutil.rmtree(folder)
+            raise
         if any(result.status == UNFINISHED for result in results) or len(results) < search.trials:
             voice.say(f"Stopped. {go_on}", True)
             return interrupts.exit_code

@@ -38,7 +38,7 @@ class Seen:
     written: float | None
     """When the last update was recorded, in seconds since 1970; None before the first."""
     process: str | None
-    """The number of the process that trains it on this machine."""
+    """The process that trains it, as `123 on host`."""
     stored: bool = False
     """It is in storage, where its process is not seen."""
 

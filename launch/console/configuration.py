@@ -87,13 +87,21 @@ def read_file(path: Path) -> dict[str, Value]:
 
 
 def read_words(words: Sequence[str]) -> dict[str, Value]:
-    """Returns the settings in `key=value` words; each value is read as a YAML scalar, or else as the text it is."""
+    """Returns the settings in `key=value` words; each value is read as a YAML scalar, or else as the text it is.
+
+    Raises:
+        CommandError: an unknown key, a word without `=` or with nothing behind it.
+    """
     values: dict[str, Value] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not key or not equals:
             raise CommandError(f"`{word}` is not a setting; write key=value, such as lr=1e-5.")
         _check_key(key, "on the command line")
+        if not text:
+            raise CommandError(
+                f"`{word}` has no value: is a shell variable not set? Write {key}=null if it is to be none."
+            )
         values[key] = scalar(text)
     return values
 

@@ -6,9 +6,12 @@ nodes (a mounted secret, say), and only its path travels.
 
 import os
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
+
+from dotenv.parser import parse_stream
 
 from launch.console.errors import IN_JOB, CommandError
 
@@ -58,6 +61,8 @@ def on_workers() -> dict[str, Any]:
 def load_secrets() -> None:
     """Adds the file's `NAME=VALUE` lines to the environment; what is set there already stays.
 
+    Values may be quoted, lines begin with `export`, and comments stand between and behind them.
+
     Raises:
         CommandError: the file that CORY_SECRETS names cannot be read, the file is no text, or a line of it is none of
             these.
@@ -65,16 +70,20 @@ def load_secrets() -> None:
     named = os.environ.get(FILE)
     file = Path(named) if named else _DEFAULT.expanduser()
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         if not named:
             return
         raise CommandError(f"{file}, the secrets that {FILE} names, cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise CommandError(f"{file} is not UTF-8 text. Write its lines as NAME=VALUE.") from error
-    for number, line in enumerate(lines, start=1):
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if equals and name.isidentifier():
-            os.environ.setdefault(name, value.strip("'\""))
-        elif name and not name.startswith("#"):
+    found: dict[str, str] = {}
+    for entry in parse_stream(StringIO(text)):
+        if entry.key is not None and entry.key.isidentifier() and entry.value is not None:
+            found[entry.key] = entry.value
+        elif entry.error or entry.key is not None:
+            said = entry.original.string
+            number = entry.original.line + said[: len(said) - len(said.lstrip())].count("\n")  # after empty lines
             raise CommandError(f"{file} line {number} is not NAME=VALUE.")
+    for name, value in found.items():
+        os.environ.setdefault(name, value)

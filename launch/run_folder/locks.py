@@ -1,12 +1,13 @@
-"""Who may write into a folder."""
+"""Who may write into a folder, and who does. The kernel frees a lock when its holder ends, however that happens."""
 
 import contextlib
 import errno
 import fcntl
 import os
-import time
+import platform
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from launch.console.errors import CommandError
 from launch.run_folder.layout import LOCK
@@ -21,8 +22,8 @@ class NoLocks(CommandError):
     """A folder's file system has no locks; the message says what to use instead."""
 
 
-def lock_folder(path: Path) -> IO[str]:
-    """Takes a folder for this process, until the file that is returned is closed.
+def lock_folder(path: Path) -> contextlib.ExitStack:
+    """Takes a folder for this process, until what is returned is closed.
 
     Raises:
         CommandError: another process has it.
@@ -30,18 +31,18 @@ def lock_folder(path: Path) -> IO[str]:
     """
     lock = try_lock(path / LOCK)
     if lock is None:
-        holder = lock_holder(path)
         raise CommandError(
-            f"{path} is in use by another run (process {holder}). Stop it, or name another folder with --out."
+            f"{path} is in use by another run (process {lock_holder(path)}). Stop it, or name another folder with "
+            "--out."
         )
     return lock
 
 
-def try_lock(file: Path) -> IO[str] | None:
-    """Takes a lock for this process, until the file that is returned is closed.
+def try_lock(file: Path) -> contextlib.ExitStack | None:
+    """Takes a lock for this process, until what is returned is closed.
 
     Args:
-        file: stands for what is taken; made where it is not there, and stays.
+        file: stands for what is taken; made where it is not there, and stays. It says who has it.
 
     Returns:
         None where another process has it.
@@ -49,11 +50,13 @@ def try_lock(file: Path) -> IO[str] | None:
     Raises:
         NoLocks: its file system has no locks.
     """
-    lock = file.open("a+")
+    held = contextlib.ExitStack()
     try:
-        taken = _taken(lock)
+        # A lock that is no more than a file's existence would outlive a kill. `LOOK`: a `lock_holder` may be looking.
+        held.enter_context(FileLock(file, timeout=LOOK, fallback_to_soft=False, on_acquired=_sign))
+    except Timeout:
+        return None
     except OSError as error:
-        lock.close()
         if error.errno not in NO_LOCKS:
             raise
         raise NoLocks(
@@ -61,27 +64,20 @@ def try_lock(file: Path) -> IO[str] | None:
             "once. Mount it with locks, name a folder on another with --out, or for a run --out "
             f"file://{file.parent.resolve()}, which works in a local folder and is copied there."
         ) from error
-    if not taken:
-        lock.close()
-        return None
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-    return lock
+    return held
 
 
-def _taken(lock: IO[str]) -> bool:
-    """Takes the lock if it is free, waiting out a `lock_holder` that is just looking."""
-    for patience in (LOOK, 0.0):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        time.sleep(patience)
-    return False
+def _sign(descriptor: int) -> None:
+    """Writes into a lock who has it."""
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()} on {platform.node()}".encode())
 
 
 def lock_holder(path: Path) -> str | None:
-    """Returns the number of the process that has a folder, or None where none on this machine has it."""
+    """Returns the process that has a folder, as `123 on host`, or None where none is seen to have it.
+
+    That takes no more than the right to read, and keeps nobody out.
+    """
     try:
         with (path / LOCK).open() as lock:
             try:

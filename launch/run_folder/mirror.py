@@ -1,16 +1,21 @@
 """Runs in storage: trained in a local folder that is mirrored there, and copied from there to be looked at."""
 
+import contextlib
 import hashlib
 import platform
+import secrets
+import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launch.console.errors import CommandError
+from launch.console.interrupts import held
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import Checkpoints
 from launch.run_folder.directory import RunDirectory
-from launch.run_folder.layout import CONFIG, LOCK
+from launch.run_folder.layout import CONFIG, LOCK, RUN_ID
+from launch.run_folder.lease import Lease, Lost
 from launch.run_folder.storage import LOOKED_AT, Storage, StorageError, check_place, is_uri
 from policies.models.cached_folder import locked, user_cache
 from policies.settings.settings import Settings
@@ -20,25 +25,16 @@ def create_run(uri: str) -> RunDirectory:
     """Takes a local folder for a new run that is mirrored to `uri`.
 
     Raises:
-        CommandError: something is there already, or only in the local folder; another process trains it here.
+        CommandError: something is there already, or only in the local folder; another process trains it.
         StorageError: storage cannot be read or written.
     """
-    storage = Storage(uri)
-    run = _local(storage)
-    names = storage.names()
-    if names and not storage.holds_run(names):
-        raise CommandError(f"{storage.uri} is not empty: empty it, or name another place with --out.")
-    if storage.updates(names):
-        raise CommandError(
-            f"{storage.uri} holds a run: go on with it by `{run.resume_command()}`, or name another place with --out."
-        )
-    if _has_checkpoints(run):
-        raise CommandError(
-            f"{run.path} on {platform.node()} has a run whose checkpoints are not in {storage.uri}: go on with it by "
-            f"`{run.resume_command()}` on that machine, or remove that folder."
-        )
+    _refuse_begun(uri)  # before anything is touched
+    run, lease, storage = _local(uri)
+    _refuse_begun(uri)  # now that nobody else can begin one
     storage.clear()  # a run that ended before anything of it was saved
     _empty(run.path)
+    (run.path / RUN_ID).write_text(secrets.token_hex(8))
+    lease.note()
     return run
 
 
@@ -46,12 +42,14 @@ def is_begun(uri: str) -> bool:
     """Tells whether something of a run is saved in storage, or on this machine and has yet to arrive there.
 
     Raises:
-        CommandError: there is no such storage.
+        CommandError: there is no such storage, or something else in it.
         StorageError: storage cannot be read.
     """
     storage = Storage(uri)
     names = storage.names()
-    return (bool(storage.updates(names)) and storage.holds_run(names)) or _is_only_here(storage, names)
+    if names and not storage.holds_run(names):
+        raise CommandError(f"{storage.uri} is not empty and holds no run: empty it, or name another place.")
+    return bool(storage.updates(names)) or not RunDirectory(_cache(storage, "runs")).checkpoints.empty()
 
 
 def open_run(uri: str) -> RunDirectory:
@@ -60,19 +58,18 @@ def open_run(uri: str) -> RunDirectory:
     Where this machine has all of the run, and maybe more, which never arrived in storage, that is copied there instead.
 
     Raises:
-        CommandError: there is no run; another process trains it on this machine.
+        CommandError: there is no run with a checkpoint; another process trains it.
         StorageError: storage cannot be read or written.
     """
-    storage = Storage(uri)
-    names = storage.names()
-    if not storage.holds_run(names) and not _is_only_here(storage, names):
-        raise _no_run(storage)
-    run = _local(storage)
-    if _has_all(run, storage, names):
+    if not is_begun(uri):
+        raise CommandError(f"{uri} has no run with a checkpoint to go on from. Correct the place, or start a new run.")
+    run, lease, storage = _local(uri)
+    if _has_all(run, lease, storage):
         run.mirror(run.settings().keep_checkpoints)
     else:
         _empty(run.path)
         storage.fetch(run.path)
+    lease.note()
     return run
 
 
@@ -107,42 +104,32 @@ def read_run(place: str | Path, files: Sequence[str] = LOOKED_AT) -> RunDirector
     with locked(run.path / LOCK):
         storage.refresh(run.path, files)
     if not run.exists():
-        raise _no_run(storage)
+        raise CommandError(f"{storage.uri} is not a run's folder: it has no run's {CONFIG}.")
     return run
 
 
-def _no_run(storage: Storage) -> CommandError:
-    return CommandError(f"{storage.uri} is not a run's folder: it has no run's {CONFIG}.")
-
-
-def _has_checkpoints(run: RunDirectory) -> bool:
-    return run.exists() and not run.checkpoints.empty()
-
-
-def _is_only_here(storage: Storage, names: Sequence[str]) -> bool:
-    """Tells whether the local folder has a run of which storage has no checkpoint, and nothing that is no run's."""
-    if storage.updates(names) or (names and not storage.holds_run(names)):
-        return False
-    return _has_checkpoints(RunDirectory(_cache(storage, "runs")))
-
-
-def _has_all(run: RunDirectory, storage: Storage, names: Sequence[str]) -> bool:
-    """Tells whether the local folder has all that storage has, and maybe more, of the very same run."""
-    if _is_only_here(storage, names):
-        return True
-    saved = [update for update in run.checkpoints.updates() if not manifest.fault(run.checkpoints.place(update))]
-    here, there = max(saved, default=-1), max(storage.updates(names), default=-1)
-    if not run.exists() or here < max(there, 0):
-        return False
-    # What was learned after that checkpoint is done anew when a run goes on, so of a run that is ahead only the lines
-    # before it are the same: they hold times, which no other run shares. The line of update 0 has none, so its command
-    # counts too. Of one that is not, storage may have no line that is not here. A copy may have been cut off.
-    return all(
-        file.read_bytes().startswith(
-            b"".join(storage.read(file.name).splitlines(keepends=True)[: lines if here > there else None])
+def _refuse_begun(uri: str) -> None:
+    if is_begun(uri):
+        storage = Storage(uri)
+        raise CommandError(
+            f"{storage.uri} has a run, there or in {_cache(storage, 'runs')} on {platform.node()}: go on with it by "
+            f"`cory train --resume {shlex.quote(storage.uri)}`, or name another place with --out."
         )
-        for file, lines in ((run.metrics.path, there + 1), (run.path / CONFIG, 1))
-    )
+
+
+def _has_all(run: RunDirectory, lease: Lease, storage: Storage) -> bool:
+    """Tells whether the local folder has all of the run that storage has: the very same one, and at least as far."""
+    checkpoints = run.checkpoints
+    whole = (each for each in reversed(checkpoints.updates()) if not manifest.fault(checkpoints.place(each)))
+    here, there = next(whole, -1), max(storage.updates(storage.names()), default=-1)
+    # Who wrote last has lines and curves from after a checkpoint that the other may have, too.
+    further = (here, lease.unbroken) >= (there, True)
+    return there < 0 or (further and _identity(run.read) == _identity(storage.find))
+
+
+def _identity(read: Callable[[str], bytes | None]) -> bytes:
+    """Returns what no other run there has: its id, or, where an earlier version began it, its command."""
+    return read(RUN_ID) or (read(CONFIG) or b"").partition(b"\n")[0]
 
 
 def hand_over(run: RunDirectory, settings: Settings) -> None:
@@ -151,38 +138,60 @@ def hand_over(run: RunDirectory, settings: Settings) -> None:
     Raises:
         StorageError: storage cannot be written; the local folder stays.
     """
-    try:
-        run.mirror(settings.keep_checkpoints)
-    except StorageError as error:
-        raise StorageError(f"{error} {stranded(run)}") from error
+    if (said := stranded(run, settings)) is not None:
+        raise StorageError(said)
     leave(run)
 
 
 def leave(run: RunDirectory) -> None:
-    """Removes the local folder of a run that storage has all of."""
+    """Removes the local folder of a run that storage has all of, and gives both back."""
     if run.storage is not None:
-        shutil.rmtree(run.path.parent)
+        with held():
+            shutil.rmtree(run.path.parent)
+            run.unlock()
 
 
-def stranded(run: RunDirectory) -> str:
-    """Returns where everything is that storage lacks, and how it gets there."""
-    return (
-        f"Nothing is lost: the run is in {run.path} on {platform.node()}. When storage can be written again, "
-        f"`{run.resume_command()}` on that machine copies it."
-    )
+def stranded(run: RunDirectory, settings: Settings) -> str | None:
+    """Copies what is new to storage; where that fails, returns why, where everything is, and how it gets there."""
+    try:
+        run.mirror(settings.keep_checkpoints)
+    except Lost as error:
+        return str(error)
+    except StorageError as error:
+        return (
+            f"{error} Nothing is lost: the run is in {run.path} on {platform.node()}. When storage can be written "
+            f"again, `{run.resume_command()}` on that machine copies it."
+        )
+    return None
 
 
-def _local(storage: Storage) -> RunDirectory:
-    """Takes the local folder of what is mirrored to `storage`."""
+def discard(run: RunDirectory) -> None:
+    """Removes a run that was refused before anything of it was recorded, here and in storage."""
+    if run.metrics.path.exists():
+        return
+    if run.storage is None:
+        run.remove()
+    else:
+        with contextlib.suppress(StorageError):
+            run.storage.clear()
+        if run.new and run.storage.folder is not None:
+            shutil.rmtree(run.storage.folder)
+        leave(run)
+
+
+def _local(uri: str) -> tuple[RunDirectory, Lease, Storage]:
+    """Takes the local folder of what is mirrored to `uri`, and a lease there."""
+    storage = Storage(uri)
     run = RunDirectory(_cache(storage, "runs"))
+    run.new = storage.folder is not None and not storage.folder.exists()
     for folder in filter(None, (run.path, storage.folder)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CommandError(f"{folder}, where the run is to work, cannot be made: {error.strerror}.") from error
-    run.storage = storage
+    run.storage, run.lease = storage, Lease(storage, run.path)
     run.lock()
-    return run
+    return run, run.lease, storage
 
 
 def _cache(storage: Storage, kind: str) -> Path:

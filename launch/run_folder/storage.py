@@ -10,7 +10,6 @@ import io
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from launch.console.errors import IN_JOB, CommandError
 from launch.console.interrupts import held
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, name_of, update_of
-from launch.run_folder.layout import CONFIG, FINAL, LOCK, METRICS, ORIGIN, SAMPLES
+from launch.run_folder.layout import CONFIG, FINAL, LEASE, LOCK, METRICS, ORIGIN, SAMPLES
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -69,7 +68,7 @@ def check_place(place: str, what: str = "run") -> None:
 
 
 class Storage:
-    """A run's folder behind a URI. Only one process may write there."""
+    """A run's folder behind a URI. Only one process may write there, which has its lock or `Lease`."""
 
     def __init__(self, uri: str, filesystem: "tuple[FileSystem, str] | None" = None) -> None:
         """Names the place; nothing is read yet.
@@ -112,8 +111,7 @@ class Storage:
         except OSError as error:
             raise self._unreachable("read", error) from error
         files = {file.path.removeprefix(self._base).lstrip("/"): file for file in found if file.type == FileType.File}
-        files.pop(LOCK, None)  # a run's that is in a folder
-        return files
+        return {name: file for name, file in files.items() if _is_of_run(name)}
 
     def updates(self, names: Iterable[str]) -> list[int]:
         """Returns the updates of the whole checkpoints among `names`, in order."""
@@ -140,6 +138,39 @@ class Storage:
                 return file.read()
         except OSError as error:
             raise self._unreachable("read", error) from error
+
+    def find(self, name: str) -> bytes | None:
+        """Returns a file's content, or None where there is no such file.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        from pyarrow.fs import FileType
+
+        try:
+            there = self._files.get_file_info(self._at(name)).type == FileType.File
+        except OSError as error:
+            raise self._unreachable("read", error) from error
+        return self.read(name) if there else None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file, in one step.
+
+        Raises:
+            StorageError: storage cannot be written.
+        """
+        self._store(name, io.BytesIO(content))
+
+    def remove(self, name: str) -> None:
+        """Removes a file.
+
+        Raises:
+            StorageError: it is not there, or storage cannot be written.
+        """
+        try:
+            self._files.delete_file(self._at(name))
+        except OSError as error:
+            raise self._unreachable("written", error) from error
 
     def below(self, name: str) -> str:
         """Returns the URI of a file there."""
@@ -192,7 +223,7 @@ class Storage:
 
         Args:
             folder: local, for nothing else; only one process may do this at a time, others may read meanwhile.
-            patterns: of the files' names, in the order in which they are copied.
+            patterns: of the files' names, in the order in which they are copied; `*` stands for no `/`.
 
         Raises:
             StorageError: storage cannot be read.
@@ -204,7 +235,7 @@ class Storage:
                     file.unlink()
             for name in there:
                 file = folder / name
-                if fnmatchcase(name, pattern) and not (
+                if PurePosixPath("/", name).match(f"/{pattern}") and not (
                     file.exists() and _state(file) == (there[name].size, there[name].mtime_ns)
                 ):
                     self._get(name, file, there[name].mtime_ns)
@@ -257,7 +288,7 @@ class Storage:
             if parts[1] in wanted if parts[0] == CHECKPOINTS else not any(part.startswith(".") for part in parts):
                 self._put(folder / name, name)
         if best in kept:
-            self._store(f"{CHECKPOINTS}/{BEST}", io.BytesIO(f"{name_of(best)}\n".encode()))
+            self.write(f"{CHECKPOINTS}/{BEST}", f"{name_of(best)}\n".encode())
         present = {name.split("/")[1] for name in there if name.startswith(f"{CHECKPOINTS}/")}
         for checkpoint in present - {BEST, *map(name_of, kept)}:
             self._remove(f"{CHECKPOINTS}/{checkpoint}", there)
@@ -275,7 +306,7 @@ class Storage:
             for entry in self._files.get_file_info(FileSelector(self._base, allow_not_found=True)):
                 if entry.type == FileType.Directory:
                     self._files.delete_dir(entry.path)
-                elif entry.base_name != LOCK:
+                elif not entry.base_name.startswith((LOCK, LEASE)):
                     self._files.delete_file(entry.path)
         except OSError as error:
             raise self._unreachable("written", error) from error
@@ -344,6 +375,11 @@ class Storage:
 
     def _unreachable(self, what: str, error: Exception) -> StorageError:
         return StorageError(f"{self.uri} cannot be {what}: {_reason(error)}.")
+
+
+def _is_of_run(name: str) -> bool:
+    """Tells whether a file may be a run's: none that says who may write, and none with `..`, as a bucket may hold."""
+    return not name.startswith((LOCK, LEASE)) and not {"", ".", ".."}.intersection(name.split("/"))
 
 
 def _reason(error: Exception) -> str:

@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launch.cluster import room, session
 from launch.console import output
@@ -124,7 +124,7 @@ def check_free(folder: Path) -> None:
         raise CommandError(f"{folder} is not empty: {hint}name another folder with --out.")
 
 
-def create(folder: Path, search: Search, origin: str) -> IO[str]:
+def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
     """Makes a search's folder; returns the lock on it.
 
     Raises:
@@ -176,7 +176,7 @@ def run_trials(
     """Runs all trials in a locked folder, or those that are left.
 
     Returns:
-        The trials: finished, failed, or neither where `interrupts` was asked to stop.
+        The trials: finished, failed, or neither where `interrupts`, which is entered, was asked to stop.
 
     Raises:
         CommandError: one trial, or as many as are to run at a time, ask for more than Ray has.
@@ -193,7 +193,6 @@ def run_trials(
         if not debug:
             around.enter_context(output.output_into(folder / LOG))
         around.enter_context(voice)
-        around.enter_context(interrupts)
         voice.stage("Starting Ray")
         around.enter_context(session.ray_session(largest, debug))
         interrupts.install()  # Ray took SIGTERM
@@ -208,7 +207,6 @@ def run_trials(
         voice.begin()
         interrupts.training = True
         trials: list[Trial] = tuner.fit()._experiment_analysis.trials
-        interrupts.training = False
         for trial in trials:
             trial.set_status(stop.statuses.get(trial.trial_id, trial.status))
         return trials

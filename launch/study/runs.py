@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 from launch.console.errors import IN_JOB, CommandError
 from launch.console.interrupts import Interrupts
@@ -133,8 +133,8 @@ class Job:
             "differs": self.arm.differs,
         }
 
-    def claim(self) -> IO[str] | None:
-        """Takes the run for this process, until the file that is returned is closed.
+    def claim(self) -> ExitStack | None:
+        """Takes the run for this process, until what is returned is closed.
 
         Returns:
             None where another process does it, or a training that a killed study has left still goes on.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from launch.cluster.session import RayletDied
 from launch.console.errors import cause, is_loss
 from launch.run_folder.directory import RunDirectory
 
@@ -17,7 +18,7 @@ def may_pass(error: Exception) -> bool:
     from policies.rllib.learners import LearnerError
 
     found = cause(error)
-    return isinstance(found, LearnerError | GenerationError | RewardKilled) or is_loss(found)
+    return isinstance(found, LearnerError | GenerationError | RayletDied | RewardKilled) or is_loss(found)
 
 
 def last_whole(run: RunDirectory, tell: Callable[[str], None]) -> int | None:

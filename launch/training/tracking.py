@@ -155,7 +155,11 @@ class Prometheus:
 
 
 class WeightsAndBiases:
-    """One Weights & Biases run, continued under the same id when training is resumed."""
+    """One Weights & Biases run, continued under the same id when training is resumed.
+
+    Its own variables, such as WANDB_PROJECT, WANDB_NAME, WANDB_ENTITY and WANDB_RUN_GROUP, say where and how it is
+    kept.
+    """
 
     name = "Weights & Biases"
 
@@ -172,11 +176,11 @@ class WeightsAndBiases:
             remembered.write_text(secrets.token_hex(4))
         try:
             self._run = wandb.init(
-                project="cory",
-                name=folder.name,
+                project=os.environ.get("WANDB_PROJECT") or "cory",
+                name=os.environ.get("WANDB_NAME") or folder.name,
                 id=remembered.read_text(),
                 resume="allow",
-                dir=str(folder),
+                dir=os.environ.get("WANDB_DIR") or str(folder),
                 config=settings.model_dump(),
             )
         except wandb.Error as error:

@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -15,6 +15,7 @@ from launch.display.terminal import Terminal
 from launch.run_folder import final
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import REFUSED
+from launch.run_folder.lease import Lost
 from launch.run_folder.mirror import hand_over, stranded
 from launch.run_folder.records import Sample, Update, plain
 from launch.run_folder.storage import StorageError
@@ -58,42 +59,62 @@ def train(
         f"Run folder: {run.shown(run.path)}" + (f" (going on after update {done})" if done is not None else "")
     )
     terminal.say()
-    try:
-        with contextlib.ExitStack() as around:
-            if not debug:
-                around.enter_context(output.output_into(run.log))
-            around.enter_context(output.warnings_told(lambda text: terminal.say(text, True)))
-            around.enter_context(terminal)
-            around.enter_context(interrupts)
-            reached = _Run(run, settings, terminal, interrupts, debug).work(done, max_failures)
-    except KeyboardInterrupt:
-        terminal.say(f"Aborted. {_how_to_go_on(run)}", True)
-        return interrupts.exit_code
-    except Exception as error:
-        kept = _keep_batch(run, error)
+    with interrupts:
         try:
-            run.mirror(settings.keep_checkpoints)
-        except StorageError as unsaved:
-            error.add_note(f"{unsaved} {stranded(run)}")
-        if kept:
-            error.add_note(f"What it was to learn from is in {kept}, to be looked at by safetensors.torch.load_file.")
-        error.add_note(_how_to_go_on(run))
-        raise
+            with _failure_told(run, settings), contextlib.ExitStack() as around:
+                if not debug:
+                    around.enter_context(output.output_into(run.log))
+                around.enter_context(output.warnings_told(lambda text: terminal.say(text, True)))
+                around.enter_context(terminal)
+                reached = _Run(run, settings, terminal, interrupts, debug).work(done, max_failures)
+            return _end(run, settings, terminal, interrupts, reached)
+        except KeyboardInterrupt:
+            terminal.say(f"Aborted. {_how_to_go_on(run)}", True)
+            return interrupts.exit_code
+
+
+def _end(run: RunDirectory, settings: Settings, terminal: Terminal, interrupts: Interrupts, reached: int) -> int:
+    """Draws and sums up a run whose updates up to `reached` are saved, and hands it over, also where that has failed.
+
+    The first signal changes nothing: what is left takes seconds.
+
+    Returns:
+        What `train` does.
+    """
+    from launch.display.curves import draw
+    from launch.training.summary import summarise
+
     if reached < settings.updates and interrupts.requested is not None:
         terminal.say(f"Stopped. {_how_to_go_on(run)}", True)
         hand_over(run, settings)
         return interrupts.exit_code
-
-    from launch.display.curves import draw
-    from launch.training.summary import summarise
-
-    draw(run.updates(), settings, run.curves)
-    summarise(run, settings, terminal)
+    try:
+        draw(run.updates(), settings, run.curves)
+        summarise(run, settings, terminal)
+    except Exception:
+        hand_over(run, settings)
+        raise
     hand_over(run, settings)
     if reached < settings.updates:
         terminal.say(f"Stopped after update {reached}, because a policy has collapsed (stop_on_collapse).", True)
         return COLLAPSED
     return 0
+
+
+@contextlib.contextmanager
+def _failure_told(run: RunDirectory, settings: Settings) -> Iterator[None]:
+    """Copies to storage what a failed run has, and notes on its exception where everything is, and how to go on."""
+    try:
+        yield
+    except Exception as error:
+        kept = _keep_batch(run, error)
+        said = stranded(run, settings)
+        if said is not None and said != str(error):
+            error.add_note(said)
+        if kept:
+            error.add_note(f"What it was to learn from is in {kept}, to be looked at by safetensors.torch.load_file.")
+        error.add_note(_how_to_go_on(run))
+        raise
 
 
 class _Run:
@@ -192,9 +213,11 @@ class _Run:
             if update % settings.samples_every == 0:
                 self.terminal.samples(samples)
             better = "evaluation" in line and self.run.best_update() == update
-            if done or better or self.interrupts.requested is not None or update % settings.checkpoint_every == 0:
+            if better or update % settings.checkpoint_every == 0:
                 self._save(algo)
-        self.interrupts.training = False
+        # Whatever ended the loop: a signal may have come after the look at the period, and before the look at signals.
+        if not self.run.checkpoints.place(algo.updates).exists():
+            self._save(algo)
 
     def _record(self, line: Update) -> None:
         self.run.metrics.append(line)
@@ -212,13 +235,15 @@ class _Run:
         checkpoints.prune(self.settings.keep_checkpoints)
         try:
             self.run.mirror(self.settings.keep_checkpoints)
+        except Lost:
+            raise
         except StorageError as error:
             self.terminal.say(f"Warning: {error} Training goes on; the next save copies what is missing.", True)
 
 
 def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:
     """Ends what an algorithm that failed has in this process and others, as far as it still can be ended."""
-    if kind is not None and issubclass(kind, Exception):
+    if kind is not None and not issubclass(kind, KeyboardInterrupt):
         with contextlib.suppress(Exception):
             algo.stop()
 
@@ -257,6 +282,8 @@ def _keep_batch(run: RunDirectory, error: Exception) -> Path | None:
 
 
 def _how_to_go_on(run: RunDirectory) -> str:
+    if not run.path.exists():
+        return f"All of the run is in {run.shown(run.path)}."
     latest = run.checkpoints.latest()
     if latest is None:
         return "Nothing was saved yet."

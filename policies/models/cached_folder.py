@@ -4,11 +4,11 @@ It is filled under another name beside its place, forced to the disk, and rename
 nothing that counts, and whoever finds the folder needs no lock and writes nothing.
 """
 
-import contextlib
-import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+
+from filelock import FileLock
 
 from policies.models.whole_folder import whole_folder
 
@@ -54,9 +54,6 @@ def user_cache() -> Path:
     return (Path(configured) if os.path.isabs(configured) else Path.home() / ".cache") / "cory-rllib"
 
 
-@contextlib.contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Waits until no other process holds this lock. The kernel frees it when its holder ends, however that happens."""
-    with file.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def locked(file: Path) -> FileLock:
+    """Returns a lock, which is waited for when it is entered. The kernel frees it when its holder ends, however."""
+    return FileLock(file, fallback_to_soft=False)

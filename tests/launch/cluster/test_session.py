@@ -1,9 +1,11 @@
 """A Ray that starts slowly, as on a busy machine; who may reach it, and which clusters want a token."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,74 @@ from launch.cluster.session import join, quiet_libraries
 quiet_libraries(debug=False)
 join()
 """
+
+
+RAYLET = """
+import os, signal, time
+import psutil
+from launch.cluster.session import RayletDied, quiet_libraries, ray_session
+
+quiet_libraries(debug=False)
+for _ in range(2):
+    try:
+        with ray_session([], debug=False):
+            import ray
+
+            kept = ray.put(bytes(1_000_000))  # which Ray misses when it looks after the raylet
+            (raylet,) = [child for child in psutil.Process().children() if child.name() == "raylet"]
+            raylet.kill()
+            time.sleep(60)
+    except RayletDied as error:
+        print(error)
+assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+"""
+KILLED = """
+import os
+from launch.cluster.session import ray_session
+
+with ray_session([], debug=False):
+    print(os.environ["TMPDIR"], flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_raylet_that_is_killed_is_told_of_in_a_sentence_and_ray_can_start_again() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", RAYLET], env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("the raylet, has died: it was killed, or memory ran out.\n") == 2
+
+
+def test_temporary_files_of_a_killed_process_go_when_the_next_one_starts_and_those_of_a_living_one_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))  # Ray's sockets need a short path
+    try:
+        monkeypatch.setenv("RAY_TMPDIR", str(place))
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED],
+            env={**ENVIRONMENT, "RAY_TMPDIR": str(place)},
+            capture_output=True,
+            text=True,
+        )
+        left = Path(killed.stdout.strip())
+        assert killed.returncode == -9 and left.parent == place and list(left.iterdir())
+        (place / "cory-of-an-earlier-version").mkdir()
+        with session._temporary_folder() as own:
+            assert not left.exists()
+            with session._temporary_folder() as other:
+                assert Path(own).is_dir() and Path(other).is_dir()
+        with pytest.raises(KeyError) as raised, session._temporary_folder() as logs:
+            raise KeyError("a defect")
+        assert raised.value.__notes__ == [f"Ray's logs are in {logs}."]
+        with session._temporary_folder():
+            assert Path(logs).is_dir()
+        assert sorted(entry.name for entry in place.iterdir()) == sorted(
+            ["cory-of-an-earlier-version", Path(logs).name]
+        )
+    finally:
+        shutil.rmtree(place)
 
 
 def test_a_node_that_has_not_registered_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

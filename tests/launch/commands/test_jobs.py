@@ -1,13 +1,17 @@
 """What a cluster answers where it does not do as it is asked, and what the user is told of it."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import cast
 
 import pytest
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from launch.cluster.client import connect
 from launch.cluster.session import ray_session
@@ -113,6 +117,35 @@ def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
     dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad")]
     assert jobs.main(["logs", "one"]) == 2
     assert capsys.readouterr().err.startswith("Error: The cluster at")
+
+
+class Talking:
+    """A client of a cluster, one of whose jobs runs and talks for ever."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def get_job_info(self, job: str) -> JobDetails:
+        """Says that it runs; as often as a test has patience for."""
+        self.asked += 1
+        assert self.asked < 5, "nobody reads on, but the job is followed"
+        return JobDetails(type=JobType.SUBMISSION, submission_id=job, status=JobStatus.RUNNING, entrypoint="cory train")
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        """Yields what it says."""
+        while True:
+            yield "  1/40  llm_1→llm_2\n"
+
+
+def test_a_job_is_no_longer_followed_when_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(BrokenPipeError):
+            jobs.follow(cast(JobSubmissionClient, Talking()), "one")
+        with contextlib.suppress(BrokenPipeError):
+            output.close()
 
 
 WAITS = {"runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "3600"}}}

@@ -59,7 +59,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_is_refused(tmp_path: 
 
 def test_a_run_that_is_still_running_is_refused_with_its_process(run: RunDirectory) -> None:
     run.lock()
-    with pytest.raises(CommandError, match=r"in use by another run \(process \d+\)"):
+    with pytest.raises(CommandError, match=r"in use by another run \(process \d+ on .+\)"):
         _reopen(RunDirectory.open(run.path), SETTINGS, "cory train")
 
 

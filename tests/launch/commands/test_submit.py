@@ -307,13 +307,28 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
     load_secrets()
     assert (os.environ["HF_TOKEN"], os.environ["WANDB_API_KEY"]) == ("set before", "a=b")
     assert on_workers()["env_vars"] == {"CORY_SECRETS": str(file)}
+    file.write_text(
+        "WANDB_NOTES=abc'\nWANDB_NAME = \"a 'b' # c\"  # its name\nWANDB_TAGS='$HOME'\nexport WANDB_DIR=/a#b\n"
+    )
+    names = ("WANDB_NOTES", "WANDB_NAME", "WANDB_TAGS", "WANDB_DIR")
+    for name in names:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    load_secrets()
+    assert [os.environ[name] for name in names] == ["abc'", "a 'b' # c", "$HOME", "/a#b"]
     file.unlink()
     with pytest.raises(CommandError, match="the secrets that CORY_SECRETS names, cannot be read: No such file"):
         load_secrets()
-    file.write_text("hunter2\n")
-    with pytest.raises(CommandError, match="line 1 is not NAME=VALUE") as raised:
-        load_secrets()
-    assert "hunter2" not in str(raised.value)
+    for text, line in (
+        ("hunter2\n", 1),
+        ("A=1\n\n# mine\n\nhunter2\n", 5),
+        ("A=1\n'hunter2=1\n", 2),
+        ("A-B=hunter2", 1),
+    ):
+        file.write_text(text)
+        with pytest.raises(CommandError, match=f"secrets.env line {line} is not NAME=VALUE") as raised:
+            load_secrets()
+        assert "hunter2" not in str(raised.value)
     file.write_bytes(b"HF_TOKEN=\xff")
     with pytest.raises(CommandError, match="is not UTF-8 text"):
         load_secrets()

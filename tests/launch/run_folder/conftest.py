@@ -1,5 +1,7 @@
 """A run in storage."""
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,13 +21,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def stored_run(place: Path) -> RunDirectory:
+@contextlib.contextmanager
+def on_another_machine(folder: Path) -> Iterator[None]:
+    """Another user's cache, as another machine has it, below a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "elsewhere"))
+        yield
+
+
+def stored_run(place: Path, updates: int = 7, saved: Sequence[int] = (0, 6), scheme: str = "file") -> RunDirectory:
     """A run with checkpoints of the updates 0 and 6, in storage and in the local folder where it works."""
-    made = create_run(f"file://{place}")
+    made = create_run(f"{scheme}://{place}")
     made.write_settings(SETTINGS, "cory train")
-    for update in range(7):
+    for update in range(updates):
         made.metrics.append({"update": update})
-        if update in (0, 6):
+        if update in saved:
             made.checkpoints.save(update, write)
             made.mirror(keep=2)
     return made

@@ -1,13 +1,17 @@
 import errno
 import os
+import platform
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from launch.console.errors import CommandError
-from launch.run_folder.directory import RunDirectory, new_path
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.mirror import discard
 from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record
 
@@ -29,7 +33,7 @@ def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_killed(tm
         [sys.executable, "-c", HOLD, str(tmp_path)], env=ENVIRONMENT, stdin=-1, stdout=-1, text=True
     )
     assert holder.stdout and holder.stdout.readline() == "locked\n"
-    with pytest.raises(CommandError, match=f"in use by another run \\(process {holder.pid}\\)"):
+    with pytest.raises(CommandError, match=f"in use by another run \\(process {holder.pid} on {platform.node()}\\)"):
         RunDirectory.create(tmp_path)
     holder.kill()
     holder.communicate()
@@ -44,10 +48,10 @@ def test_a_file_system_without_locks_is_refused_with_what_to_use_instead(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(
-        CommandError, match=f"^{tmp_path} is on a file system without locks .*--out file://{tmp_path}, "
-    ):
-        RunDirectory.create(tmp_path)
+    for place in (tmp_path, tmp_path / "new"):
+        with pytest.raises(CommandError, match=f"^{place} is on a file system without locks .*--out file://{place}, "):
+            RunDirectory.create(place)
+    assert tmp_path.is_dir() and not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
@@ -98,11 +102,27 @@ def test_the_best_update_has_the_highest_mean_held_out_combined_reward(tmp_path:
     assert run.best_update() == max(worth, key=lambda update: worth[update] or 0.0)
 
 
-def test_new_paths_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_begin_in_one_second_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first = new_path("imdb-tiny")
-    first.mkdir(parents=True)
-    assert not new_path("imdb-tiny").exists()
+    monkeypatch.setattr(time, "strftime", lambda form: "20260101-120000")
+    with ThreadPoolExecutor(8) as at_once:
+        runs = list(at_once.map(lambda _: RunDirectory.create(None, "imdb-tiny"), range(8)))
+    names = {f"imdb-tiny-20260101-120000{'' if number == 1 else f'-{number}'}" for number in range(1, 9)}
+    assert {run.path.name for run in runs} == {folder.name for folder in (tmp_path / "runs").iterdir()} == names
+
+
+def test_a_run_that_is_refused_before_its_first_line_takes_with_it_the_folder_that_was_made_for_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    for name in ("new", "theirs"):
+        run = RunDirectory.create(tmp_path / name)
+        run.write_settings(SETTINGS, "cory train")
+        discard(run)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"] and not list((tmp_path / "theirs").glob("*.yaml"))
+    begun = record(tmp_path / "begun", SETTINGS, updates=[0])
+    discard(begun)
+    assert len(begun.updates()) == 1
 
 
 def test_a_folder_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ from launch.commands import train
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
-from launch.run_folder.journal import Journal
 from launch.run_folder.mirror import create_run, hand_over, is_begun, open_run
 from launch.run_folder.storage import Storage, StorageError
-from tests.launch.conftest import mount, record
-from tests.launch.run_folder.conftest import SETTINGS, stored_run
+from tests.launch.conftest import mount
+from tests.launch.run_folder.conftest import SETTINGS, on_another_machine, stored_run
 from tests.launch.run_folder.test_checkpoints import write
 
 
@@ -25,7 +24,7 @@ def test_a_run_is_taken_up_from_storage_alone_and_ends_without_a_local_copy(home
     hand_over(run, SETTINGS)
     run.unlock()
     assert not list((home / "cory-rllib" / "runs").iterdir())
-    with pytest.raises(CommandError, match=f"holds a run: go on with it by `cory train --resume file://{place}`"):
+    with pytest.raises(CommandError, match=f"has a run, .*: go on with it by `cory train --resume file://{place}`"):
         create_run(f"file://{place}")
     again = open_run(f"file://{place}")
     assert [line["update"] for line in again.updates()] == list(range(7)) and again.checkpoints.empty()
@@ -75,12 +74,60 @@ def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine
     place = tmp_path / "storage" / "run"
     stored_run(place).unlock()  # ended without handing over: its local folder is still here
     shutil.rmtree(place)
-    elsewhere = record(tmp_path / "elsewhere", SETTINGS, updates=range(4))
-    elsewhere.checkpoints.save(3, write)
-    Storage(f"file://{place}").push(elsewhere.path, keep=2, best=None)
+    with on_another_machine(tmp_path):
+        stored_run(place, updates=4, saved=(0, 3)).unlock()
     again = open_run(f"file://{place}")
     again.bring()
-    assert again.checkpoints.updates() == [3] and again.updates() == elsewhere.updates()
+    assert again.checkpoints.updates() == [3] and [line["update"] for line in again.updates()] == list(range(4))
+
+
+def test_what_this_machine_did_after_another_had_taken_the_run_over_is_not_lost_if_that_came_no_further(
+    home: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "storage" / "run"
+    run = stored_run(place)
+    run.checkpoints.save(9, write)
+    run.unlock()  # storage could not be written
+    with on_another_machine(tmp_path):
+        other = open_run(f"file://{place}")
+        other.bring()
+        assert other.checkpoints.updates() == [6]
+        other.unlock()
+    open_run(f"file://{place}").unlock()
+    assert run.checkpoints.updates() == [0, 6, 9]
+    with on_another_machine(tmp_path):
+        other = open_run(f"file://{place}")
+        other.bring()
+        assert other.checkpoints.updates() == [9]
+        other.checkpoints.save(12, write)
+        other.mirror(keep=2)
+        other.unlock()
+    again = open_run(f"file://{place}")
+    again.bring()
+    assert again.checkpoints.updates() == [12]
+
+
+def test_a_run_that_an_earlier_version_left_here_and_in_storage_is_taken_up_where_it_is_further(
+    home: Path, tmp_path: Path
+) -> None:
+    for here, other in ((True, False), (False, False), (True, True)):
+        place = tmp_path / "storage" / f"run-{here}-{other}"
+        run = stored_run(place)
+        if here:
+            run.checkpoints.save(9, write)
+        run.unlock()
+        for folder in (run.path, place):
+            (folder / "run.id").unlink()
+            (folder / ".lease").unlink()
+        if other:  # what this machine has is of a run that was there before
+            run.write_settings(SETTINGS, "cory train")
+            config = place / "config.yaml"
+            config.write_text(config.read_text().replace("# cory train", "# cory train lr=1e-3", 1))
+        again = open_run(f"file://{place}")
+        again.bring()
+        assert again.reached() == (9 if here and not other else 6)
+        assert again.settings() == SETTINGS and len(again.updates()) == 7
+        again.unlock()
 
 
 def test_a_folder_and_its_uri_are_one_run_that_one_process_trains(home: Path, tmp_path: Path) -> None:
@@ -109,7 +156,7 @@ def test_a_run_whose_checkpoints_never_arrived_is_not_replaced_and_goes_on_from_
     place.mkdir()
     for name in arrived:
         shutil.copy(run.path / name, place)
-    with pytest.raises(CommandError, match=f"{run.path} on .* by `cory train --resume file://{place}` on that machine"):
+    with pytest.raises(CommandError, match=f"or in {run.path} on .* by `cory train --resume file://{place}`, or name"):
         create_run(f"file://{place}")
     assert run.checkpoints.updates() == [0, 6]
     assert is_begun(f"file://{place}") and not is_begun(f"file://{place}2")
@@ -137,17 +184,14 @@ def test_updates_that_were_done_anew_after_a_failure_are_not_lost_where_storage_
     assert RunDirectory.open(place).updates() == again.updates()
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_is_opened_with_nothing_to_go_on_from(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_failed_before_its_first_checkpoint_is_nothing_to_go_on_with(home: Path, tmp_path: Path) -> None:
     uri = f"file://{tmp_path / 'storage' / 'run'}"
     run = create_run(uri)
     run.write_settings(SETTINGS, "cory train")
     run.mirror(keep=2)
     run.unlock()
-    again = open_run(uri)
-    again.bring()
-    assert again.settings() == SETTINGS and again.reached() == -1
+    with pytest.raises(CommandError, match=f"^{uri} has no run with a checkpoint to go on from"):
+        open_run(uri)
 
 
 def test_a_copy_of_the_metrics_that_was_cut_off_is_of_the_same_run(home: Path, tmp_path: Path) -> None:
@@ -167,14 +211,11 @@ def test_a_run_of_which_storage_has_only_the_start_is_not_taken_for_another_on_t
     place = tmp_path / "storage" / "run"
     stored_run(place).unlock()
     shutil.rmtree(place)
-    elsewhere = RunDirectory.create(tmp_path / "elsewhere")
-    elsewhere.write_settings(SETTINGS, "cory train lr=1e-3")
-    elsewhere.metrics.append({"update": 0})
-    elsewhere.checkpoints.save(0, write)
-    Storage(f"file://{place}").push(elsewhere.path, keep=2, best=None)
+    with on_another_machine(tmp_path):
+        stored_run(place, updates=1, saved=(0,)).unlock()
     again = open_run(f"file://{place}")
     again.bring()
-    assert again.checkpoints.updates() == [0] and "lr=1e-3" in (again.path / "config.yaml").read_text()
+    assert again.checkpoints.updates() == [0] and len(again.updates()) == 1
 
 
 def test_what_was_drawn_after_the_last_checkpoint_arrived_is_not_lost_where_storage_failed_then(
@@ -189,8 +230,12 @@ def test_what_was_drawn_after_the_last_checkpoint_arrived_is_not_lost_where_stor
     assert RunDirectory.open(place).curves.read_text() == "drawn"
     again.unlock()
 
-    # Another machine goes on, and is killed before its next checkpoint: what it recorded is not written over.
-    Journal(place / "metrics.jsonl").append({"update": 7})
+    # Another machine goes on, and fails before its next checkpoint: what it recorded is not written over.
+    with on_another_machine(tmp_path):
+        other = open_run(f"file://{place}")
+        other.metrics.append({"update": 7})
+        other.mirror(keep=2)
+        other.unlock()
     again = open_run(f"file://{place}")
     assert len(again.updates()) == 8 and again.checkpoints.empty()
 
@@ -224,7 +269,7 @@ def test_a_run_that_is_done_in_storage_is_told_so_and_leaves_nothing_here(
     assert train.main(command) == 0
     assert "is done: it has all of its 6 updates. To lengthen it: " in capsys.readouterr().out
     own = [name for name in copied if not name.startswith("checkpoints/")]
-    assert sorted(own) == ["config.yaml", "metrics.jsonl"]
+    assert sorted(own) == ["config.yaml", "metrics.jsonl", "run.id"]
     assert (copied == own) == (command[0] != "--resume")  # which looks whether it is whole
     assert not list((home / "cory-rllib" / "runs").iterdir())
 

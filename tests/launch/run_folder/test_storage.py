@@ -12,7 +12,7 @@ from pyarrow.fs import FileSystem, LocalFileSystem, _MockFileSystem
 
 from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
-from launch.run_folder.storage import Storage, StorageError, check_place
+from launch.run_folder.storage import REPORTED, Storage, StorageError, check_place
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
@@ -90,6 +90,36 @@ def test_a_copy_to_look_at_has_a_checkpoints_part_when_it_is_asked_for_and_follo
     assert copy.checkpoints.updates() == [6, 9] and [line["update"] for line in copy.updates()] == list(range(10))
     storage.bring(chosen, "deep/")
     assert (chosen / "deep" / "weights").read_text() == "new"
+
+
+def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: RunDirectory, tmp_path: Path) -> None:
+    files = _MockFileSystem()
+    storage = Storage("test://bucket/run", (files, "bucket/run"))
+    storage.push(run.path, keep=2, best=None)
+    for key in (
+        "evaluation/../../out/evaluation.json",
+        "checkpoints/update_000012/../../../out/weights",
+        "../out/log.txt",
+    ):
+        files.create_dir(f"bucket/run/{key.rpartition('/')[0]}", recursive=True)
+        with files.open_output_stream(f"bucket/run/{key}") as stream:
+            stream.write(b"evil")
+    copy = tmp_path / "deep" / "copy"
+    storage.fetch(copy)
+    storage.fetch_checkpoint(copy)
+    storage.refresh(copy, REPORTED)
+    storage.bring(copy / "checkpoints" / "update_000012", "")
+    assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["copy"]
+    assert not [file for file in copy.rglob("*") if file.is_file() and file.read_bytes() == b"evil"]
+
+
+def test_a_star_in_a_pattern_stands_for_one_folder(run: RunDirectory, storage: Storage, tmp_path: Path) -> None:
+    for place in ("best-1234", "mine/best-5678"):
+        (run.path / "evaluation" / place).mkdir(parents=True)
+        (run.path / "evaluation" / place / "evaluation.json").write_text("{}")
+    storage.push(run.path, keep=2, best=None)
+    storage.refresh(tmp_path / "copy", REPORTED)
+    assert [file.parent.name for file in (tmp_path / "copy").rglob("evaluation.json")] == ["best-1234"]
 
 
 def test_a_copy_that_breaks_off_anywhere_leaves_only_whole_checkpoints_with_their_metrics(

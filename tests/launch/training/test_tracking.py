@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,8 +108,33 @@ def test_weights_and_biases_keeps_a_run_without_a_network_and_under_one_id(tmp_p
         assert exit_code_in(file) == (1 if update == 1 else 0)
 
 
+def test_the_variables_of_weights_and_biases_say_where_and_how_a_run_is_kept_but_not_its_id(tmp_path: Path) -> None:
+    run = record(tmp_path / "here", Settings(updates=12), updates=range(2))
+    own = {"PROJECT": "theirs", "NAME": "mine", "ENTITY": "team", "RUN_GROUP": "seeds", "JOB_TYPE": "train"}
+    own |= {"TAGS": "one,two", "NOTES": "why", "RUN_ID": "another", "DIR": str(tmp_path / "kept")}
+    (tmp_path / "kept").mkdir()
+    written = subprocess.run(
+        [sys.executable, "-c", OFFLINE, str(run.path)],
+        env={**ENVIRONMENT, **{f"WANDB_{key}": value for key, value in own.items()}, "WANDB_MODE": "offline"},
+        input=json.dumps(run.updates()[1]) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert written.returncode == 0, written.stderr
+    name = (run.path / "wandb.id").read_text()
+    (file,) = (tmp_path / "kept" / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb")
+    kept = record_in(file, "run").run
+    assert (kept.project, kept.display_name, kept.entity, kept.run_id) == ("theirs", "mine", "team", name)
+    assert (kept.run_group, kept.job_type, list(kept.tags), kept.notes) == ("seeds", "train", ["one", "two"], "why")
+
+
 def exit_code_in(file: Path) -> int:
-    """Returns how a run ended, by the file that Weights & Biases wrote: a magic number, then records with headers."""
+    return int(record_in(file, "exit").exit.exit_code)
+
+
+def record_in(file: Path, kind: str) -> Any:
+    """Returns a record of the file that Weights & Biases wrote: a magic number, then records with headers."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, record = file.read_bytes()[7:], Record()
@@ -116,9 +142,9 @@ def exit_code_in(file: Path) -> int:
         _, length, _ = struct.unpack("<IHB", data[:7])
         record.ParseFromString(data[7 : 7 + length])
         data = data[7 + length :]
-        if record.HasField("exit"):
-            return int(record.exit.exit_code)
-    raise AssertionError("it did not end")
+        if record.HasField(kind):
+            return record
+    raise AssertionError(f"it has no {kind}")
 
 
 KILLED = """

@@ -1,0 +1,47 @@
+"""What a result was made with, where what is asked hangs, fails or is not there."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.run_folder import environment
+from launch.run_folder.environment import hardware, versions
+
+CHECKOUT = Path(__file__).parents[3]
+
+
+def put(folder: Path, script: str) -> None:
+    """Puts programs in the place of those that are asked."""
+    for name in ("git", "nvidia-smi"):
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+
+def test_programs_that_hang_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "trap '' TERM; exec sleep 60")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(environment, "PATIENCE", 0.5)
+    began = time.monotonic()
+    assert hardware()["gpu"] is None and " " not in versions()["cory-rllib"].removeprefix("(a checkout)")
+    assert time.monotonic() - began < 20
+
+
+def test_what_a_program_that_fails_prints_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "echo NVIDIA-SMI has failed; exit 9")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert hardware()["gpu"] is None
+
+
+def test_gpus_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "echo one; echo two")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert hardware()["gpu"] == "one, two"
+
+
+@pytest.mark.skipif(not (CHECKOUT / ".git").exists(), reason="no checkout")
+def test_a_checkout_is_known_by_its_commit() -> None:
+    command = ["git", "-C", str(CHECKOUT), "rev-parse", "--short=12", "HEAD"]
+    head = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert versions()["cory-rllib"].removesuffix("-dirty").endswith(head)

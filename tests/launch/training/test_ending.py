@@ -1,0 +1,104 @@
+"""How a run ends: nothing of it is lost by a signal that comes late, or by what fails after the last update."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from launch.console.interrupts import Interrupts
+from launch.display.terminal import Terminal
+from launch.run_folder.directory import RunDirectory
+from launch.training import training
+from policies.settings.settings import Settings
+from tests.launch.conftest import ENVIRONMENT, record
+
+ENDING = """
+import signal, sys
+from pathlib import Path
+from launch.display import curves
+from launch.run_folder.mirror import create_run
+from launch.training import training
+from tests.launch.conftest import record
+from tests.launch.run_folder.conftest import SETTINGS
+
+uri, recorded, happens = sys.argv[1:]
+run = create_run(uri)
+run.write_settings(SETTINGS, "cory train")
+for line in record(Path(recorded), SETTINGS).updates():
+    run.metrics.append(line)
+run.checkpoints.save(12, lambda folder: (folder / "weights").write_text("learned"))
+
+def work(self, *_):  # all updates are done
+    self.interrupts.training = True
+    return 12
+
+training._Run.work = work
+
+def draw(*_):
+    if happens == "signal":
+        signal.raise_signal(signal.SIGTERM)
+    elif happens == "signals":
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        raise ValueError("no fonts")
+
+curves.draw = draw
+raise SystemExit(training.train(run, SETTINGS, 0, quiet=True, debug=True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("happens", "code", "said"),
+    [("signal", 0, ""), ("signals", 143, "Update 12 is saved. Go on with"), ("defect", 1, "ValueError: no fonts")],
+)
+def test_what_happens_after_the_last_update_costs_nothing_of_a_run(
+    tmp_path: Path, happens: str, code: int, said: str
+) -> None:
+    place = tmp_path / "storage" / "run"
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING, f"file://{place}", str(tmp_path / "recorded"), happens],
+        env={**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, said in ended.stdout + ended.stderr) == (code, True), ended.stdout + ended.stderr
+    local = list((tmp_path / "cache" / "cory-rllib" / "runs").iterdir())
+    if happens == "signals":  # the second one aborts at once, and all is on this machine
+        assert local
+    else:
+        assert RunDirectory.open(place).checkpoints.choose("latest")[0] == 12 and not local
+
+
+class SignalledLate(int):
+    """A period of saving, at the look at which a signal comes: after it was asked whether one had come."""
+
+    def __rmod__(self, update: int) -> int:
+        """Says that the period is not over."""
+        if update == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return 1
+
+
+def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: Path) -> None:
+    settings = Settings(updates=12, samples_every=100).model_copy(update={"checkpoint_every": SignalledLate(10)})
+    run = record(tmp_path / "run", Settings(updates=12), updates=[0])
+    lines = iter(record(tmp_path / "other", Settings(updates=12)).updates()[1:])
+    algo = SimpleNamespace(updates=0, save_to_path=lambda folder: (Path(folder) / "weights").write_text("learned"))
+
+    def learn() -> dict[str, Any]:
+        algo.updates += 1
+        return {"cory": {**next(lines), "samples": [], "collapsed": False}}
+
+    algo.train = learn
+    terminal = Terminal(settings, sys.stdout, bar=False)
+    interrupts = Interrupts(lambda: None)
+    with terminal, interrupts:
+        training._Run(run, settings, terminal, interrupts, debug=True)._loop(cast(Any, algo))
+    assert interrupts.requested == signal.SIGTERM and algo.updates == 2
+    assert run.checkpoints.updates() == [2] and [line["update"] for line in run.updates()] == [0, 1, 2]
