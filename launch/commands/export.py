@@ -54,10 +54,11 @@ def export(options: argparse.Namespace) -> int:
         CommandError: no such run, checkpoint or policy, or a folder that is in use.
     """
     from launch.cluster import session
+
+    session.quiet_libraries(options.debug)  # before the libraries are imported
     from launch.models.export import free_folder, warnings_of, write
     from launch.models.trained import open_trained
 
-    session.quiet_libraries(options.debug)
     place = free_folder(options.out)
     trained = open_trained(options.run, options.checkpoint)
     if options.policy is None and trained.settings.num_agents > 1:
