@@ -25,6 +25,11 @@ REGISTERING = 15
 """Seconds within which a head that has just started knows of itself as a node."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 """The variable by which a job says how long Ray lets it end by itself when it is stopped."""
+STOP_SECONDS = "3600"
+"""How long Ray lets a stopped job finish its update and save it, before it kills it; by itself it waits 3 seconds.
+
+No more than a bound on a driver that hangs: updates of large models take many minutes.
+"""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import logging
 import os
 import shlex
 import sys
@@ -10,31 +9,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launch.cluster import room
-from launch.cluster.client import STOP_WAIT, add_address, answers_told, connect, nodes
+from launch.cluster.client import STOP_SECONDS, STOP_WAIT, add_address, answers_told, connect, nodes
+from launch.cluster.jobs import check_free, follow
+from launch.cluster.upload import check_size
 from launch.console.credentials import FILE, is_secret, secret_in
 from launch.console.errors import CommandError
 from launch.console.parser import INTERRUPTED, Parser, run
 from policies.settings.placement import Process
 
-if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
-
 KEPT = {"train": "run", "tune": "search"}
 """Commands that keep what they do, and go on with it."""
-LARGEST = 50 * 2**20  # bytes that may be uploaded
 ELSEWHERE = (
     "Write it into a file on the nodes and name that with --secrets FILE, or set it in the environment of the nodes."
 )
 """Where a secret belongs."""
-STOP_SECONDS = "3600"
-"""How long Ray lets a stopped job finish its update and save it, before it kills it; by itself it waits 3 seconds.
-
-No more than a bound on a driver that hangs: updates of large models take many minutes.
-"""
-
 EPILOG = """examples:
   cory submit --storage /shared/runs --name first -- train imdb-tiny num_runners=2
   cory submit --address http://head:8265 --storage s3://bucket/runs --name big -- train -c mine.yaml
@@ -91,8 +81,6 @@ def _parser() -> Parser:
 
 
 def _submit(options: argparse.Namespace, words: list[str]) -> int:
-    from launch.commands.jobs import follow
-
     words, name, place = _command(options, words)
     environment = _environment(options)
     own = Process("job", 1, options.num_cpus, options.num_gpus, _resources(options.resources))
@@ -101,7 +89,7 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
     if not options.unchecked:
         check_cluster(words, own, nodes(client.get_address()), options.working_dir)
     if place is not None:
-        _check_free(client, place)
+        check_free(client, place)
     with answers_told(client):
         job = client.submit_job(
             entrypoint=shlex.join(["python", "-m", "launch.main", *words]),
@@ -195,37 +183,6 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     return pairs
 
 
-def check_size(folder: Path) -> None:
-    """Refuses to upload a folder that is too large.
-
-    Raises:
-        CommandError: it has more than 50 MiB, without what Ray leaves behind; the biggest files are named.
-    """
-    # What Ray uploads is said by its own walk alone: nested ignore files, and defaults that change.
-    from ray._private.ray_constants import get_runtime_env_default_excludes
-    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
-
-    if not folder.is_dir():
-        raise CommandError(f"--working-dir {folder} is no folder.")
-    folder, sizes = folder.resolve(), {}
-
-    def note(path: Path) -> None:
-        if path.is_file():
-            sizes[path] = path.stat().st_size
-
-    quiet = logging.getLogger(__name__)
-    ignoring = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
-    _dir_travel(folder, [_get_excludes(folder, get_runtime_env_default_excludes())], note, ignoring, quiet)
-    total = sum(sizes.values())
-    if total > LARGEST:
-        biggest = sorted(sizes, key=lambda path: -sizes[path])[:5]
-        named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] / 2**20:.1f} MiB)" for path in biggest)
-        raise CommandError(
-            f"{folder} has {total / 2**20:.0f} MiB to upload, and 50 are the limit: {named}. Name in .rayignore what "
-            "the job does not need, and keep models and data on storage that the nodes reach."
-        )
-
-
 def check_cluster(words: Sequence[str], job: Process, found: Sequence[room.Node], folder: Path = Path()) -> None:
     """Refuses what a cluster cannot place, whatever ends on it: Ray would wait for ever.
 
@@ -270,21 +227,3 @@ def _check_search(asked_for: argparse.Namespace, job: Process, nodes: Sequence[r
 
     search, _ = read_search(asked_for)
     check_room(search, list(points(search.settings, search.axes)), nodes, beside=[job])
-
-
-def _check_free(client: "JobSubmissionClient", place: str) -> None:
-    """Refuses a run or search that a job of this cluster is at work on."""
-    with answers_told(client):
-        jobs = client.list_jobs()
-    for job in jobs:
-        other = (job.metadata or {}).get("run")
-        if other and _path(other) == _path(place) and not job.status.is_terminal():
-            raise CommandError(
-                f"Job {job.submission_id} is at work on {place}. Follow it with `cory jobs logs "
-                f"{job.submission_id}`, or stop it first: `cory jobs stop {job.submission_id}`."
-            )
-
-
-def _path(place: str) -> str:
-    """Returns a place such that a folder and its URI are the same."""
-    return place.removeprefix("file://").rstrip("/")

@@ -13,8 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from launch.cluster.client import STOP_WAIT
-from launch.commands.submit import STOP_SECONDS
+from launch.cluster.client import STOP_SECONDS, STOP_WAIT
 from launch.commands.train import parse
 from launch.console.configuration import resolve
 from tests.docker.conftest import manifests, pins

@@ -14,9 +14,9 @@ import pytest
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from launch.cluster.client import connect
+from launch.cluster.jobs import check_free, follow
 from launch.cluster.session import ray_session
 from launch.commands import jobs
-from launch.commands.submit import _check_free
 from launch.console.errors import CommandError
 from tests.launch.conftest import ENVIRONMENT
 
@@ -94,7 +94,7 @@ def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there
             "500: OSError: no GCS. The logs of its dashboard, on the head, say more.\n"
         )
     with pytest.raises(CommandError, match="does not do what it is asked"):
-        _check_free(connect(dashboard.address), "/shared/one")
+        check_free(connect(dashboard.address), "/shared/one")
 
 
 def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboard: Dashboard) -> None:
@@ -113,7 +113,7 @@ def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
         told = capsys.readouterr().err
         assert told.startswith("Warning: The cluster at") and told.endswith(" Asking again for a minute.\n")
         assert told.count("\n") == 1
-    monkeypatch.setattr(jobs, "PATIENCE", 0.0)
+    monkeypatch.setattr("launch.cluster.jobs.PATIENCE", 0.0)
     dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad")]
     assert jobs.main(["logs", "one"]) == 2
     assert capsys.readouterr().err.startswith("Error: The cluster at")
@@ -143,7 +143,7 @@ def test_a_job_is_no_longer_followed_when_nobody_reads_what_it_says(monkeypatch:
     with open(writer, "w", buffering=1) as output:
         monkeypatch.setattr(sys, "stdout", output)
         with pytest.raises(BrokenPipeError):
-            jobs.follow(cast(JobSubmissionClient, Talking()), "one")
+            follow(cast(JobSubmissionClient, Talking()), "one")
         with contextlib.suppress(BrokenPipeError):
             output.close()
 

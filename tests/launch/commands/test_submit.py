@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
-from launch.commands.submit import _check_free, _command, _environment, _parser, check_cluster, check_size, main
+from launch.cluster.jobs import check_free
+from launch.cluster.upload import check_size
+from launch.commands.submit import _command, _environment, _parser, check_cluster, main
 from launch.console.credentials import is_secret, load_secrets, on_workers
 from launch.console.errors import CommandError
 from policies.settings.placement import Process
@@ -202,10 +204,10 @@ def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -
     )
     for place in ("file:///shared/one", "/shared/one", "/shared/one/"):
         with pytest.raises(CommandError, match=f"raysubmit_1 is at work on {place}"):
-            _check_free(Client(), place)
-    _check_free(Client(), "/shared/two")
+            check_free(Client(), place)
+    check_free(Client(), "/shared/two")
     job.status = JobStatus.STOPPED
-    _check_free(Client(), "/shared/one")
+    check_free(Client(), "/shared/one")
 
 
 NODE = """

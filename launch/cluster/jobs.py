@@ -1,0 +1,112 @@
+"""A job on a Ray cluster: what it is at work on, its output until it ends, what becomes of it when it is stopped."""
+
+import asyncio
+import re
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from launch.cluster.client import STOP_WAIT, Unanswered, answers_told
+from launch.console.errors import CommandError
+from launch.console.patience import PATIENCE, patiently
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails, JobSubmissionClient
+
+STOPPED = 143
+"""Exit code of a job that was stopped: what SIGTERM gives its driver."""
+SAVING = re.compile(r"\b(cory |launch\.main )(train|tune|study)\b")
+"""Commands that finish an update and save it when they are stopped."""
+
+
+def check_free(client: "JobSubmissionClient", place: str) -> None:
+    """Refuses a run or search that a job of this cluster is at work on.
+
+    Raises:
+        CommandError: such a job, which is named.
+        Unanswered: the cluster refuses to say, or is gone.
+    """
+    with answers_told(client):
+        jobs = client.list_jobs()
+    for job in jobs:
+        other = (job.metadata or {}).get("run")
+        if other and _path(other) == _path(place) and not job.status.is_terminal():
+            raise CommandError(
+                f"Job {job.submission_id} is at work on {place}. Follow it with `cory jobs logs "
+                f"{job.submission_id}`, or stop it first: `cory jobs stop {job.submission_id}`."
+            )
+
+
+def _path(place: str) -> str:
+    """Returns a place such that a folder and its URI are the same."""
+    return place.removeprefix("file://").rstrip("/")
+
+
+def details(client: "JobSubmissionClient", job: str) -> "JobDetails":
+    """Returns what the cluster knows about a job.
+
+    Raises:
+        CommandError: there is no such job.
+        Unanswered: the cluster refuses to say, or is gone.
+    """
+    with answers_told(client, job):
+        return client.get_job_info(job)
+
+
+def later_details(client: "JobSubmissionClient", job: str) -> "JobDetails":
+    """Returns what the cluster knows about a job half a second later, or when it answers again.
+
+    Raises:
+        CommandError: there is no such job any more.
+        Unanswered: the cluster does not say for `PATIENCE` seconds.
+    """
+
+    def tell(error: Exception) -> None:
+        print(f"Warning: {error} Asking again for a minute.", file=sys.stderr, flush=True)
+
+    time.sleep(0.5)
+    return patiently(lambda: details(client, job), PATIENCE, Unanswered, tell)
+
+
+def follow(client: "JobSubmissionClient", job: str) -> int:
+    """Prints a job's output until it ends, and returns the exit code of its driver; 128 + that of a signal's number."""
+    info = details(client, job)
+    shown = asyncio.run(_print_from(client, job, 0))
+    while not info.status.is_terminal():
+        info = later_details(client, job)
+        shown = asyncio.run(_print_from(client, job, shown))
+    if (code := info.driver_exit_code) is not None:
+        return 128 - code if code < 0 else code
+    if info.status.value == "STOPPED":
+        return STOPPED
+    if info.status.value != "SUCCEEDED":
+        print(f"Error: job {job} failed: {info.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _print_from(client: "JobSubmissionClient", job: str, shown: int) -> int:
+    """Prints a job's output after its first `shown` characters while it runs; returns how many there are now."""
+    import aiohttp
+
+    position = 0
+    texts = aiter(client.tail_job_logs(job))
+    while True:
+        try:
+            text = await anext(texts)
+        except (aiohttp.ClientError, RuntimeError, OSError, StopAsyncIteration):
+            return max(shown, position)  # or the connection broke: whoever called asks how the job is
+        fresh = text[max(shown - position, 0) :]
+        position += len(text)
+        print(fresh, end="", flush=True)
+
+
+def promise(job: str, info: "JobDetails") -> str:
+    """Returns what becomes of a job that is stopped."""
+    if info.status.value == "PENDING":
+        return f"{job} has not started: it ends when Ray has found a place for its driver."
+    if not SAVING.search(info.entrypoint):
+        return f"{job} is told to end."
+    if STOP_WAIT not in (info.runtime_env or {}).get("env_vars", {}):
+        return f"{job} has 3 seconds to save its update, as it was sent without {STOP_WAIT}; then Ray kills it."
+    return f"{job} finishes its update and saves it."
