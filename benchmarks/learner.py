@@ -125,10 +125,11 @@ def build(s: Settings) -> dict[str, PolicyLearner]:
 def learn(learners: Mapping[str, PolicyLearner], played: Mapping[str, Rows], s: Settings, update: int) -> None:
     """One update, in the three steps of `Cory.training_step`."""
     rows = {name: {**each, **learners[name].score(each)} for name, each in played.items()}
-    for name, rewards in pay(rows, s.partner_reward).items():
+    estimations = {name: Estimation(s.hyperparameters) for name in rows}
+    for name, rewards in pay(rows, s.credited, estimations).items():
         rows[name]["rewards"] = rewards
         measure_rows(rows[name], s.report_kl_coef)
-        rows[name] |= Estimation(s.hyperparameters).estimate(rows[name])[0]
+        rows[name] |= estimations[name].estimate(rows[name])[0]
         learners[name].update(rows[name], update, s.kl_coef)
 
 

@@ -36,6 +36,7 @@ from policies.health import COLLAPSE, Health
 from policies.learning.credit import pay
 from policies.learning.estimation import Estimation
 from policies.learning.measures import measure
+from policies.learning.rows import at_position
 from policies.models.weights import Weights
 from policies.report import update_report
 from policies.rllib.causal_lm_module import CausalLMModule
@@ -212,13 +213,17 @@ class Cory(Algorithm):
             for name, scores in self.learners.score(rows).items():
                 rows[name] |= scores
 
-            # 3. Each response is paid, and compared with what was to be expected.
+            # 3. Each response is paid for what it brought about, and compared with what was to be expected.
             figures = {name: measure(each, s.report_kl_coef) for name, each in rows.items()}
-            for name, rewards in pay(rows, s.partner_reward).items():
+            for name, rewards in pay(rows, s.credited, self.estimations).items():
                 rows[name]["rewards"] = rewards
                 columns, estimated = self.estimations[name].estimate(rows[name])
                 rows[name] |= columns
                 figures[name] |= estimated
+            of_role = {
+                role: measure(at_position(rows[mapping(role)], position), s.report_kl_coef)
+                for position, role in enumerate(mapping.roles)
+            }
 
             # 4. Every LLM learns from its own responses.
             coefs = {name: estimation.kl_coef for name, estimation in self.estimations.items()}
@@ -249,7 +254,7 @@ class Cory(Algorithm):
             "update": self.updates,
             "exchanges": self.exchanges,
             "exchanged": False,
-            **update_report(rollouts, mapping, figures),
+            **update_report(rollouts, mapping, figures, of_role),
             "weight_version_lag": self.updates - 1 - min(rollout.version for rollout in rollouts),
         }
         self._report["tokens_per_second"] = self._report["tokens"] / self._seconds["rollout"]

@@ -11,6 +11,7 @@ import numpy as np
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_STREAM
 from policies.learning.measures import MEASURED, measure_responses
+from policies.learning.rows import at_position
 from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_of
 from policies.rollout.chain_runner import Rollout
@@ -47,11 +48,11 @@ class Evaluator:
         out: dict[str, dict[str, float]] = {}
         for module_id in self.settings.modules:
             _, figures = self.measure(deals, RoleMapping(("pioneer",), (module_id,)), "validation")
-            if module_id not in figures:
+            if not figures:
                 logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, module_id)
                 out[module_id] = dict.fromkeys(MEASURED, float("nan"))
                 continue
-            out[module_id] = {name: float(figures[module_id][name].mean()) for name in MEASURED}
+            out[module_id] = {name: float(figures["pioneer"][name].mean()) for name in MEASURED}
         mean = {name: float(np.mean([each[name] for each in out.values()])) for name in MEASURED}
         return {**out, "mean": mean}
 
@@ -66,14 +67,17 @@ class Evaluator:
             split: of the task.
 
         Returns:
-            The rollouts, and by LLM what `measure_responses` gives for them: fp32 `[B]` each, in the order played.
+            The rollouts, and by role what `measure_responses` gives for them: fp32 `[C]` each, in the order played;
+            nothing where the reward failed on every query.
         """
         rollouts = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split=split)
         rows = rows_of([episode for rollout in rollouts for episode in rollout.episodes])
+        scored = {name: rows[name] | scores for name, scores in self.learners.score(rows).items()}
         figures = {}
-        for name, scores in self.learners.score(rows).items():
-            measured = measure_responses(rows[name] | scores, self.settings.report_kl_coef)
-            figures[name] = {key: column.numpy() for key, column in measured.items()}
+        for position, role in enumerate(mapping.roles) if scored else ():
+            of_role = at_position(scored[mapping(role)], position)
+            measured = measure_responses(of_role, self.settings.report_kl_coef)
+            figures[role] = {key: column.numpy() for key, column in measured.items()}
         return rollouts, figures
 
     def samples(self, mapping: RoleMapping, count: int) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ class Health:
         (pioneer, leading), *later = roles.items()
         for role, figures in later:
             gap = effect_size(figures, leading)
-            if abs(gap) * math.sqrt(s.responses / 2) < CHANCE:
+            if abs(gap) * math.sqrt(s.chains / 2) < CHANCE:
                 continue
             rewards = f"task reward {figures['task_reward']:.2f} against {leading['task_reward']:.2f}"
             if s.knowledge_transfer and gap < -s.max_observer_loss:

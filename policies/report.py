@@ -12,10 +12,15 @@ from policies.rollout.chain_runner import Rollout
 from policies.rollout.role_mapping import RoleMapping
 
 SAMPLES_SHOWN = 4
+OF_ROLE = (*MEASURED, "task_reward_std", "explained_variance")
+"""What is reported of a role, the last with a critic alone."""
 
 
 def update_report(
-    rollouts: Sequence[Rollout], mapping: RoleMapping, policy: Mapping[str, Mapping[str, float]]
+    rollouts: Sequence[Rollout],
+    mapping: RoleMapping,
+    policy: Mapping[str, Mapping[str, float]],
+    role: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
     """Puts together what an update showed, but for what the algorithm counts and times.
 
@@ -23,14 +28,12 @@ def update_report(
         rollouts: what was played.
         mapping: who played which role.
         policy: of each LLM what was measured of its responses and its learning.
+        role: of each role what was measured of the responses in it.
     """
     return {
         "roles": mapping.as_dict(),
         "policy": policy,
-        "role": {
-            role: {name: policy[mapping(role)][name] for name in (*MEASURED, "task_reward_std")}
-            for role in mapping.roles
-        },
+        "role": {each: {name: figures[name] for name in OF_ROLE if name in figures} for each, figures in role.items()},
         "sampler_gap_mean": float(np.mean([figures["sampler_gap_mean"] for figures in policy.values()])),
         "sampler_gap_max": max(figures["sampler_gap_max"] for figures in policy.values()),
         "tokens": sum(rollout.tokens for rollout in rollouts),

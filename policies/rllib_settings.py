@@ -70,7 +70,7 @@ def derive(config: AlgorithmConfig, s: Settings) -> None:
         custom_resources_per_learner=named_resources("learner_resources", s.learner_resources),
         add_default_connectors_to_learner_pipeline=False,
     )
-    config.train_batch_size_per_learner = s.responses * s.num_agents // learners  # of RLlib's own reports
+    config.train_batch_size_per_learner = s.chains * s.num_agents // learners  # of RLlib's own reports
     config.fault_tolerance(restart_failed_env_runners=True, ignore_env_runner_failures=False)
     config.callbacks(RoleExchange)
 

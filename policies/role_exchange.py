@@ -31,9 +31,9 @@ class RoleExchange(RLlibCallback):
     """
 
     def on_train_result(self, *, algorithm: Rotating, result: dict[str, Any], **kwargs: Any) -> None:
-        """Exchanges roles when their time has come; one agent alone has nobody to exchange with."""
+        """Exchanges roles when their time has come; one LLM alone has nobody to exchange with."""
         period = algorithm.settings.exchange_period
-        alone = algorithm.settings.num_agents == 1
+        alone = len(algorithm.settings.modules) == 1
         if period is not None and algorithm.updates_since_exchange >= period and not alone:
             algorithm.exchange_roles()
             result["cory"].update(exchanged=True, exchanges=algorithm.exchanges)

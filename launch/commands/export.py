@@ -61,7 +61,7 @@ def export(options: argparse.Namespace) -> int:
 
     place = free_folder(options.out)
     trained = open_trained(options.run, options.checkpoint)
-    if options.policy is None and trained.settings.num_agents > 1:
+    if options.policy is None and len(trained.settings.modules) > 1:
         raise CommandError(f"Which policy? Name it with --policy: {', '.join(trained.settings.modules)}.")
     policy = options.policy or trained.settings.modules[0]
     trained.check_policies([policy])

@@ -102,7 +102,7 @@ def _needs(settings: Settings, model: Any) -> dict[str, list[Memory]]:
 
 
 def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Memory]]) -> None:
-    engines = 1 if settings.weights == "lora" else settings.num_agents
+    engines = 1 if settings.weights == "lora" else len(settings.modules)
     does = {
         "driver": " and ".join(
             ["leads"] + ["learns"] * (settings.num_learners == 0) + ["generates"] * (settings.num_runners == 0)

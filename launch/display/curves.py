@@ -34,7 +34,7 @@ def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
     panels = [
         Panel(partial(_panel, updates, settings, exchanged, key, title, unit), title) for key, title, unit in PANELS
     ]
-    colours = zip(settings.modules, colours_of(settings.num_agents), strict=True)
+    colours = zip(settings.modules, colours_of(len(settings.modules)), strict=True)
     legend = [*(Key(*pair) for pair in colours), TRAINING, HELD_OUT, *([EXCHANGED] if exchanged else [])]
     Plot("curves", _title(settings), "", panels, legend).save(file)
 
@@ -52,7 +52,7 @@ def _panel(
     exchanges(panel, exchanged)
     trained = [line for line in updates if "policy" in line]
     evaluated = [line for line in updates if "evaluation" in line]
-    for module, colour in zip(settings.modules, colours_of(settings.num_agents), strict=True):
+    for module, colour in zip(settings.modules, colours_of(len(settings.modules)), strict=True):
         figures = [_number(line["policy"][module][key]) for line in trained]
         curve(panel, [line["update"] for line in trained], figures, colour)
         figures = [_number(line["evaluation"][module][key]) for line in evaluated]
@@ -66,6 +66,8 @@ def _number(value: float | None) -> float:
 def _title(settings: Settings) -> str:
     alone = settings.num_agents == 1
     method = f"Single-agent {settings.algorithm}" if alone else f"CORY, {settings.num_agents} agents"
+    if len(settings.modules) < settings.num_agents:
+        method += f" played by {len(settings.modules)} LLM{'s' * (len(settings.modules) > 1)}"
     if not alone and not settings.critic:
         method += f" by {settings.algorithm}"
     return f"{method}  ·  {settings.task}  ·  {Path(settings.model).name}"

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from launch.display.tables import written
 from launch.run_folder.records import Figures, Update, mean_over_policies
+from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", "combined", 9))
@@ -38,10 +39,10 @@ class Rows:
         self._arrow = arrow
         self._digits = max(len(str(settings.updates)), 3)
         self.indent = 2 * self._digits + 2
-        players = dict(zip(settings.roles, settings.modules, strict=True))
+        players = RoleMapping(settings.roles, settings.modules).as_dict()
         self._chain = max(len(self.chain(players)) + 1, CHAIN)
         room = math.inf if width is None else width - self.indent - self._chain - SPEED
-        self._shown = self._modules if GROUP * settings.num_agents <= room else ()
+        self._shown = self._modules if GROUP * len(self._modules) <= room else ()
         spread = GROUP + sum(width for *_, width in SPREAD)
         self._spread = SPREAD if not self._shown and spread <= room else ()
 

@@ -27,6 +27,7 @@ from launch.run_folder import manifest
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse
+from policies.rollout.role_mapping import RoleMapping
 from policies.settings.placement import processes
 from policies.settings.settings import Settings, deciding
 
@@ -44,6 +45,7 @@ class Lineup(NamedTuple):
 
     trained: bool
     modules: tuple[str, ...]
+    """By position."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,7 +72,8 @@ class Plan(NamedTuple):
         modules = self.settings.modules
         trained: list[tuple[str, ...]] = [(module,) for module in modules]
         if self.settings.knowledge_transfer:  # else nobody sees another's response
-            trained = [modules[turn:] + modules[:turn] for turn in range(len(modules))]
+            orders = (RoleMapping(self.settings.roles, modules, turn) for turn in range(len(modules)))
+            trained = [tuple(order.as_dict().values()) for order in orders]
         lineups = [Lineup(False, trained[0])]
         return lineups + [Lineup(True, each) for each in trained] if self.checkpoint is not None else lineups
 
@@ -203,7 +206,6 @@ def _play(plan: Plan, folder: EvaluationFolder, voice: Voice, done: int) -> None
 def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], split: Split) -> list[MeasuredChain]:
     """Plays a batch; a chain whose reward failed (`on_reward_error: skip`) is left out."""
     from policies.rollout.dealing import Deal
-    from policies.rollout.role_mapping import RoleMapping
 
     mapping = RoleMapping(role_names(len(lineup.modules)), lineup.modules)
     rollouts, figures = algo.evaluator.measure([Deal(query, sample) for query, sample in deals], mapping, split)
@@ -211,8 +213,8 @@ def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spl
     chains: list[MeasuredChain] = []
     for row, (deal, sample, episode) in enumerate(played):
         chain = MeasuredChain(query=deal.query, sample=deal.sample, responses=[])
-        for name, module, response in zip(lineup.names, lineup.modules, sample["responses"], strict=True):
-            measured = figures[module]
+        for name, response in zip(lineup.names, sample["responses"], strict=True):
+            measured = figures[response["role"]]
             chain["responses"].append(
                 MeasuredResponse(
                     role=response["role"],

@@ -128,10 +128,12 @@ def _how(settings: Settings) -> str:
     if settings.num_agents == 1:
         return settings.algorithm
     exchange = f"every {settings.exchange_period} updates" if settings.exchange_period else "never"
-    return (
-        f"CORY ([paper]({PAPER})), a chain of {settings.num_agents} copies ({', '.join(settings.roles)}) that answer "
-        f"each query in turn and exchange roles {exchange}, by {settings.algorithm}"
-    )
+    policies, roles = len(settings.modules), ", ".join(settings.roles)
+    who = f"a chain of {settings.num_agents} agents ({roles}), played by {policies} LLMs, that answer"
+    if policies == 1:
+        who = f"one LLM in all roles of a chain of {settings.num_agents} agents ({roles}) that answer"
+    turns = "" if policies == 1 else f" and exchange roles {exchange}"
+    return f"CORY ([paper]({PAPER})), {who} each query in turn{turns}, by {settings.algorithm}"
 
 
 def _load(settings: Settings, adapter: bool) -> str:

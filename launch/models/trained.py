@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from launch.run_folder.directory import RunDirectory
 from launch.run_folder.mirror import read_run
 from launch.run_folder.records import Update
 from policies.models.weights import Weights
+from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,10 +45,11 @@ class Trained(NamedTuple):
     def players(self) -> tuple[str, ...]:
         """The policies in the order in which the chain's next query would have been answered."""
         line = self.lines[-1]
-        if "roles" not in line:  # before the first update
-            return self.settings.modules
-        players = tuple(line["roles"][role] for role in self.settings.roles)
-        return players[1:] + players[:1] if line["exchanged"] else players
+        mapping = RoleMapping(self.settings.roles, self.settings.modules)
+        if "roles" in line:  # else it is before the first update
+            mapping = replace(mapping, rotation=self.settings.modules.index(line["roles"][self.settings.roles[0]]))
+            mapping = mapping.rotated() if line["exchanged"] else mapping
+        return tuple(mapping.as_dict().values())
 
     def check_policies(self, names: Sequence[str]) -> None:
         """Refuses names that no policy of the run has.

@@ -289,6 +289,8 @@ def method(settings: Settings) -> str:
     if settings.num_agents == 1:
         return settings.algorithm
     agents = "" if settings.num_agents == 2 else f" of {settings.num_agents}"
+    if len(settings.modules) < settings.num_agents:
+        agents += f" by {len(settings.modules)} LLM{'s' * (len(settings.modules) > 1)}"
     learner = "" if settings.algorithm == "PPO" else f" with {settings.algorithm}"
     return f"CORY{agents}{learner}"
 

@@ -54,7 +54,7 @@ def final_responses(algo: "Cory", count: int) -> Final:
                 query=[deal.query for rollout in rollouts for deal in rollout.deals],
                 prompt=[sample["query"] for sample in samples],
                 text=[sample["responses"][0]["text"] for sample in samples],
-                figures={name: figures[module][name].tolist() for name in OF_RESPONSE},
+                figures={name: figures["pioneer"][name].tolist() for name in OF_RESPONSE},
             )
     return Final(update=algo.updates, policy=found)
 

@@ -255,9 +255,13 @@ def _what(settings: Settings, arrow: str) -> str:
     else:
         roles = settings.roles if settings.num_agents < 4 else (*settings.roles[:2], "...", settings.roles[-1])
         by = "" if settings.critic else f" by {settings.algorithm}"
-        who = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(roles)}) learn"
+        policies = len(settings.modules)
+        played = "" if policies == settings.num_agents else f", played by {counted(policies, 'LLM')},"
+        who = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(roles)}){played} learn"
         period = settings.exchange_period
         exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
+        if policies == 1:
+            exchange = "; one LLM has nobody to exchange roles with"
     updates = counted(settings.updates, "update")
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
     return (

@@ -1,7 +1,7 @@
 """Advantages without a critic: a response is compared with other responses, not with a value that was learned.
 
-Pure functions, as in `token_ppo`. `B` responses of one LLM to the queries of one update; `queries` names the query of
-each, so equal numbers are a group: what the LLM answered, in its role, to the same query. Groups may differ in size.
+Pure functions, as in `token_ppo`. `B` responses of one LLM to the queries of one update; equal numbers in `groups` are
+what it answered to the same query in the same role. Groups may differ in size.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ def reinforce(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return token_ppo.whiten(to_go, mask, token_ppo.masked_moments(to_go, mask))
 
 
-def rloo(paid: Tensor, queries: Tensor) -> Tensor:
+def rloo(paid: Tensor, groups: Tensor) -> Tensor:
     """REINFORCE leave-one-out (Kool et al. 2019, Ahmadian et al. 2024): less the mean of the *others* of the group.
 
     Args:
         paid: `[B]`, reward of each whole response.
-        queries: `[B]`, int64.
+        groups: `[B]`, int64.
 
     Returns:
         `[B]`, fp32; 0 for a response alone in its group, which has nothing to be compared with.
     """
-    centred, size, _ = _centred(paid, queries)
+    centred, size, _ = _centred(paid, groups)
     return (centred * size / (size - 1).clamp(min=1)).float()
 
 
-def dr_grpo(paid: Tensor, queries: Tensor) -> Tensor:
+def dr_grpo(paid: Tensor, groups: Tensor) -> Tensor:
     """Dr. GRPO (Liu et al. 2025): less the mean of the group; arguments and result as of `rloo`."""
-    return _centred(paid, queries)[0].float()
+    return _centred(paid, groups)[0].float()
 
 
-def grpo(paid: Tensor, queries: Tensor) -> Tensor:
+def grpo(paid: Tensor, groups: Tensor) -> Tensor:
     """GRPO (Shao et al. 2024): less the mean of the group, by its unbiased deviation; as `rloo` otherwise.
 
     A group that is paid alike teaches nothing: all get 0.
     """
-    centred, size, group = _centred(paid, queries)
+    centred, size, group = _centred(paid, groups)
     squares = torch.zeros_like(centred).index_add(0, group, centred**2)[group]
     return (centred / ((squares / (size - 1).clamp(min=1)).sqrt() + EPSILON)).float()
 
@@ -68,9 +68,9 @@ GROUPED: dict[str, Estimator] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
 """The estimators that compare responses to the same query."""
 
 
-def _centred(paid: Tensor, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _centred(paid: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What is paid less its group's mean, the group's size, and its number; `[B]` each, float64 but the last."""
-    _, group, sizes = queries.unique(return_inverse=True, return_counts=True)
+    _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
     paid = paid.double()
     means = torch.zeros_like(sizes, dtype=torch.float64).index_add(0, group, paid) / sizes
     return paid - means[group], sizes[group].double(), group

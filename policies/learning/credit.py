@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from policies.learning.rows import Rows
+from policies.learning.estimation import Estimation
+from policies.learning.hyperparameters import Credit
+from policies.learning.rows import Rows, at_position
 
 
 def collective(task_rewards: Tensor, partner_reward: float) -> Tensor:
@@ -28,13 +30,44 @@ def collective(task_rewards: Tensor, partner_reward: float) -> Tensor:
     return task_rewards @ weights
 
 
-def pay(rows: Mapping[str, Rows], partner_reward: float) -> dict[str, Tensor]:
+def along_chain(
+    task_rewards: Tensor,
+    outlook: Callable[[int, Tensor], tuple[Tensor, Tensor]],
+    chain_gamma: float,
+    chain_lam: float,
+) -> Tensor:
+    """The chain as one trajectory: the tokens of agent 1, then of agent 2, …, with r_i at the last token of agent i.
+
+    What comes after agent i's last token is worth γ_c · ((1 − λ_c) · V_{i+1} + λ_c · G_{i+1}): V_{i+1} is the next
+    agent's critic before its first token, G_{i+1} its return from there, which holds what comes after it in turn. Paid
+    at the last token, that makes generalised advantage estimation within agent i's response one over the rest of the
+    chain, with γ_c and λ_c where agents meet. γ_c = 0 is the own reward alone; γ_c = 1 is the reward to go with
+    λ_c = 1, and r_i + V_{i+1} with λ_c = 0.
+
+    Args:
+        task_rewards: `[C, n]`, float64.
+        outlook: of a position, and of what it is paid in each chain `[C]`: V and G of each chain, `[C]` each.
+        chain_gamma: γ_c, discount from an agent to the next.
+        chain_lam: λ_c.
+
+    Returns:
+        `[C, n]`, float64.
+    """
+    paid = task_rewards.clone()
+    for position in range(task_rewards.shape[1] - 1, 0, -1):
+        value, to_go = outlook(position, paid[:, position])
+        paid[:, position - 1] += chain_gamma * ((1.0 - chain_lam) * value + chain_lam * to_go)
+    return paid
+
+
+def pay(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Estimation]) -> dict[str, Tensor]:
     """Joins the rows of all LLMs by chain, and returns what each row is paid.
 
     Args:
         rows: by LLM; of their columns `chains` and `positions`, which together hold every position of every chain once,
-            and `task_rewards`.
-        partner_reward: as in `collective`.
+            and `task_rewards`. For credit along the chain they are scored.
+        credit: who is paid for what.
+        estimations: by LLM; asked for the outlook of its responses, for credit along the chain.
 
     Returns:
         By LLM `[B]`, fp32.
@@ -43,5 +76,17 @@ def pay(rows: Mapping[str, Rows], partner_reward: float) -> dict[str, Tensor]:
     chains, positions = at.unbind()
     task_rewards = torch.zeros(int(chains.max()) + 1, int(positions.max()) + 1, dtype=torch.float64)
     task_rewards[chains, positions] = torch.cat([each["task_rewards"] for each in rows.values()])
-    paid = collective(task_rewards, partner_reward)
+
+    def joined(position: int, paid: Tensor) -> tuple[Tensor, Tensor]:
+        found = torch.zeros(2, len(paid), dtype=torch.float64)
+        for name, each in rows.items():
+            part = at_position(each, position)
+            if len(chains := part["chains"]):
+                found[:, chains] = torch.stack(estimations[name].outlook(part, paid[chains].float())).double()
+        return found[0], found[1]
+
+    if credit.credit == "sum":
+        paid = collective(task_rewards, credit.partner_reward)
+    else:
+        paid = along_chain(task_rewards, joined, credit.chain_gamma, credit.chain_lam)
     return {name: paid[each["chains"], each["positions"]].float() for name, each in rows.items()}

@@ -68,6 +68,31 @@ class Estimation:
         self.kl_coef = self.hyperparameters.kl_coef
         self.reward_moments = RewardMoments()
 
+    def _kl(self, rows: Rows) -> Tensor:
+        """The KL to the reference at each token of scored rows, by the estimator of the settings; `[B, R]`."""
+        h = self.hyperparameters
+        if h.kl_estimator == "full":
+            return rows["full_kl"]
+        return token_ppo.sampled_kl(rows["logprobs"], rows["reference_logprobs"], h.kl_estimator) * rows["mask"]
+
+    def outlook(self, rows: Rows, paid: Tensor) -> tuple[Tensor, Tensor]:
+        """What was to be expected before each response's first token, and what came from there on.
+
+        Args:
+            rows: scored.
+            paid: what each response was paid, `[B]`.
+
+        Returns:
+            The critic's value, 0 where there is none; and the λ-return, without a critic the sum. `[B]` each.
+        """
+        h, mask = self.hyperparameters, rows["mask"]
+        if h.kl_in_loss:
+            return torch.zeros_like(paid), paid
+        rewards = token_ppo.token_rewards(paid, self._kl(rows), mask, self.kl_coef)
+        values = rows["values"] if h.critic else torch.zeros_like(rewards)
+        _, returns = token_ppo.gae(rewards, values, mask, h.gamma, h.lam if h.critic else 1.0)
+        return values[:, 0], returns[:, 0]
+
     def estimate(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Estimates the advantages of an update's responses.
 
@@ -78,11 +103,7 @@ class Estimation:
             The columns `kl` and `advantages`, with a critic `returns` too, `[B, R]` each; and what is reported:
             `kl_coef` (that they were estimated with), `score_mean`, with a critic `explained_variance`.
         """
-        h, mask = self.hyperparameters, rows["mask"]
-        if h.kl_estimator == "full":
-            kl = rows["full_kl"]
-        else:
-            kl = token_ppo.sampled_kl(rows["logprobs"], rows["reference_logprobs"], h.kl_estimator) * mask
+        h, mask, kl = self.hyperparameters, rows["mask"], self._kl(rows)
         score_mean, _ = self.reward_moments.update(rows["rewards"])
         paid = self.reward_moments.scale(rows["rewards"], h.score_scaling)
         figures = {"kl_coef": self.kl_coef, "score_mean": score_mean}
@@ -94,7 +115,9 @@ class Estimation:
             return {"kl": kl, "advantages": advantages, "returns": returns}, figures
         if h.advantage == "reinforce":
             return {"kl": kl, "advantages": reinforce(rewards, mask, h.gamma)}, figures
-        compared = GROUPED[h.advantage](paid if h.kl_in_loss else rewards.sum(1), rows["queries"])
+        # Responses to the same query are alike in the same role alone: others see more, and are paid for more.
+        groups = rows["queries"] * (int(rows["positions"].max()) + 1) + rows["positions"]
+        compared = GROUPED[h.advantage](paid if h.kl_in_loss else rewards.sum(1), groups)
         return {"kl": kl, "advantages": compared.unsqueeze(1) * mask}, figures
 
     def adapt(self, kl: Tensor) -> None:

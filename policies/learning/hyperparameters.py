@@ -1,15 +1,27 @@
-"""What one LLM's learning depends on, beside its rows and its weights."""
+"""What learning depends on, beside rows and weights."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"]
 KLEstimator = Literal["full", "k1", "k3"]
 
 
+class Credit(NamedTuple):
+    """Who of a chain is paid for what; the settings of the same names."""
+
+    credit: Literal["sum", "chain"] = "sum"
+    partner_reward: float = 1.0
+    chain_gamma: float = 1.0
+    chain_lam: float = 1.0
+
+
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The settings of the same names (`policies.settings.fields` says what each means); defaults are the paper's."""
+    """What one LLM's learning depends on: settings of the same names, with the paper's values as defaults.
+
+    `policies.settings.fields` says what each means.
+    """
 
     lr: float = 1.41e-5
     epochs: int = 4

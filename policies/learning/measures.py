@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from policies.learning import token_ppo
 from policies.learning.rows import Rows
 
 MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
@@ -39,7 +40,7 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
     Returns:
         The means over responses of what `measure_responses` gives; means over tokens of `entropy` and
         `sampler_gap_mean` (|sampler - learner| log-probability), and `sampler_gap_max`, its largest; the deviation
-        `task_reward_std`.
+        `task_reward_std`; of rows whose `returns` are estimated, `explained_variance`.
     """
     mask, tokens = rows["mask"], rows["mask"].sum()
     gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
@@ -50,7 +51,10 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
         "sampler_gap_mean": gap.sum() / tokens,
         "sampler_gap_max": gap.max(),
     }
-    return {name: float(value) for name, value in figures.items()}
+    explained = {}
+    if "returns" in rows:
+        explained["explained_variance"] = token_ppo.explained_variance(rows["values"], rows["returns"], mask)
+    return {name: float(value) for name, value in figures.items()} | explained
 
 
 def repetition(tokens: Tensor, mask: Tensor) -> Tensor:

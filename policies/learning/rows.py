@@ -80,6 +80,11 @@ def take(rows: Rows, index: Tensor) -> Rows:
     return {name: column[index] for name, column in rows.items()}
 
 
+def at_position(rows: Rows, position: int) -> Rows:
+    """The rows of one position of their chains, in the same order."""
+    return take(rows, (rows["positions"] == position).nonzero().squeeze(1))
+
+
 def by_length(rows: Rows) -> Tensor:
     """The places of the rows, shortest prompts first, of equals the shortest responses; int64 `[B]`."""
     prompt_lengths, response_lengths = rows["prompt_mask"].sum(1), rows["mask"].sum(1)

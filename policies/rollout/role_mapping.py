@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RoleMapping:
-    """RLlib's policy mapping function: role → LLM. Rotation r gives position p to LLM (p + r) mod n."""
+    """RLlib's policy mapping function: role → LLM. Rotation r gives position p to LLM (p + r) mod m, of m LLMs."""
 
     roles: tuple[str, ...]
     modules: tuple[str, ...]
@@ -19,7 +19,7 @@ class RoleMapping:
         return self.modules[(self.roles.index(agent_id) + self.rotation) % len(self.modules)]
 
     def rotated(self) -> RoleMapping:
-        """The mapping after one role exchange; n exchanges restore it."""
+        """The mapping after one role exchange; m exchanges restore it."""
         return replace(self, rotation=(self.rotation + 1) % len(self.modules))
 
     def as_dict(self) -> dict[str, str]:

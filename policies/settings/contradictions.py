@@ -14,9 +14,18 @@ def refuse_contradictions(settings: Fields) -> None:
     Raises:
         ValueError: for the first contradiction, in one sentence, with what would work.
     """
-    k, batch = settings.num_generations, f"queries={settings.queries}"
-    if k > 1:
-        batch += f" * num_generations={k}"
+    agents, policies = settings.num_agents, len(settings.modules)
+    if agents % policies:
+        fitting = ", ".join(str(d) for d in range(1, agents + 1) if agents % d == 0)
+        raise ValueError(
+            f"num_policies={policies} LLMs cannot play num_agents={agents} roles in equal numbers. Numbers of policies "
+            f"that would work: {fitting}."
+        )
+    k, batch = settings.num_generations * agents // policies, f"queries={settings.queries}"
+    if settings.num_generations > 1:
+        batch += f" * num_generations={settings.num_generations}"
+    if agents > policies:
+        batch += f" * {agents // policies} roles"
     if settings.responses % settings.minibatch:
         small = [d for d in range(1, math.isqrt(settings.responses) + 1) if settings.responses % d == 0]
         fitting = ", ".join(map(str, sorted({*small, *(settings.responses // d for d in small)})))
@@ -26,6 +35,7 @@ def refuse_contradictions(settings: Fields) -> None:
         )
     if settings.advantage in ("rloo", "grpo", "dr_grpo"):
         _refuse_for_groups(settings)
+    _refuse_credit(settings)
     for what, low, high in (
         ("query", settings.min_query, settings.max_query),
         ("response", settings.min_response, settings.max_response),
@@ -82,6 +92,36 @@ def refuse_contradictions(settings: Fields) -> None:
                 f"{of}_resources={wanted} places processes that num_{of}s=0 does not start: the driver does their "
                 f"work. Set num_{of}s to 1 or more, or {of}_resources=null."
             )
+
+
+def _refuse_credit(settings: Fields) -> None:
+    """Checks that what says how rewards are paid out along the chain has an effect, and makes sense."""
+    of_scheme = {"sum": ("partner_reward",), "chain": ("chain_gamma", "chain_lam")}
+    for scheme, names in of_scheme.items():
+        for name in names:
+            value = getattr(settings, name)
+            if settings.credit != scheme and value != type(settings).model_fields[name].default:
+                raise ValueError(
+                    f"{name}={value:g} has no effect with credit={settings.credit}. Set credit={scheme}, or leave "
+                    f"{name} out."
+                )
+    if settings.credit == "sum" or settings.chain_gamma == 0 or settings.num_agents == 1:
+        return
+    if not settings.knowledge_transfer:
+        raise ValueError(
+            "credit=chain pays an agent for what its response does to the next one's, which knowledge_transfer=false "
+            "hides from it. Set chain_gamma=0, or knowledge_transfer=true."
+        )
+    if settings.chain_lam != 1 and settings.advantage != "gae":
+        raise ValueError(
+            f"chain_lam={settings.chain_lam:g} asks the next agent's critic, and advantage={settings.advantage} has "
+            "none. Set chain_lam=1, or advantage=gae."
+        )
+    if settings.score_scaling != "none":
+        raise ValueError(
+            f"score_scaling={settings.score_scaling} scales each LLM's rewards by its own moments, so what one is paid "
+            "for the next would be on another's scale. Set score_scaling=none, or chain_gamma=0."
+        )
 
 
 def _refuse_to_steer(settings: Fields) -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from cory_env.chain import Observed, role_names
 from cory_env.tasks import Operations
-from policies.learning.hyperparameters import Advantage, Hyperparameters, KLEstimator
+from policies.learning.hyperparameters import Advantage, Credit, Hyperparameters, KLEstimator
 from policies.models.lora import Lora
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.about import (
@@ -78,6 +78,9 @@ class Fields(BaseModel):
     # The chain.
     num_agents: int = of_policy(2, ge=1)
     """Agents in the chain: 1 is single-agent PPO, 2 is CORY."""
+    num_policies: int | None = of_policy(None, ge=1)
+    """LLMs that play the agents' roles, a divisor of `num_agents`: 1 is one LLM in all roles, which learns from all
+    responses and has nobody to exchange roles with; null: as many as agents."""
     exchange_period: int | None = of_learning(5, ge=1, clone=True)
     """Updates between role exchanges (T_REx); null: never."""
     reset_on_exchange: bool = of_learning(False, clone=True)
@@ -88,8 +91,16 @@ class Fields(BaseModel):
     observed: Observed = of_sampling("all")
     """Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward. For `best`, rewards are
     computed position by position instead of all at once."""
+    credit: Literal["sum", "chain"] = of_learning("sum")
+    """Who is paid for what (docs/credit.md): `sum`, every agent for the others' rewards too, as in the paper; `chain`,
+    each for its own reward and those of the agents after it, the chain being one trajectory."""
     partner_reward: float = of_learning(1.0, clone=True)
-    """Agent i trains on r_i + partner_reward * sum of the others' r."""
+    """With `credit=sum`: agent i trains on r_i + partner_reward * sum of the others' r."""
+    chain_gamma: float = of_learning(1.0, ge=0, le=1, clone=True)
+    """With `credit=chain`: discount from an agent to the next; 0 pays each its own reward alone."""
+    chain_lam: float = of_learning(1.0, ge=0, le=1, clone=True)
+    """With `credit=chain`: GAE's lambda from an agent to the next: 1 pays what the next one got, 0 what its critic
+    expected, so none of its luck."""
 
     # How it is computed.
     weights: Literal["full", "lora"] = of_policy("full")
@@ -141,7 +152,7 @@ class Fields(BaseModel):
     queries: int = of_learning(256, ge=1)
     """Queries per update."""
     num_generations: int = of_learning(1, ge=1)
-    """Chains played per query, so responses of each policy to it."""
+    """Chains played per query, so responses to it in each role."""
     minibatch: int = of_learning(256, ge=1, clone=True)
     """Responses of one policy per optimizer step, over all learners."""
     micro_batch: int = of_computing(64, ge=1)
@@ -162,7 +173,8 @@ class Fields(BaseModel):
     # The objective.
     advantage: Advantage = of_policy("gae")
     """What an action is compared with (docs/estimators.md): the estimate of a value head (`gae`: PPO); without one, the
-    policy's other responses to the query (`rloo`, `grpo`, `dr_grpo`), or all of its responses (`reinforce`)."""
+    policy's other responses to the query in the same role (`rloo`, `grpo`, `dr_grpo`), or all of its responses
+    (`reinforce`)."""
     kl_coef: float = of_learning(0.3, ge=0, clone=True)
     """Weight of the KL penalty to the reference policy (eta)."""
     kl_estimator: KLEstimator = of_learning("k1")
@@ -237,18 +249,28 @@ class Fields(BaseModel):
     @property
     def modules(self) -> tuple[str, ...]:
         """The LLMs: `llm_1 ... llm_n`."""
-        return tuple(f"llm_{k + 1}" for k in range(self.num_agents))
+        return tuple(f"llm_{k + 1}" for k in range(self.num_policies or self.num_agents))
+
+    @property
+    def chains(self) -> int:
+        """Chains played per update."""
+        return self.queries * self.num_generations
 
     @property
     def responses(self) -> int:
         """Responses of one policy per update."""
-        return self.queries * self.num_generations
+        return self.chains * self.num_agents // len(self.modules)
 
     @property
     def hyperparameters(self) -> Hyperparameters:
         """What the learning of each policy depends on."""
         same = {field.name: getattr(self, field.name) for field in fields(Hyperparameters) if field.name != "steps"}
         return Hyperparameters(**same, steps=self.responses // self.minibatch)
+
+    @property
+    def credited(self) -> Credit:
+        """Who is paid for what."""
+        return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam)
 
     @property
     def critic(self) -> bool:

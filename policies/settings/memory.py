@@ -97,15 +97,15 @@ def learner(settings: Settings, model: Shape) -> Memory:
     """Estimates a process that learns: the driver, or a learner."""
     device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
     size = _bytes(settings, device)
-    agents = settings.num_agents
+    policies = len(settings.modules)
     if settings.lora is None:
-        trained = agents * model.parameters
+        trained = policies * model.parameters
         parts = {
             "weights": 4.0 * trained,
             "reference": 4.0 * model.parameters,
         }
     else:
-        trained = agents * model.adapter
+        trained = policies * model.adapter
         parts = {"base and reference": _base(settings, model, device), "adapters": 4.0 * trained}
     parts |= {"gradients": 4.0 * trained, "Adam": 8.0 * trained}
     if size == 2 and settings.lora is None:
@@ -123,9 +123,9 @@ def runner(settings: Settings, model: Shape) -> Memory:
     """Estimates a process that generates, with its reward process (whose own model is not known here)."""
     device = torch.device("cuda" if settings.gpus_per_runner else "cpu")
     size = _bytes(settings, device)
-    agents = settings.num_agents
-    engines = 1 if settings.lora is not None else agents
-    at_once = min(settings.responses, 256)
+    policies = len(settings.modules)
+    engines = 1 if settings.lora is not None else policies
+    at_once = min(settings.chains, 256)
     context = settings.max_prompt + settings.max_response
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
     split = settings.tensor_parallel
@@ -133,7 +133,7 @@ def runner(settings: Settings, model: Shape) -> Memory:
         blocks = at_once * -(-context // BLOCK) + 16
         parts = {
             "weights": engines * float(size) * model.parameters / split,
-            "adapters": 4.0 * agents * model.adapter,  # on each device, at most
+            "adapters": 4.0 * policies * model.adapter,  # on each device, at most
             "KV caches": engines * float(blocks * BLOCK * max(model.heads // split, 1) * model.head * size),
         }
         if device.type == "cpu":
@@ -142,10 +142,10 @@ def runner(settings: Settings, model: Shape) -> Memory:
             libraries += engines * (split + 1) * LIBRARIES["vllm"]
         share = GPU_SHARE * min(settings.gpus_per_runner, 1.0) if device.type == "cuda" else None
         return _placed(parts, device, libraries, share)
-    held = _base(settings, model, device) if settings.lora is not None else 4.0 * agents * model.parameters
+    held = _base(settings, model, device) if settings.lora is not None else 4.0 * policies * model.parameters
     parts = {
         "weights": held,
-        "adapters": 4.0 * agents * model.adapter,
+        "adapters": 4.0 * policies * model.adapter,
         "KV cache": float(at_once * context * model.heads * model.head * size),
     }
     return _placed(parts, device, libraries)

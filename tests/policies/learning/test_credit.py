@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from policies.learning.credit import collective, pay
+from policies.learning.credit import along_chain, collective, pay
+from policies.learning.estimation import Estimation
+from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.learning.rows import Rows
 
 
@@ -34,7 +36,8 @@ def test_rows_are_joined_by_chain_whichever_llm_played_which_role() -> None:
             "llm_1": rows([2, 0, 1], [1, 0, 0], [4.0, 1.0, 2.0]),  # not in the order of the chains
             "llm_2": rows([0, 1, 2], [1, 1, 0], [10.0, 20.0, 40.0]),
         },
-        partner_reward=0.5,
+        Credit(partner_reward=0.5),
+        {},
     )
     assert found["llm_1"].tolist() == [4 + 20, 1 + 5, 2 + 10]
     assert found["llm_2"].tolist() == [10 + 0.5, 20 + 1, 40 + 2]
@@ -42,5 +45,69 @@ def test_rows_are_joined_by_chain_whichever_llm_played_which_role() -> None:
 
 
 def test_one_llm_may_have_several_rows_of_a_chain() -> None:
-    found = pay({"llm_1": rows([0, 0, 1, 1], [0, 1, 0, 1], [1.0, 2.0, 3.0, 4.0])}, partner_reward=1.0)
+    found = pay({"llm_1": rows([0, 0, 1, 1], [0, 1, 0, 1], [1.0, 2.0, 3.0, 4.0])}, Credit(), {})
     assert found["llm_1"].tolist() == [3.0, 3.0, 7.0, 7.0]
+
+
+def corner(chain_gamma: float, chain_lam: float) -> list[list[float]]:
+    """Two chains of three; the critics expect 10 and 20, and each later agent brings in what it is paid less 0.5."""
+    values = {1: 10.0, 2: 20.0}
+    task_rewards = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, -1.0]], dtype=torch.float64)
+    paid = along_chain(
+        task_rewards,
+        lambda position, paid: (torch.full_like(paid, values[position]), paid - 0.5),
+        chain_gamma,
+        chain_lam,
+    )
+    assert task_rewards.tolist() == [[1.0, 2.0, 4.0], [3.0, 0.0, -1.0]]  # what was given is left as it was
+    return [[round(x, 9) for x in row] for row in paid.tolist()]
+
+
+def test_the_corners_of_the_chain_are_own_reward_reward_to_go_and_bootstrap() -> None:
+    assert corner(0.0, 1.0) == corner(0.0, 0.3) == [[1.0, 2.0, 4.0], [3.0, 0.0, -1.0]]
+    # The last brings in 3.5 and -1.5; so the second is paid 5.5 and -1.5, and brings in 5 and -2.
+    assert corner(1.0, 1.0) == [[6.0, 5.5, 4.0], [1.0, -1.5, -1.0]]
+    assert corner(1.0, 0.0) == [[11.0, 22.0, 4.0], [13.0, 20.0, -1.0]]
+    # 2 + 0.5 (0.75 * 20 + 0.25 * 3.5) = 9.9375; 1 + 0.5 (0.75 * 10 + 0.25 * 9.4375) = 5.9296875.
+    assert corner(0.5, 0.25)[0] == [5.9296875, 9.9375, 4.0]
+
+
+def scored(each: Rows, values: float) -> Rows:
+    """With two tokens a response, of which the second of odd chains is padding, and a KL of 0.1 nats a token."""
+    mask = torch.ones(len(each["chains"]), 2)
+    mask[each["chains"] % 2 == 1, 1] = 0.0
+    logprobs = torch.full_like(mask, -1.0)
+    return {**each, "mask": mask, "logprobs": logprobs, "reference_logprobs": logprobs - 0.1, "values": mask * values}
+
+
+def estimations(**others: object) -> dict[str, Estimation]:
+    return {name: Estimation(Hyperparameters(kl_coef=2.0, lam=1.0, **others)) for name in ("llm_1", "llm_2")}  # type: ignore[arg-type]
+
+
+CHAINS = {
+    "llm_1": scored(rows([1, 0], [0, 1], [3.0, 5.0]), values=7.0),
+    "llm_2": scored(rows([0, 1], [0, 1], [1.0, 2.0]), values=9.0),
+}
+"""The first chain is of llm_2 then llm_1, the second of llm_1 then llm_2."""
+
+
+def test_the_next_agents_critic_and_return_cross_from_one_llm_to_the_other() -> None:
+    to_go = pay(CHAINS, Credit("chain", chain_gamma=1.0, chain_lam=1.0), estimations())
+    assert to_go["llm_2"].tolist() == pytest.approx([1 + 5 - 2 * 0.2, 2.0])  # two tokens of KL 0.1, weighed by 2
+    assert to_go["llm_1"].tolist() == pytest.approx([3 + 2 - 2 * 0.1, 5.0])
+    expected = pay(CHAINS, Credit("chain", chain_gamma=0.5, chain_lam=0.0), estimations())
+    assert expected["llm_2"].tolist() == pytest.approx([1 + 0.5 * 7, 2.0])
+    assert expected["llm_1"].tolist() == pytest.approx([3 + 0.5 * 9, 5.0])
+
+
+def test_without_a_critic_what_comes_after_is_paid_as_it_came() -> None:
+    found = pay(CHAINS, Credit("chain"), estimations(advantage="rloo"))
+    assert found["llm_2"].tolist() == pytest.approx([1 + 5 - 2 * 0.2, 2.0])
+    in_loss = pay(CHAINS, Credit("chain"), estimations(advantage="grpo", kl_estimator="k3"))
+    assert in_loss["llm_2"].tolist() == [6.0, 2.0]  # there the KL is no part of the reward
+
+
+def test_the_chain_without_what_comes_after_is_the_sum_without_a_share() -> None:
+    own = pay(CHAINS, Credit("chain", chain_gamma=0.0), estimations())
+    alone = pay(CHAINS, Credit("sum", partner_reward=0.0), estimations())
+    assert {name: paid.tolist() for name, paid in own.items()} == {name: paid.tolist() for name, paid in alone.items()}

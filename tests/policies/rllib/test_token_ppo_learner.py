@@ -77,9 +77,10 @@ def update(learner: TokenPPOLearner, rows: dict[str, Rows], number: int = 0) -> 
     """One update, as the algorithm does it; returns the learner's figures by LLM."""
     for name, scores in learner.score(rows).items():
         rows[name] |= scores
-    for name, rewards in pay(rows, learner.settings.partner_reward).items():
+    estimations = {name: Estimation(learner.settings.hyperparameters) for name in rows}
+    for name, rewards in pay(rows, learner.settings.credited, estimations).items():
         rows[name]["rewards"] = rewards
-        rows[name] |= Estimation(learner.settings.hyperparameters).estimate(rows[name])[0]
+        rows[name] |= estimations[name].estimate(rows[name])[0]
     coefs = dict.fromkeys(rows, 0.0)
     results = learner.update(SharedRows(batch=rows), timesteps={UPDATE: number}, **{KL_COEFS: coefs})
     return {name: {key: stat.peek() for key, stat in results[name].items()} for name in rows}
