@@ -28,6 +28,22 @@ def test_defaults_are_the_papers() -> None:
         ({"queries": 12, "minibatch": 8}, "Mini-batches that would work: 1, 2, 3, 4, 6, 12."),
         ({"queries": 3, "num_generations": 2, "minibatch": 4}, "divide queries=3 * num_generations=2: every policy"),
         ({"queries": 3, "num_generations": 2, "minibatch": 4}, "2 times. Mini-batches that would work: 1, 2, 3, 6."),
+        ({"num_agents": 4, "num_policies": 3}, "num_agents=4 roles in equal numbers. Numbers of"),
+        (
+            {"num_policies": 1, "queries": 3, "minibatch": 4},
+            "queries=3 * 2 roles: every policy answers each",
+        ),
+        (
+            {"credit": "chain", "partner_reward": 0.5},
+            "partner_reward=0.5 has no effect with credit=chain. Set",
+        ),
+        ({"chain_lam": 0.5}, "chain_lam=0.5 has no effect with credit=sum. Set credit=chain, or leave chain_lam out"),
+        ({"credit": "chain", "knowledge_transfer": False}, "hides from it. Set chain_gamma=0"),
+        ({"credit": "chain", "score_scaling": "scale"}, "on another's scale. Set score_scaling=none"),
+        (
+            {"credit": "chain", "chain_lam": 0.5, "advantage": "rloo", "num_generations": 4},
+            "asks the next agent's critic, and advantage=rloo has none. Set chain_lam=1",
+        ),
         ({"advantage": "rloo"}, "num_generations=1. Set it to 2 or more (4 or 8 are usual), or advantage=reinforce"),
         (
             {"advantage": "grpo", "num_generations": 2},

@@ -1,0 +1,77 @@
+"""One LLM in several roles."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policies.learning.rows import at_position
+from policies.rllib.token_batch import rows_of
+from policies.rollout.dealing import Deal
+from policies.rollout.role_mapping import RoleMapping
+from tests.policies.conftest import MakeCory
+
+
+def test_two_llms_play_four_roles_by_turns() -> None:
+    mapping = RoleMapping(("pioneer", "observer_1", "observer_2", "observer_3"), ("llm_1", "llm_2"))
+    assert list(mapping.as_dict().values()) == ["llm_1", "llm_2", "llm_1", "llm_2"]
+    assert list(mapping.rotated().as_dict().values()) == ["llm_2", "llm_1", "llm_2", "llm_1"]
+    assert mapping.rotated().rotated() == mapping
+
+
+def test_one_llm_in_both_roles_learns_from_all_responses_and_exchanges_with_nobody(make_cory: MakeCory) -> None:
+    algorithm = make_cory(num_policies=1, exchange_period=1, minibatch=16, epochs=1)
+    algorithm.train()  # the critic starts at zero, which explains nothing
+    report = algorithm.train()["cory"]
+    assert report["roles"] == {"pioneer": "llm_1", "observer": "llm_1"}
+    assert set(report["policy"]) == {"llm_1"} and (report["exchanged"], report["exchanges"]) == (False, 0)
+    (whole,), roles = report["policy"].values(), report["role"].values()
+    for name in ("task_reward", "kl", "response_length"):  # as many responses in either role
+        assert whole[name] == pytest.approx(np.mean([figures[name] for figures in roles]), rel=1e-5)
+    pioneer, observer = roles
+    assert pioneer["task_reward"] != observer["task_reward"]
+    assert pioneer["explained_variance"] != observer["explained_variance"]
+    states = algorithm.learners.ask(lambda learner: list(learner.policies["llm_1"].optimizer.state.values()))
+    steps = {float(state["step"]) for state in states}
+    assert steps == {2.0}  # in two updates: 8 queries in two roles are one mini-batch of 16
+
+
+def test_before_training_one_llm_plays_the_chain_as_two_equal_ones_do(make_cory: MakeCory) -> None:
+    deals = [Deal(query) for query in range(5)]
+    rewards = {}
+    for policies in (1, 2):
+        algorithm = make_cory(num_policies=policies)
+        _, figures = algorithm.evaluator.measure(deals, algorithm.mapping, "test")
+        assert set(figures) == {"pioneer", "observer"}
+        rewards[policies] = {role: found["task_reward"].tolist() for role, found in figures.items()}
+    assert rewards[1] == rewards[2] and rewards[1]["pioneer"] != rewards[1]["observer"]
+
+
+def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: MakeCory) -> None:
+    algorithm = make_cory(
+        num_policies=1, advantage="rloo", num_generations=2, queries=4, minibatch=16, kl_coef=0.0, partner_reward=0.0
+    )
+    rollouts = algorithm.runners.play([Deal(q, n) for q in range(4) for n in range(2)], mapping=algorithm.mapping)
+    (rows,) = rows_of([episode for rollout in rollouts for episode in rollout.episodes]).values()
+    rows |= algorithm.learners.score({"llm_1": rows})["llm_1"]
+    rows["rewards"] = rows["task_rewards"].float()
+    columns, _ = algorithm.estimations["llm_1"].estimate(rows)
+    rows |= columns
+    for position in (0, 1):
+        part = at_position(rows, position)
+        rewards = part["rewards"].view(4, 2)  # by query, in the order dealt
+        assert part["queries"].view(4, 2).tolist() == [[q, q] for q in range(4)]
+        found = part["advantages"][:, 0].view(4, 2)
+        np.testing.assert_allclose(found, rewards - rewards.flip(1), rtol=1e-5)
+
+
+def test_credit_along_the_chain_trains_and_goes_on_from_a_checkpoint(make_cory: MakeCory, tmp_path: Path) -> None:
+    settings = {"num_policies": 1, "credit": "chain", "chain_lam": 0.5, "minibatch": 16, "epochs": 1}
+    algorithm = make_cory(**settings)
+    algorithm.train()
+    algorithm.save_to_path(str(tmp_path / "saved"))
+    ahead = algorithm.train()["cory"]
+    resumed = make_cory(**settings)
+    resumed.restore_from_path(str(tmp_path / "saved"))
+    again = resumed.train()["cory"]
+    assert again["policy"] == ahead["policy"] and again["role"] == ahead["role"]
