@@ -148,7 +148,7 @@ class Cory(Algorithm):
         self.updates = 0
         self.updates_since_exchange = 0
         self.exchanges = 0
-        self.combined_reward = float("nan")  # held out, mean of the policies, at the last evaluation
+        self.combined_reward = float("nan")  # held out, by `select_by`, at the last evaluation
         self.health = Health(self.settings)
         self.estimations = {name: Estimation(self.settings.hyperparameters) for name in self.settings.modules}
         self._report: dict[str, Any] = {}
@@ -172,8 +172,8 @@ class Cory(Algorithm):
     def step(self) -> dict[str, Any]:
         """RLlib's iteration; the result holds this update's report under `cory`, and `done` when it was the last.
 
-        For Tune, `updates` and the mean held-out `combined_reward` lie beside it. The latter is of the last evaluation
-        (NaN before the first one), so schedulers should decide where `updates` is a multiple of `eval_every`.
+        For Tune, `updates` and the held-out `combined_reward` (by `select_by`) lie beside it. The latter is of the last
+        evaluation (NaN before the first), so schedulers should decide where `updates` is a multiple of `eval_every`.
         """
         result: dict[str, Any] = super().step()
         result.update(cory=self._report, updates=self.updates, combined_reward=self.combined_reward, done=self._ended())
@@ -262,8 +262,9 @@ class Cory(Algorithm):
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
         if self.updates % self.settings.eval_every == 0 or self._ended():
             with self._timed("evaluate"):
-                self._report["evaluation"] = self.evaluator.evaluate_policies()
-            self.combined_reward = self._report["evaluation"]["mean"]["combined_reward"]
+                self._report |= self.evaluator.held_out()
+            chosen = self._report["evaluation"]["mean"] if s.select_by == "bare" else self._report["last_answer"]
+            self.combined_reward = chosen["combined_reward"]
         self._report["seconds"] = {**self._seconds, "total": time.perf_counter() - started}
 
     def exchange_roles(self) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_STREAM
 from policies.learning.measures import MEASURED, measure_responses
-from policies.learning.rows import at_position
+from policies.learning.rows import Rows, at_position
 from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_of
 from policies.rollout.chain_runner import Rollout
@@ -36,25 +37,40 @@ class Evaluator:
         self.runners = runners
         self.learners = learners
 
-    def evaluate_policies(self) -> dict[str, dict[str, float]]:
-        """Evaluation in training: each policy alone on the bare validation queries.
+    def held_out(self) -> dict[str, Any]:
+        """Evaluation in training, on the validation queries: each policy alone, and the chain's last answer.
+
+        The chain is played in every order that role exchange brings, so each policy is its pioneer once, who answers as
+        it does alone.
 
         Returns:
-            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}`, and their `mean`; NaN
-            where the reward failed on every query (`on_reward_error: skip`).
+            `evaluation`: `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of each
+            policy on the bare query, and their `mean`; NaN where the reward failed on every query
+            (`on_reward_error: skip`). `last_answer`, where later agents see the earlier responses: the same figures of
+            the last answer, a mean over the orders. Its `kl` is to the reference on the bare query, which is what
+            someone who asks the chain gets, and `seen_kl` to the reference in the last agent's prompt, as it is
+            trained: that flatters, as what stands in the prompt has moved the reference too.
         """
-        count = min(self.settings.eval_queries, len(self.task.queries("validation")))
+        s = self.settings
+        count = min(s.eval_queries, len(self.task.queries("validation")))
         deals = [Deal(query) for query in range(count)]
-        out: dict[str, dict[str, float]] = {}
-        for module_id in self.settings.modules:
-            _, figures = self.measure(deals, RoleMapping(("pioneer",), (module_id,)), "validation")
+        alone, last = {}, []
+        for turn, module_id in enumerate(s.modules):
+            mapping = RoleMapping(("pioneer",), (module_id,))
+            if s.num_agents > 1 and s.knowledge_transfer:
+                mapping = RoleMapping(s.roles, s.modules, turn)
+            _, figures = self.measure(deals, mapping, "validation")
             if not figures:
                 logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, module_id)
-                out[module_id] = dict.fromkeys(MEASURED, float("nan"))
-                continue
-            out[module_id] = {name: float(figures["pioneer"][name].mean()) for name in MEASURED}
-        mean = {name: float(np.mean([each[name] for each in out.values()])) for name in MEASURED}
-        return {**out, "mean": mean}
+            roles = {
+                role: {name: float(each.mean()) for name, each in found.items()} for role, found in figures.items()
+            }
+            unknown = dict.fromkeys((*MEASURED, "seen_kl"), float("nan"))
+            alone[module_id] = {name: roles.get("pioneer", unknown)[name] for name in MEASURED}
+            if len(mapping.roles) > 1:
+                last.append(roles.get(mapping.roles[-1], unknown))
+        found = {"evaluation": {**alone, "mean": _mean(list(alone.values()))}}
+        return {**found, "last_answer": _mean(last)} if last else found
 
     def measure(
         self, deals: Sequence[Deal], mapping: RoleMapping, split: Split
@@ -68,7 +84,8 @@ class Evaluator:
 
         Returns:
             The rollouts, and by role what `measure_responses` gives for them: fp32 `[C]` each, in the order played;
-            nothing where the reward failed on every query.
+            nothing where the reward failed on every query. Of a chain's last role `kl` is to the reference on the bare
+            query, from the sampled tokens, and `seen_kl` to that in the role's own prompt.
         """
         rollouts = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split=split)
         rows = rows_of([episode for rollout in rollouts for episode in rollout.episodes])
@@ -77,11 +94,28 @@ class Evaluator:
         for position, role in enumerate(mapping.roles) if scored else ():
             of_role = at_position(scored[mapping(role)], position)
             measured = measure_responses(of_role, self.settings.report_kl_coef)
+            if position == len(mapping.roles) - 1 > 0:
+                measured["seen_kl"], measured["kl"] = measured["kl"], self._bare_kl(scored, mapping)
+                measured["combined_reward"] = measured["task_reward"] - self.settings.report_kl_coef * measured["kl"]
             figures[role] = {key: column.numpy() for key, column in measured.items()}
         return rollouts, figures
+
+    def _bare_kl(self, scored: Mapping[str, Rows], mapping: RoleMapping) -> Tensor:
+        """KL of the last responses to the reference that sees the pioneer's prompt, the bare query; `[C]`, sampled."""
+        roles = mapping.roles
+        first, last = (at_position(scored[mapping(roles[at])], at % len(roles)) for at in (0, -1))
+        asked = {name: first[name] for name in ("prompts", "prompt_mask")}
+        asked |= {name: last[name] for name in ("responses", "mask")}
+        (scores,) = self.learners.score({mapping(roles[-1]): asked}).values()
+        return ((last["logprobs"] - scores["reference_logprobs"]) * last["mask"]).sum(1)
 
     def samples(self, mapping: RoleMapping, count: int) -> list[dict[str, Any]]:
         """The chain on the first `count` validation queries, as text."""
         deals = [Deal(query) for query in range(min(count, len(self.task.queries("validation"))))]
         rollouts = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split="validation")
         return [sample for rollout in rollouts for sample in rollout.samples]
+
+
+def _mean(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each figure."""
+    return {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}

@@ -70,6 +70,13 @@ class Rows:
         row = Text(f"{self._number(line)}{'held-out':<{self._chain}}", style="bold")
         return row.append_text(self._figures(line["evaluation"]))
 
+    def last_answer(self, line: Update) -> Text:
+        """Returns the row of the chain's last answer in an update's held-out evaluation."""
+        row = Text(f"{self._number(line)}{'last answer':<{self._chain}}", style="bold")
+        for key, _, width in COLUMNS:
+            row.append(f"{written(key, line['last_answer'][key]):>{width}}")
+        return row
+
     def chain(self, roles: Mapping[str, str]) -> str:
         """Returns who answers after whom: `llm_2→llm_1`, or `3→1→2` where that would be long."""
         modules = [roles[role] for role in self._roles]

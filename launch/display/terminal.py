@@ -147,7 +147,7 @@ class Terminal(Voice):
             row.append(f"  {left}")
         self.say(row)
         if "evaluation" in line:
-            self.say(self._rows.evaluation(line))
+            self._evaluation(line)
         if line["exchanged"]:
             self.say(Text(f"{'':{self._rows.indent}}roles exchanged", style="cyan"))
 
@@ -155,7 +155,12 @@ class Terminal(Voice):
         """Shows the evaluation before the first update."""
         self._heading()
         self._shown += 1
+        self._evaluation(line)
+
+    def _evaluation(self, line: Update) -> None:
         self.say(self._rows.evaluation(line))
+        if "last_answer" in line:
+            self.say(self._rows.last_answer(line))
 
     def samples(self, samples: Sequence[Sample]) -> None:
         """Shows a few chains of this update's training queries, one where chains are long."""

@@ -215,6 +215,7 @@ def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spl
         chain = MeasuredChain(query=deal.query, sample=deal.sample, responses=[])
         for name, response in zip(lineup.names, sample["responses"], strict=True):
             measured = figures[response["role"]]
+            seen = {"seen_kl": float(measured["seen_kl"][row])} if "seen_kl" in measured else {}
             chain["responses"].append(
                 MeasuredResponse(
                     role=response["role"],
@@ -224,6 +225,7 @@ def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spl
                     tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
                     kl=float(measured["kl"][row]),
                     ended=bool(measured["eos_rate"][row]),
+                    **seen,  # type: ignore[typeddict-item]
                 )
             )
         chains.append(chain)

@@ -211,9 +211,10 @@ class RunDirectory:
         return cast(list[Update], self.metrics.read())
 
     def best_update(self) -> int | None:
-        """Returns the update of the highest mean held-out combined reward; of equals, the earliest."""
+        """Returns the update of the highest held-out combined reward, by `select_by`; of equals, the earliest."""
+        bare = self.settings().select_by == "bare"
         worth = {
-            line["update"]: line["evaluation"]["mean"]["combined_reward"]
+            line["update"]: (line["evaluation"]["mean"] if bare else line["last_answer"])["combined_reward"]
             for line in self.updates()
             if "evaluation" in line
         }

@@ -52,7 +52,9 @@ class MeasuredResponse(Response):
 
     tokens: list[int]
     kl: float
-    """To the base, in nats, summed over the response."""
+    """To the base, in nats, summed over the response; of a chain's last response to the base on the bare query."""
+    seen_kl: NotRequired[float]
+    """Of a chain's last response: to the base in the response's own prompt."""
 
 
 class MeasuredChain(TypedDict):
@@ -95,6 +97,8 @@ class Update(TypedDict):
     collapsed: NotRequired[bool]
     evaluation: NotRequired[dict[str, Figures]]
     """By policy, each alone on the bare held-out queries, and their `mean`."""
+    last_answer: NotRequired[Figures]
+    """Of the chain on the same queries."""
 
 
 def mean_over_policies(policies: Sequence[Figures]) -> Figures:

@@ -21,7 +21,8 @@ def summarise(run: RunDirectory, settings: Settings, terminal: Terminal) -> None
     first, last = evaluated[0], evaluated[-1]
     updates = f"update {first['update']} {terminal.arrow} {last['update']}"
     terminal.say()
-    terminal.say(Text(f"Queries never trained on, each policy alone, {updates}", style="bold"))
+    chain = ", and the chain's last answer" if "last_answer" in last else ""
+    terminal.say(Text(f"Queries never trained on, each policy alone{chain}, {updates}", style="bold"))
     terminal.say(before_and_after_table(first, last, terminal))
     before, after = run.held_out_samples(first["update"]), run.held_out_samples(last["update"])
     if before and after:
@@ -41,8 +42,13 @@ def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> T
     columns = COLUMNS if terminal.console.width >= NARROW else MAIN
     made = table([""], [shown(key).heading for key in columns])
     names = list(last["evaluation"])
-    for name in names if len(names) > 2 else names[:1]:  # the mean of one policy says nothing
-        old, new = first["evaluation"][name], last["evaluation"][name]
+    rows = {
+        name: (first["evaluation"][name], last["evaluation"][name])
+        for name in (names if len(names) > 2 else names[:1])  # the mean of one policy says nothing
+    }
+    if "last_answer" in first and "last_answer" in last:
+        rows["last answer"] = (first["last_answer"], last["last_answer"])
+    for name, (old, new) in rows.items():
         pairs = ([written(key, figures[key]) for figures in (old, new)] for key in columns)
         made.add_row(name, *(f" {terminal.arrow} ".join(pair) for pair in pairs))
     return made

@@ -179,7 +179,7 @@ class _Run:
     def _start(self, algo: "Cory") -> None:
         """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""
         self.terminal.stage("Evaluating the start")
-        line = cast(Update, plain({"update": 0, "evaluation": algo.evaluator.evaluate_policies()}))
+        line = cast(Update, plain({"update": 0, **algo.evaluator.held_out()}))
         self._keep(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
         self._record(line)
         self.terminal.start(line)
@@ -199,7 +199,7 @@ class _Run:
             ended = settings.stop_on_collapse and result["collapsed"]
             update, done = algo.updates, ended or algo.updates == settings.updates
             if done and "evaluation" not in result:
-                result = {**result, "evaluation": algo.evaluator.evaluate_policies()}
+                result = {**result, **algo.evaluator.held_out()}
             samples = cast(list[Sample], plain(result["samples"]))
             line = cast(Update, plain({key: value for key, value in result.items() if key != "samples"}))
             if update % settings.samples_every == 0:

@@ -50,7 +50,7 @@ class PolicyLearner:
         self.stream = stream
         self.group = group
         self.parameters = [parameter for _, parameter in model.trainable()]
-        self.optimizer = torch.optim.Adam(self.parameters, lr=hyperparameters.lr)
+        self.optimizer = torch.optim.Adam(self.parameters, lr=hyperparameters.lr, fused=True)
         if group is not None:
             for parameter in self.parameters:
                 dist.broadcast(parameter.data, group=group, group_src=0)
@@ -217,9 +217,9 @@ class PolicyLearner:
         """Restores what `state` returned; the learning rate stays that of the hyperparameters."""
         self.model.load(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.keep_lr()
+        self.keep_own()
 
-    def keep_lr(self) -> None:
-        """Sets the optimizer's learning rate to that of the hyperparameters, which a loaded state has changed."""
+    def keep_own(self) -> None:
+        """Gives the optimizer its own learning rate and kernel again, which a loaded state has changed."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.hyperparameters.lr
+            group.update(lr=self.hyperparameters.lr, fused=True)

@@ -86,9 +86,12 @@ def at_position(rows: Rows, position: int) -> Rows:
 
 
 def by_length(rows: Rows) -> Tensor:
-    """The places of the rows, shortest prompts first, of equals the shortest responses; int64 `[B]`."""
+    """The places of the rows, shortest responses first, of equals the shortest prompts; int64 `[B]`.
+
+    Responses first, as each of their tokens, padding too, costs logits over the whole vocabulary.
+    """
     prompt_lengths, response_lengths = rows["prompt_mask"].sum(1), rows["mask"].sum(1)
-    order = np.lexsort((response_lengths.cpu().numpy(), prompt_lengths.cpu().numpy()))
+    order = np.lexsort((prompt_lengths.cpu().numpy(), response_lengths.cpu().numpy()))
     return torch.from_numpy(order).to(prompt_lengths.device)
 
 

@@ -94,7 +94,7 @@ class TokenPPOLearner(TorchLearner):
         self._weights_seq_no = 0
         super().set_state(state)
         for policy in self.policies.values():
-            policy.keep_lr()
+            policy.keep_own()
         self.earlier = {name: state[name] for name in ("kl_coefs", "score_moments") if name in state}
 
 

@@ -36,6 +36,11 @@ def refuse_contradictions(settings: Fields) -> None:
     if settings.advantage in ("rloo", "grpo", "dr_grpo"):
         _refuse_for_groups(settings)
     _refuse_credit(settings)
+    if settings.select_by == "chain" and (settings.num_agents == 1 or not settings.knowledge_transfer):
+        raise ValueError(
+            "select_by=chain asks for the last answer of a chain whose agents see the earlier ones. Set num_agents to "
+            "2 or more and knowledge_transfer=true, or select_by=bare."
+        )
     for what, low, high in (
         ("query", settings.min_query, settings.max_query),
         ("response", settings.min_response, settings.max_response),

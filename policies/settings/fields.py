@@ -227,6 +227,9 @@ class Fields(BaseModel):
     """Updates between held-out evaluations."""
     eval_queries: int = of_watching(128, ge=1)
     """Held-out queries of one evaluation in training, which choose the best checkpoint (see `validation`)."""
+    select_by: Literal["bare", "chain"] = of_watching("bare")
+    """What the best checkpoint, or trial of a search, is the best in: the policies' answers to the `bare` query, or the
+    last answer of the `chain`; by the combined reward."""
     final_queries: int | None = of_watching(None, ge=1, resume=True)
     """Held-out queries, none of which chose, of a last evaluation, of which every response is kept, in `final.json`;
     null: none."""

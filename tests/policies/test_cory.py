@@ -115,11 +115,11 @@ def test_the_policies_of_a_checkpoint_come_without_optimizers_and_play_as_they_d
         trained.train()
     trained.save_to_path(tmp_path / "checkpoint")
     fresh = make_either(num_runners=1)
-    base = fresh.evaluator.evaluate_policies()
+    base = fresh.evaluator.held_out()["evaluation"]
     fresh.load_policies(tmp_path / "checkpoint", 2)
     for name in ("llm_1", "llm_2"):
         assert checksum(fresh.weights(name)) == checksum(trained.weights(name))
-    assert fresh.evaluator.evaluate_policies() == trained.evaluator.evaluate_policies() != base
+    assert fresh.evaluator.held_out()["evaluation"] == trained.evaluator.held_out()["evaluation"] != base
     assert not any("exp_avg" in name for name in flat(learner_state(fresh)["optimizer"]))
     assert fresh.mapping.as_dict() == {"pioneer": "llm_1", "observer": "llm_2"}  # of a start, not of the checkpoint
 
@@ -190,7 +190,7 @@ def test_every_query_is_dealt_once_per_pass_over_the_data(make_cory: MakeCory, t
 
 def test_policies_start_from_the_same_model_and_without_kl(make_either: MakeCory) -> None:
     algorithm = make_either()
-    held_out = algorithm.evaluator.evaluate_policies()
+    held_out = algorithm.evaluator.held_out()["evaluation"]
     assert held_out["llm_1"] == held_out["llm_2"]
     assert held_out["mean"]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert checksum(algorithm.weights("llm_1")) == checksum(algorithm.weights("llm_2"))

@@ -40,6 +40,6 @@ def test_vllm_and_transformers_sample_from_the_same_policy(make_cory: MakeCory) 
     found = {}
     for backend, runners in (("vllm", 1), ("transformers", 0)):
         algorithm = make_cory(backend=backend, num_runners=runners, eval_queries=128)
-        found[backend] = algorithm.evaluator.evaluate_policies()["llm_1"]
+        found[backend] = algorithm.evaluator.held_out()["evaluation"]["llm_1"]
     assert found["vllm"]["task_reward"] == pytest.approx(found["transformers"]["task_reward"], abs=0.5)
     assert found["vllm"]["response_length"] == pytest.approx(found["transformers"]["response_length"], abs=0.5)

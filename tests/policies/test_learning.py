@@ -26,7 +26,7 @@ def test_the_combined_reward_of_both_policies_rises(make_cory: MakeCory, weights
         eval_every=UPDATES,
         eval_queries=128,
     )
-    before = algorithm.evaluator.evaluate_policies()
+    before = algorithm.evaluator.held_out()["evaluation"]
     for _ in range(UPDATES):
         report = algorithm.train()["cory"]
     for module_id in algorithm.settings.modules:

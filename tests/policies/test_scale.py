@@ -74,7 +74,7 @@ def one_update(shapes: Sequence[tuple[int, int]], settings: dict[str, Any]) -> l
         algorithm = build(num_runners=runners, num_learners=learners, **settings)
         report = algorithm.train()["cory"]
         texts = [[response["text"] for response in sample["responses"]] for sample in report["samples"]]
-        held_out = algorithm.evaluator.evaluate_policies()
+        held_out = algorithm.evaluator.held_out()["evaluation"]
         outcomes.append(Outcome(texts, report["policy"], held_out, weights_of(algorithm)))
         algorithm.stop()
     return outcomes

@@ -44,7 +44,31 @@ def test_before_training_one_llm_plays_the_chain_as_two_equal_ones_do(make_cory:
         _, figures = algorithm.evaluator.measure(deals, algorithm.mapping, "test")
         assert set(figures) == {"pioneer", "observer"}
         rewards[policies] = {role: found["task_reward"].tolist() for role, found in figures.items()}
+        # The observer's prompt moved the base itself, which someone who asks the bare query is told, and it is not.
+        assert np.abs(figures["observer"]["seen_kl"]).max() < 1e-4 < np.abs(figures["observer"]["kl"]).max()
+        assert np.abs(figures["pioneer"]["kl"]).max() < 1e-4 and "seen_kl" not in figures["pioneer"]
     assert rewards[1] == rewards[2] and rewards[1]["pioneer"] != rewards[1]["observer"]
+
+
+def test_the_last_answer_is_held_out_beside_the_bare_ones_in_every_order(make_cory: MakeCory) -> None:
+    algorithm = make_cory(exchange_period=None)
+    algorithm.train()
+    found = algorithm.evaluator.held_out()
+    deals = [Deal(query) for query in range(4)]
+    last = []
+    for turn, module in enumerate(algorithm.settings.modules):
+        mapping = RoleMapping(algorithm.settings.roles, algorithm.settings.modules, turn)
+        _, chain = algorithm.evaluator.measure(deals, mapping, "validation")
+        last.append(chain["observer"])
+        _, alone = algorithm.evaluator.measure(deals, RoleMapping(("pioneer",), (module,)), "validation")
+        for name, figure in found["evaluation"][module].items():
+            assert figure == pytest.approx(alone["pioneer"][name].mean(), abs=1e-6)
+    for name, figure in found["last_answer"].items():
+        assert figure == pytest.approx(np.mean([each[name].mean() for each in last]), abs=1e-6)
+    assert found["last_answer"]["combined_reward"] == pytest.approx(
+        found["last_answer"]["task_reward"] - algorithm.settings.report_kl_coef * found["last_answer"]["kl"], abs=1e-5
+    )
+    assert "last_answer" not in make_cory(num_agents=1).evaluator.held_out()
 
 
 def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: MakeCory) -> None:

@@ -197,7 +197,7 @@ def test_an_instruction_tuned_model_trains_on_conversations_and_ends_with_either
     assert tokenizer.decode(prompt) == (
         "system: Be brief.<|im_end|>assistant: What can I do?<|im_end|>user: Name a fruit.<|im_end|>assistant:"
     )
-    assert algorithm.evaluator.evaluate_policies()["llm_1"]["eos_rate"] > 0.5
+    assert algorithm.evaluator.held_out()["evaluation"]["llm_1"]["eos_rate"] > 0.5
 
 
 def test_a_model_s_stop_tokens_are_those_of_its_generation_config_or_else_of_its_config(tmp_path: Path) -> None:

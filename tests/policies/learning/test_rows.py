@@ -110,5 +110,5 @@ def test_the_index_of_a_micro_batch_maps_back_to_the_rows_it_came_from() -> None
 
 def test_rows_of_similar_length_share_a_micro_batch() -> None:
     order = torch.cat([index for index, _ in micro_batches(columns(), 2)]).tolist()
-    assert [len(PROMPTS[i]) for i in order] == [1, 1, 2, 3, 5]
-    assert [len(RESPONSES[i]) for i in order[:2]] == [3, 4]
+    lengths = [(len(RESPONSES[i]), len(PROMPTS[i])) for i in order]
+    assert lengths == sorted(lengths) and lengths[0] != (1, 1)  # responses first, of equals the shortest prompts

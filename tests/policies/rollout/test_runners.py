@@ -127,7 +127,7 @@ def test_where_every_reward_fails_nothing_is_evaluated_and_training_stops(
     make_cory: MakeCory, caplog: pytest.LogCaptureFixture
 ) -> None:
     algorithm = make_cory(reward=f"{REWARDS}:boom", on_reward_error="skip", queries=2, minibatch=2)
-    figures = algorithm.evaluator.evaluate_policies()
+    figures = algorithm.evaluator.held_out()["evaluation"]
     assert set(figures) == {"llm_1", "llm_2", "mean"}
     assert all(math.isnan(value) for policy in figures.values() for value in policy.values())
     assert "The reward failed on all 4 held-out queries of llm_1: not evaluated." in caplog.messages

@@ -44,6 +44,7 @@ def test_defaults_are_the_papers() -> None:
             {"credit": "chain", "chain_lam": 0.5, "advantage": "rloo", "num_generations": 4},
             "asks the next agent's critic, and advantage=rloo has none. Set chain_lam=1",
         ),
+        ({"num_agents": 1, "select_by": "chain"}, "Set num_agents to 2 or more and knowledge_transfer=true, or select"),
         ({"advantage": "rloo"}, "num_generations=1. Set it to 2 or more (4 or 8 are usual), or advantage=reinforce"),
         (
             {"advantage": "grpo", "num_generations": 2},
