@@ -34,7 +34,7 @@ from cory_env.rewarding.worker import RewardError
 from policies.evaluator import Evaluator
 from policies.health import COLLAPSE, Health
 from policies.learning.credit import pay
-from policies.learning.estimation import Estimation
+from policies.learning.estimation import Estimation, not_flat
 from policies.learning.measures import measure
 from policies.learning.rows import at_position
 from policies.models.weights import Weights
@@ -227,7 +227,8 @@ class Cory(Algorithm):
 
             # 4. Every LLM learns from its own responses.
             coefs = {name: estimation.kl_coef for name, estimation in self.estimations.items()}
-            results = self.learners.update(rows, update, coefs)
+            taught = {name: not_flat(each) for name, each in rows.items()} if s.drop_flat_groups else rows
+            results = self.learners.update(taught, update, coefs)
             for name, estimation in self.estimations.items():
                 estimation.adapt(rows[name]["kl"])
         self.metrics.aggregate(results, key=LEARNER_RESULTS)

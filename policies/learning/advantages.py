@@ -68,6 +68,13 @@ GROUPED: dict[str, Estimator] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
 """The estimators that compare responses to the same query."""
 
 
+def varied(paid: Tensor, groups: Tensor) -> Tensor:
+    """Whether a response's group was not all paid alike; `[B]`, bool."""
+    centred, _, group = _centred(paid, groups)
+    largest = torch.zeros(int(group.max()) + 1, dtype=torch.float64).scatter_reduce(0, group, centred.abs(), "amax")
+    return largest[group] > 1e-9
+
+
 def _centred(paid: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What is paid less its group's mean, the group's size, and its number; `[B]` each, float64 but the last."""
     _, group, sizes = groups.unique(return_inverse=True, return_counts=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from policies.learning import token_ppo
-from policies.learning.advantages import GROUPED, reinforce
+from policies.learning.advantages import GROUPED, reinforce, varied
 from policies.learning.hyperparameters import Hyperparameters
-from policies.learning.rows import Rows
+from policies.learning.rows import Rows, take
 
 
 @dataclass
@@ -50,6 +50,16 @@ class RewardMoments:
         if self.deviation <= 1e-6 * max(abs(self.mean), 1.0):
             return shifted
         return shifted / (self.deviation + torch.finfo(torch.float32).eps)
+
+
+def groups_of(rows: Rows) -> Tensor:
+    """Numbers `[B]`, equal for responses to the same query in the same role: others see more, and are paid for more."""
+    return rows["queries"] * (int(rows["positions"].max()) + 1) + rows["positions"]
+
+
+def not_flat(rows: Rows) -> Rows:
+    """The rows that were paid otherwise than another one of their group."""
+    return take(rows, varied(rows["rewards"], groups_of(rows)).nonzero().squeeze(1))
 
 
 class Estimation:
@@ -101,7 +111,8 @@ class Estimation:
 
         Returns:
             The columns `kl` and `advantages`, with a critic `returns` too, `[B, R]` each; and what is reported:
-            `kl_coef` (that they were estimated with), `score_mean`, with a critic `explained_variance`.
+            `kl_coef` (that they were estimated with), `score_mean`, with a critic `explained_variance`, by groups
+            `flat_groups`, the share of responses whose group was all paid alike.
         """
         h, mask, kl = self.hyperparameters, rows["mask"], self._kl(rows)
         score_mean, _ = self.reward_moments.update(rows["rewards"])
@@ -115,9 +126,8 @@ class Estimation:
             return {"kl": kl, "advantages": advantages, "returns": returns}, figures
         if h.advantage == "reinforce":
             return {"kl": kl, "advantages": reinforce(rewards, mask, h.gamma)}, figures
-        # Responses to the same query are alike in the same role alone: others see more, and are paid for more.
-        groups = rows["queries"] * (int(rows["positions"].max()) + 1) + rows["positions"]
-        compared = GROUPED[h.advantage](paid if h.kl_in_loss else rewards.sum(1), groups)
+        figures["flat_groups"] = 1.0 - float(varied(rows["rewards"], groups_of(rows)).float().mean())
+        compared = GROUPED[h.advantage](paid if h.kl_in_loss else rewards.sum(1), groups_of(rows))
         return {"kl": kl, "advantages": compared.unsqueeze(1) * mask}, figures
 
     def adapt(self, kl: Tensor) -> None:

@@ -1,5 +1,6 @@
 """What learning depends on, beside rows and weights."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -24,6 +25,10 @@ class Hyperparameters:
     """
 
     lr: float = 1.41e-5
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 0
+    updates: int = 100
+    weight_decay: float = 0.0
     epochs: int = 4
     steps: int = 1
     """Mini-batches per epoch."""
@@ -33,6 +38,8 @@ class Hyperparameters:
     gamma: float = 1.0
     lam: float = 0.95
     clip: float = 0.2
+    clip_high: float | None = None
+    importance_cap: float | None = None
     value_clip: float = 0.2
     value_coef: float = 0.1
     grad_clip: float | None = 1.0
@@ -42,6 +49,19 @@ class Hyperparameters:
     kl_target: float = 6.0
     kl_horizon: int = 10000
     score_scaling: Literal["none", "scale", "normalize"] = "none"
+
+    def lr_at(self, update: int) -> float:
+        """The learning rate of an update, counted from 0: it rises over the first `warmup` ones, and then falls, by the
+        schedule, to what would be 0 after the last.
+        """
+        if update < self.warmup:
+            return self.lr * (update + 1) / (self.warmup + 1)
+        share = min((update - self.warmup) / max(self.updates - self.warmup, 1), 1.0)
+        if self.lr_schedule == "linear":
+            return self.lr * (1.0 - share)
+        if self.lr_schedule == "cosine":
+            return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
+        return self.lr
 
     @property
     def critic(self) -> bool:

@@ -38,9 +38,10 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
     """What is reported of one LLM's scored rows; for the arguments see `measure_responses`.
 
     Returns:
-        The means over responses of what `measure_responses` gives; means over tokens of `entropy` and
-        `sampler_gap_mean` (|sampler - learner| log-probability), and `sampler_gap_max`, its largest; the deviation
-        `task_reward_std`; of rows whose `returns` are estimated, `explained_variance`.
+        The means over responses of what `measure_responses` gives; means over tokens of `entropy`, of
+        `sampler_gap_mean` (|sampler - learner| log-probability), and `sampler_gap_max`, its largest, and of
+        `importance` (learner's / sampler's probability, before it is capped); the deviation `task_reward_std`; of rows
+        whose `returns` are estimated, `explained_variance`.
     """
     mask, tokens = rows["mask"], rows["mask"].sum()
     gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
@@ -50,6 +51,7 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
         "entropy": rows["entropy"].sum() / tokens,
         "sampler_gap_mean": gap.sum() / tokens,
         "sampler_gap_max": gap.max(),
+        "importance": ((rows["logprobs"] - rows["sampler_logprobs"]).exp() * mask).sum() / tokens,
     }
     explained = {}
     if "returns" in rows:

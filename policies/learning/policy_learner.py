@@ -50,7 +50,9 @@ class PolicyLearner:
         self.stream = stream
         self.group = group
         self.parameters = [parameter for _, parameter in model.trainable()]
-        self.optimizer = torch.optim.Adam(self.parameters, lr=hyperparameters.lr, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=hyperparameters.lr, weight_decay=hyperparameters.weight_decay, fused=True
+        )
         if group is not None:
             for parameter in self.parameters:
                 dist.broadcast(parameter.data, group=group, group_src=0)
@@ -96,11 +98,13 @@ class PolicyLearner:
 
         Returns:
             Means over response tokens of `policy_loss`, `clip_fraction`, with a critic `value_loss`, and of the whole
-            `loss`; over optimizer steps of `grad_norm`, the norm before it was clipped.
+            `loss`; over optimizer steps of `grad_norm`, the norm before it was clipped; the update's `lr`.
 
         Raises:
             NonFiniteUpdate: a gradient was not finite; that step changed no weight.
         """
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.hyperparameters.lr_at(update)
         rows, tokens, norms = self._here(rows), 0.0, []
         totals = dict.fromkeys(self._figures, 0.0)  # of this rank
         self.model.train()
@@ -117,8 +121,9 @@ class PolicyLearner:
                 norms.append(norm)
                 self.optimizer.step()
         sums = torch.tensor(list(totals.values()), dtype=torch.float64, device=self.model.device)
-        means = (self._sum(sums) / tokens).tolist()
-        return {**dict(zip(totals, means, strict=True)), "grad_norm": sum(norms) / len(norms)}
+        means = (self._sum(sums) / max(tokens, 1.0)).tolist()
+        learned = {"grad_norm": sum(norms) / max(len(norms), 1), "lr": self.hyperparameters.lr_at(update)}
+        return {**dict(zip(totals, means, strict=True)), **learned}
 
     def _minibatches(self, count: int, update: int, epoch: int) -> Iterator[Tensor]:
         """Places of the rows of each mini-batch: a permutation of all, split evenly; all ranks draw the same."""
@@ -155,8 +160,9 @@ class PolicyLearner:
         """
         h, mask = self.hyperparameters, rows["mask"]
         logprobs, values = self.model(rows)
-        policy, clipped = token_ppo.policy_loss(logprobs, rows["logprobs"], rows["advantages"], h.clip)
-        loss = (policy * mask).sum()
+        policy, clipped = token_ppo.policy_loss(logprobs, rows["logprobs"], rows["advantages"], h.clip, h.clip_high)
+        weights = token_ppo.importance(rows["logprobs"], rows["sampler_logprobs"], h.importance_cap)
+        loss = (policy * weights * mask).sum()
         figures = {"policy_loss": loss.item(), "clip_fraction": (clipped * mask).sum().item()}
         if values is not None:
             value = (token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip) * mask).sum()
@@ -220,6 +226,6 @@ class PolicyLearner:
         self.keep_own()
 
     def keep_own(self) -> None:
-        """Gives the optimizer its own learning rate and kernel again, which a loaded state has changed."""
+        """Gives the optimizer its own settings and kernel again, which a loaded state has changed."""
         for group in self.optimizer.param_groups:
-            group.update(lr=self.hyperparameters.lr, fused=True)
+            group.update(lr=self.hyperparameters.lr, weight_decay=self.hyperparameters.weight_decay, fused=True)

@@ -137,7 +137,9 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor) -> Tensor:
     return (x - mean) * (variance + 1e-8) ** -0.5 * mask
 
 
-def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float, clip_high: float | None = None
+) -> tuple[Tensor, Tensor]:
     """PPO's clipped surrogate.
 
     Args:
@@ -145,14 +147,34 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip
         old_logprobs: `[B, T]`, under the weights that answered.
         advantages: `[B, T]`.
         clip: how far the probability ratio may be from 1.
+        clip_high: how far above it, if that is another number (DAPO, Yu et al. 2025, §3.1).
 
     Returns:
         `(loss, clipped)`, `[B, T]` each: the loss of every token, and 1.0 where the clip was active.
     """
     ratio = torch.exp(logprobs - old_logprobs)
     plain = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1.0 - clip, 1.0 + clip)
+    bounded = -advantages * ratio.clamp(1.0 - clip, 1.0 + (clip if clip_high is None else clip_high))
     return torch.maximum(plain, bounded), (bounded > plain).to(plain.dtype)
+
+
+def importance(logprobs: Tensor, sampler_logprobs: Tensor, cap: float | None) -> Tensor:
+    """Truncated importance weights of tokens that were drawn by other arithmetic, or other weights, than are learned.
+
+    min(π_learner / π_sampler, cap) (Yao et al. 2025, "truncated importance sampling"): engines compute in bf16 and with
+    other kernels, which biases the gradient; the cap bounds what a rare token can weigh.
+
+    Args:
+        logprobs: `[B, T]`, by the learner, before it learns.
+        sampler_logprobs: `[B, T]`, as the engine reported them.
+        cap: the largest weight; None: all weigh 1.
+
+    Returns:
+        `[B, T]`, without a gradient.
+    """
+    if cap is None:
+        return torch.ones_like(logprobs)
+    return torch.exp(logprobs - sampler_logprobs).clamp(max=cap)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:

@@ -35,6 +35,16 @@ def refuse_contradictions(settings: Fields) -> None:
         )
     if settings.advantage in ("rloo", "grpo", "dr_grpo"):
         _refuse_for_groups(settings)
+    if settings.warmup >= settings.updates:
+        raise ValueError(
+            f"warmup={settings.warmup} takes all updates={settings.updates}. Set warmup to {settings.updates - 1} or "
+            "less."
+        )
+    if settings.drop_flat_groups and settings.advantage not in ("rloo", "grpo", "dr_grpo"):
+        raise ValueError(
+            f"drop_flat_groups=true has no groups to drop with advantage={settings.advantage}. Set it to false, or "
+            "advantage to rloo, grpo or dr_grpo."
+        )
     _refuse_credit(settings)
     if settings.select_by == "chain" and (settings.num_agents == 1 or not settings.knowledge_transfer):
         raise ValueError(

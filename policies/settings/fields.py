@@ -160,7 +160,13 @@ class Fields(BaseModel):
     epochs: int = of_learning(4, ge=1, clone=True)
     """PPO passes over each batch."""
     lr: float = of_learning(1.41e-5, gt=0, clone=True)
-    """Adam's learning rate."""
+    """AdamW's learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = of_learning("constant")
+    """How the learning rate falls over the run's `updates`, after `warmup`: not, or to 0 after the last one."""
+    warmup: int = of_learning(0, ge=0)
+    """Updates over which the learning rate rises to `lr`."""
+    weight_decay: float = of_learning(0.0, ge=0, clone=True)
+    """AdamW's decoupled weight decay."""
     max_prompt: int = of_sampling(64, ge=1)
     """Longest prompt, in tokens."""
     max_response: int = of_sampling(15, ge=1)
@@ -197,6 +203,13 @@ class Fields(BaseModel):
     """GAE's lambda."""
     clip: float = of_learning(0.2, gt=0, clone=True)
     """Clip range of the probability ratio."""
+    clip_high: float | None = of_learning(None, gt=0, clone=True)
+    """Clip range above 1, where it is another than below; null: `clip`."""
+    importance_cap: float | None = of_learning(2.0, ge=1)
+    """Weigh each token by learner's / sampler's probability, which differ in bf16, at most by so much; null: not."""
+    drop_flat_groups: bool = of_learning(False)
+    """Learn only from responses to queries whose responses, in that role, were not all paid alike (`rloo`, `grpo`,
+    `dr_grpo`: the others teach nothing but their KL)."""
     value_clip: float = of_learning(0.2, gt=0, clone=True)
     """Clip range of the value's change."""
     value_coef: float = of_learning(0.1, ge=0, clone=True)

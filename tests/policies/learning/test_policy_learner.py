@@ -109,6 +109,49 @@ def dealt(learner: PolicyLearner, update: int, count: int = 6) -> list[list[int]
     return [part.tolist() for epoch in epochs for part in learner._minibatches(count, update, epoch)]
 
 
+def test_the_learning_rate_rises_and_then_falls_by_the_schedule() -> None:
+    def rates(**others: Any) -> list[float]:
+        h = Hyperparameters(lr=8.0, updates=6, **others)
+        return [round(h.lr_at(update), 6) for update in range(6)]
+
+    assert rates() == [8.0] * 6
+    assert rates(warmup=3) == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
+    assert rates(lr_schedule="linear", warmup=2) == [2.666667, 5.333333, 8.0, 6.0, 4.0, 2.0]
+    assert rates(lr_schedule="cosine") == [8.0, 7.464102, 6.0, 4.0, 2.0, 0.535898]
+
+
+def test_an_update_learns_by_its_own_rate_and_decays_weights_by_it(path: str) -> None:
+    """With a rate of 0 nothing moves; with rewards that teach nothing, decay alone moves weights."""
+    learner = make_learner(path, "full", lr_schedule="linear", updates=2, advantage="rloo", weight_decay=0.5)
+    before = learner.model.state()
+    flat = {**played(), "queries": torch.zeros(6, dtype=torch.int64), "rewards": torch.ones(6)}
+    rows = ready(learner, flat) | {"advantages": torch.zeros_like(flat["mask"])}
+    assert learner.update(rows, update=1)["lr"] == pytest.approx(5e-4)
+    for name, array in learner.model.state().items():
+        np.testing.assert_allclose(array, before[name] * (1 - 5e-4 * 0.5), rtol=1e-6)
+    halfway = learner.model.state()
+    assert learner.update(rows, update=2)["lr"] == 0.0
+    assert equal(learner.model.state(), halfway)
+
+
+def test_tokens_weigh_by_what_the_sampler_gave_them(path: str) -> None:
+    learner = make_learner(path, "full", importance_cap=2.0)
+    rows = ready(learner) | {"advantages": played()["mask"]}
+    same = rows | {"sampler_logprobs": rows["logprobs"]}
+    half = rows | {"sampler_logprobs": rows["logprobs"] + np.log(2.0)}
+    alone, weighed = learner.loss(same)[1]["policy_loss"], learner.loss(half)[1]["policy_loss"]
+    assert weighed == pytest.approx(alone)  # what is reported is the plain loss
+    value = learner.hyperparameters.value_coef * learner.loss(same)[1]["value_loss"]
+    assert learner.loss(half)[1]["loss"] - value == pytest.approx((learner.loss(same)[1]["loss"] - value) / 2, abs=1e-5)
+
+
+def test_an_update_without_rows_changes_nothing(path: str) -> None:
+    learner = make_learner(path, "full")
+    before, rows = learner.model.state(), ready(learner)
+    figures = learner.update({name: column[:0] for name, column in rows.items()}, 0)
+    assert equal(learner.model.state(), before) and figures["loss"] == figures["grad_norm"] == 0.0
+
+
 def test_scores_are_those_of_one_padded_forward_pass_and_zero_outside_the_mask(build: Build) -> None:
     learner, rows = build(micro_batch=2), played()
     scores, whole = learner.score(rows), learner.model.score(rows)

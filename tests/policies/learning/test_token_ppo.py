@@ -164,6 +164,20 @@ def test_the_policy_loss_is_pessimistic_about_ratios_outside_the_clip_range() ->
     close(clipped, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
 
 
+def test_the_clip_range_may_be_wider_above_than_below() -> None:
+    new = torch.tensor([[1.5, 1.3, 0.5]]).log()
+    loss, clipped = token_ppo.policy_loss(new, torch.zeros(1, 3), torch.tensor([[1.0, 1.0, -1.0]]), 0.2, clip_high=0.4)
+    close(loss, [[-1.4, -1.3, 0.8]])
+    close(clipped, [[1.0, 0.0, 1.0]])
+
+
+def test_tokens_weigh_what_the_learner_finds_likelier_than_the_sampler_up_to_the_cap() -> None:
+    learner, sampler = torch.tensor([[0.5, 0.2, 0.9]]).log(), torch.tensor([[0.25, 0.4, 0.1]]).log()
+    close(token_ppo.importance(learner, sampler, cap=2.0), [[2.0, 0.5, 2.0]])
+    close(token_ppo.importance(learner, sampler, cap=20.0), [[2.0, 0.5, 9.0]])
+    close(token_ppo.importance(learner, sampler, cap=None), [[1.0, 1.0, 1.0]])
+
+
 def test_the_policy_loss_has_no_gradient_where_it_is_clipped() -> None:
     new = torch.tensor([[1.5, 1.5, 1.0]]).log().requires_grad_()
     token_ppo.policy_loss(new, torch.zeros(1, 3), torch.tensor([[1.0, -1.0, 2.0]]), clip=0.2)[0].sum().backward()

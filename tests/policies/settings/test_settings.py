@@ -45,6 +45,8 @@ def test_defaults_are_the_papers() -> None:
             "asks the next agent's critic, and advantage=rloo has none. Set chain_lam=1",
         ),
         ({"num_agents": 1, "select_by": "chain"}, "Set num_agents to 2 or more and knowledge_transfer=true, or select"),
+        ({"warmup": 5, "updates": 5}, "warmup=5 takes all updates=5. Set warmup to 4 or less."),
+        ({"drop_flat_groups": True}, "drop_flat_groups=true has no groups to drop with advantage=gae."),
         ({"advantage": "rloo"}, "num_generations=1. Set it to 2 or more (4 or 8 are usual), or advantage=reinforce"),
         (
             {"advantage": "grpo", "num_generations": 2},
