@@ -139,10 +139,11 @@ def test_tokens_weigh_by_what_the_sampler_gave_them(path: str) -> None:
     rows = ready(learner) | {"advantages": played()["mask"]}
     same = rows | {"sampler_logprobs": rows["logprobs"]}
     half = rows | {"sampler_logprobs": rows["logprobs"] + np.log(2.0)}
-    alone, weighed = learner.loss(same)[1]["policy_loss"], learner.loss(half)[1]["policy_loss"]
-    assert weighed == pytest.approx(alone)  # what is reported is the plain loss
-    value = learner.hyperparameters.value_coef * learner.loss(same)[1]["value_loss"]
-    assert learner.loss(half)[1]["loss"] - value == pytest.approx((learner.loss(same)[1]["loss"] - value) / 2, abs=1e-5)
+    rare = rows | {"sampler_logprobs": rows["logprobs"] - np.log(5.0)}
+    plain, halved, capped = (learner.loss(each)[1] for each in (same, half, rare))
+    assert halved["policy_loss"] == pytest.approx(plain["policy_loss"] / 2)
+    assert capped["policy_loss"] == pytest.approx(plain["policy_loss"] * 2)
+    assert plain["value_loss"] == halved["value_loss"] == capped["value_loss"]
 
 
 def test_an_update_without_rows_changes_nothing(path: str) -> None:
