@@ -183,14 +183,18 @@ def _final_figures(run: RunDirectory, updates: Sequence[Update]) -> FinalFigures
     if not evaluated:
         return None
     policy = {name: figures for name, figures in evaluated[-1]["evaluation"].items() if name != MEAN}
-    return FinalFigures(
-        update=evaluated[-1]["update"],
+    last = evaluated[-1]
+    found = FinalFigures(
+        update=last["update"],
         queries=0,  # as many as `eval_queries`, or all if there are fewer: that is not written down
         policy=policy,
-        mean=evaluated[-1]["evaluation"][MEAN],
+        mean=last["evaluation"][MEAN],
         responses={},
         texts={},
     )
+    if "last_answer" in last:
+        found["last_answer"] = last["last_answer"]
+    return found
 
 
 def _read_evaluation(file: Path) -> Evaluation:

@@ -68,12 +68,13 @@ def training(run: Run, policy: str, key: str) -> Curve:
 
 
 def of_role(run: Run, role: str, key: str) -> Curve:
-    """Returns a figure of the training responses of whichever policy played a role."""
-    return {
-        line["update"]: number(line["policy"].get(line["roles"].get(role, ""), {}), key)
-        for line in run.updates
-        if "policy" in line and "roles" in line
-    }
+    """Returns a figure of the training responses in a role, or else of all those of the policy that played it."""
+    curve = {}
+    for line in run.updates:
+        if "policy" in line and "roles" in line:
+            of_policy = line["policy"].get(line["roles"].get(role, ""), {})
+            curve[line["update"]] = number({**of_policy, **line.get("role", {}).get(role, {})}, key)
+    return curve
 
 
 def trained_mean(run: Run, key: str) -> Curve:

@@ -14,7 +14,18 @@ from launch.report.runs import ArmRuns, Evaluation, Run, differing
 from launch.report.series import ends_of, of_arm
 from launch.run_folder.records import HealthWarning
 from launch.search.space import show_value
-from launch.study.measures import Difference, area, at_end, best, collapse, collapses, critic_loss, paired, variance
+from launch.study.measures import (
+    Difference,
+    area,
+    at_end,
+    best,
+    collapse,
+    collapses,
+    critic_loss,
+    last_answer,
+    paired,
+    variance,
+)
 
 COMBINED = shown("combined_reward").pattern
 
@@ -54,6 +65,7 @@ def arm_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
                 "more": [
                     cell(of_arm(arm, area()), COMBINED, count),
                     cell(of_arm(arm, best("combined_reward")), COMBINED, count),
+                    cell(of_arm(arm, last_answer("combined_reward")), COMBINED, count),
                     Cell("-" if spread is None else f"{spread:.2g}"),
                     cell(of_arm(arm, critic_loss), "{:.2f}", count),
                     cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),

@@ -1,15 +1,21 @@
-"""The last look at a run's policies: every response of each one, alone, to the first held-out queries, `final.json`."""
+"""The last look at a run's policies, `final.json`: every response of each one, alone, to the first held-out queries,
+and the chain's last answer to them.
+"""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from launch.console.errors import CommandError
 from launch.run_folder.journal import replace_text
 from launch.run_folder.records import plain
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from policies.cory import Cory
+    from policies.rollout.chain_runner import Rollout
 
 OF_RESPONSE = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
 """What is measured of a response; `eos_rate` is 1 where it ended by itself, else 0."""
@@ -32,10 +38,13 @@ class Final(TypedDict):
     update: int
     policy: dict[str, Responses]
     """A policy whose reward failed on every query is absent (`on_reward_error: skip`)."""
+    last_answer: NotRequired[dict[str, Responses]]
+    """Of the chain, by who plays it, such as `llm_1,llm_2`, in every order that role exchange brings. `kl` is to the
+    reference on the bare query; the figures hold `seen_kl` too, to that in the last agent's prompt."""
 
 
 def final_responses(algo: "Cory", count: int) -> Final:
-    """Lets each policy answer held-out queries alone, always the same ones with the same seeds.
+    """Lets each policy answer held-out queries alone, and the chain, always the same ones with the same seeds.
 
     Args:
         algo: holds the policies.
@@ -44,19 +53,34 @@ def final_responses(algo: "Cory", count: int) -> Final:
     from policies.rollout.dealing import Deal
     from policies.rollout.role_mapping import RoleMapping
 
+    settings = algo.settings
     deals = [Deal(query) for query in range(min(count, len(algo.task.test)))]
-    found: dict[str, Responses] = {}
-    for module in algo.settings.modules:
-        rollouts, figures = algo.evaluator.measure(deals, RoleMapping(("pioneer",), (module,)), "test")
-        samples = [sample for rollout in rollouts for sample in rollout.samples]
-        if samples:
-            found[module] = Responses(
-                query=[deal.query for rollout in rollouts for deal in rollout.deals],
-                prompt=[sample["query"] for sample in samples],
-                text=[sample["responses"][0]["text"] for sample in samples],
-                figures={name: figures["pioneer"][name].tolist() for name in OF_RESPONSE},
-            )
-    return Final(update=algo.updates, policy=found)
+    final = Final(update=algo.updates, policy={})
+    chained = settings.num_agents > 1 and settings.knowledge_transfer
+    for turn, module in enumerate(settings.modules):
+        mapping = RoleMapping(("pioneer",), (module,))
+        if chained:  # in which a pioneer answers as it does alone
+            mapping = RoleMapping(settings.roles, settings.modules, turn)
+        rollouts, figures = algo.evaluator.measure(deals, mapping, "test")
+        if not figures:
+            continue
+        final["policy"][module] = _of_role(rollouts, figures, 0)
+        if chained:
+            order = ",".join(mapping.as_dict().values())
+            final.setdefault("last_answer", {})[order] = _of_role(rollouts, figures, len(mapping.roles) - 1)
+    return final
+
+
+def _of_role(rollouts: "Sequence[Rollout]", figures: "Mapping[str, Mapping[str, np.ndarray]]", at: int) -> Responses:
+    """Returns what the role at a position answered, and what was measured of it."""
+    samples = [sample for rollout in rollouts for sample in rollout.samples]
+    measured = list(figures.values())[at]
+    return Responses(
+        query=[deal.query for rollout in rollouts for deal in rollout.deals],
+        prompt=[sample["query"] for sample in samples],
+        text=[sample["responses"][at]["text"] for sample in samples],
+        figures={name: measured[name].tolist() for name in (*OF_RESPONSE, "seen_kl") if name in measured},
+    )
 
 
 def write(file: Path, final: Final) -> None:
@@ -74,7 +98,10 @@ def read(file: Path) -> Final | None:
         return None
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        return Final(update=found["update"], policy=dict(found["policy"]))
+        kept = Final(update=found["update"], policy=dict(found["policy"]))
+        if "last_answer" in found:
+            kept["last_answer"] = dict(found["last_answer"])
+        return kept
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(
             f"{file} is damaged: {error}. Remove it: all but the last responses is elsewhere."

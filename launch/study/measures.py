@@ -56,6 +56,11 @@ def at_end(name: str) -> Measure:
     return lambda run: None if run.final is None else run.final["mean"].get(name)
 
 
+def last_answer(name: str) -> Measure:
+    """Returns the measure of a figure of the chain's last answer after the last update."""
+    return lambda run: None if run.final is None else run.final.get("last_answer", {}).get(name)
+
+
 def of_policies(run: StudyRun, name: str) -> dict[str, float]:
     """Returns a figure after the last update by policy."""
     if run.final is None:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
@@ -31,7 +31,7 @@ _POLICY = (
 )
 """What is kept of a policy's training, where there is such a figure; the combined reward follows."""
 _OWN = re.compile(r"seed_\d+\.json")
-_LINE = ("update", "roles", "exchanged", "tokens", "evaluation", "health")
+_LINE = ("update", "roles", "exchanged", "tokens", "evaluation", "last_answer", "health")
 
 
 class Cost(TypedDict):
@@ -67,6 +67,9 @@ class FinalFigures(TypedDict):
     """Means over the queries."""
     mean: Figures
     """Of the policies."""
+    last_answer: NotRequired[Figures]
+    """Of the chain on the same queries, a mean over the orders of its policies; `kl` is to the base on the bare
+    query."""
     responses: dict[str, dict[str, list[float | None]]]
     """By policy the `task_reward` of each response, in the order of the queries."""
     texts: dict[str, list[Text]]
@@ -178,12 +181,13 @@ def _check(run: StudyRun) -> None:
 def _fill_in(run: StudyRun) -> None:
     for line in run.metrics:
         if "policy" in line:
-            for figures in line["policy"].values():
+            for figures in [*line["policy"].values(), *line.get("role", {}).values()]:
                 reward, kl = figures["task_reward"], figures["kl"]
                 figures["combined_reward"] = (
                     None if reward is None or kl is None else reward - run.settings.report_kl_coef * kl
                 )
-            line["role"] = {role: line["policy"][module] for role, module in line["roles"].items()}
+            if "role" not in line:
+                line["role"] = {role: line["policy"][module] for role, module in line["roles"].items()}
 
 
 def write(file: Path, run: StudyRun) -> None:
@@ -214,11 +218,14 @@ def _kept_line(line: Update) -> Update:
         kept["seconds"] = rounded(line["seconds"], FEWER)
     if line.get("collapsed"):
         kept["collapsed"] = True
-    if "policy" in line:
-        kept["policy"] = {
-            module: {name: figures[name] for name in _POLICY if name in figures}
-            for module, figures in line["policy"].items()
-        }
+    shared = len(set(line.get("roles", {}).values())) < len(line.get("roles", {}))
+    for key in ("policy", "role") if shared else ("policy",):  # else a role's figures are its policy's
+        if key in line:
+            groups = line["policy"] if key == "policy" else line["role"]
+            kept[key] = {
+                member: {name: figures[name] for name in _POLICY if name in figures}
+                for member, figures in groups.items()
+            }
     return cast(Update, rounded(kept))
 
 
@@ -243,6 +250,8 @@ def final_figures(final: Final, modules: Sequence[str]) -> FinalFigures:
         responses={},
         texts={},
     )
+    if "last_answer" in final:
+        made["last_answer"] = mean_over_policies([_means(each["figures"]) for each in final["last_answer"].values()])
     made = cast(FinalFigures, rounded(made))
     for module, found in final["policy"].items():
         figures = found["figures"]
