@@ -105,7 +105,7 @@ class Evaluator:
         roles = mapping.roles
         first, last = (at_position(scored[mapping(roles[at])], at % len(roles)) for at in (0, -1))
         asked = {name: first[name] for name in ("prompts", "prompt_mask")}
-        asked |= {name: last[name] for name in ("responses", "mask")}
+        asked |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
         (scores,) = self.learners.score({mapping(roles[-1]): asked}).values()
         return ((last["logprobs"] - scores["reference_logprobs"]) * last["mask"]).sum(1)
 

@@ -9,6 +9,7 @@ from typing import Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -30,6 +31,42 @@ SCORES = ("logprobs", "reference_logprobs", "entropy", "full_kl")
 VALUE_HEAD = "value_head."
 
 
+class ValueHead(nn.Linear):
+    """The critic: linear in the last hidden state; all of it starts at zero.
+
+    One that knows of the chain (a centralised critic: training alone, the policy sees nothing of it) has beside it, for
+    each role, a value of its own and a weight of each earlier response's task reward.
+    """
+
+    def __init__(self, hidden: int, agents: int) -> None:
+        """Takes the width of the hidden states, and the agents whose rewards and roles it knows of; 0: none."""
+        super().__init__(hidden, 1)
+        self.agents = agents
+        if agents:
+            self.of_role = nn.Parameter(torch.zeros(agents))
+            self.of_earlier = nn.Parameter(torch.zeros(agents, agents - 1))
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def values(self, hidden: Tensor, rows: Rows) -> Tensor:
+        """The value before each response token.
+
+        Args:
+            hidden: `[B, R, H]`, fp32.
+            rows: the same responses; for one that knows of the chain their `positions` and `earlier_rewards`.
+
+        Returns:
+            `[B, R]`.
+        """
+        values: Tensor = self(hidden).squeeze(-1)
+        if not self.agents:
+            return values
+        positions, earlier = rows["positions"], rows["earlier_rewards"]
+        earlier = F.pad(earlier, (0, self.agents - 1 - earlier.shape[1]))  # an evaluation may be of fewer agents
+        known = self.of_role[positions] + (self.of_earlier[positions] * earlier).sum(1)
+        return values + known.unsqueeze(1)
+
+
 class PolicyModel(nn.Module):
     """One LLM, with a value head on the last hidden layer (if there is a critic) and the shared frozen reference.
 
@@ -44,6 +81,7 @@ class PolicyModel(nn.Module):
         path: str,
         *,
         critic: bool = True,
+        critic_agents: int = 0,
         temperature: float = 1.0,
         dtype: str = "auto",
         device: str = "cpu",
@@ -57,6 +95,7 @@ class PolicyModel(nn.Module):
         Args:
             path: a folder or hub id.
             critic: whether there is a value head.
+            critic_agents: agents of the chain of whose rewards and roles it knows; 0: it sees tokens alone.
             temperature: divides the logits.
             dtype: compute type, `auto`, `bf16` or `fp32`; trained weights are fp32.
             device: where a base is loaded. A model that owns all its weights is built on the CPU and moved by `to`.
@@ -86,9 +125,7 @@ class PolicyModel(nn.Module):
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
         self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         if critic:
-            self.value_head = nn.Linear(self.lm.config.get_text_config().hidden_size, 1)
-            nn.init.zeros_(self.value_head.weight)
-            nn.init.zeros_(self.value_head.bias)
+            self.value_head = ValueHead(self.lm.config.get_text_config().hidden_size, critic_agents)
 
     def train(self, mode: bool = True) -> Self:
         """Switches the mode, which in the LM only gradient checkpointing may see.
@@ -169,7 +206,7 @@ class PolicyModel(nn.Module):
         logits = out.logits[:, -length - 1 : -1].float() / self.temperature
         if not with_values:
             return logits, None
-        return logits, self.value_head(seen[0][:, -length - 1 : -1].float()).squeeze(-1)
+        return logits, self.value_head.values(seen[0][:, -length - 1 : -1].float(), rows)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights that are the policy's own, with their names."""

@@ -25,6 +25,7 @@ As they were played (`make_rows`):
     queries           int64 [B], the query's index in its split
     chains            int64 [B], which of the chains played the response is from
     positions         int64 [B], its place in that chain, 0 the pioneer's
+    earlier_rewards   fp32 [B, n - 1], task rewards of the responses before it in its chain of n, then zeros
 
 Scored, under the weights that are to learn (`PolicyLearner.score`):
     logprobs, reference_logprobs, entropy, full_kl, with a critic values: fp32 [B, R]
@@ -37,6 +38,10 @@ Estimated (`Estimation.estimate`):
 """
 
 
+OF_CHAIN = ("earlier_rewards",)
+"""Columns of `[B, n - 1]`, whose second dimension is no token's."""
+
+
 def make_rows(
     prompts: Sequence[Sequence[int]],
     responses: Sequence[Sequence[int]],
@@ -46,6 +51,7 @@ def make_rows(
     queries: Sequence[int] | None = None,
     chains: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
+    earlier_rewards: Sequence[Sequence[float]] | None = None,
 ) -> Rows:
     """Pads ragged lists into tensors, prompts on the left and responses on the right.
 
@@ -72,6 +78,7 @@ def make_rows(
         queries=torch.as_tensor(numbered if queries is None else queries, dtype=torch.int64),
         chains=torch.as_tensor(numbered if chains is None else chains, dtype=torch.int64),
         positions=torch.as_tensor([0] * len(responses) if positions is None else positions, dtype=torch.int64),
+        earlier_rewards=torch.as_tensor([[]] * len(responses) if earlier_rewards is None else earlier_rewards).float(),
     )
 
 
@@ -114,7 +121,7 @@ def micro_batches(rows: Rows, size: int) -> Iterator[tuple[Tensor, Rows]]:
                 name: column[index, -prompt:]
                 if name.startswith("prompt")
                 else column[index, :response]
-                if column.dim() > 1
+                if column.dim() > 1 and name not in OF_CHAIN
                 else column[index]
                 for name, column in rows.items()
             },

@@ -22,6 +22,7 @@ def module_config(settings: Settings) -> dict[str, Any]:
     return {
         "model": settings.model,  # each process finds it by itself: folders lie elsewhere on another machine
         "critic": settings.critic,
+        "critic_agents": settings.num_agents if settings.critic_inputs == "chain" else 0,
         "temperature": settings.temperature,
         "dtype": settings.dtype,
         "device": "cuda" if settings.gpus_per_learner else "cpu",

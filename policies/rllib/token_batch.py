@@ -47,7 +47,9 @@ def rows_of(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]:
     """
     collected: dict[str, list[tuple[Any, ...]]] = {}
     for chain, episode in enumerate(episodes):
-        for position, agent in enumerate(episode.agent_episodes.values()):
+        agents = episode.agent_episodes.values()
+        rewards = [float(agent.extra_model_outputs[TASK_REWARD][0]) for agent in agents]
+        for position, agent in enumerate(agents):
             observation, action = agent.observations[0], agent.actions[0]
             collected.setdefault(agent.module_id, []).append(
                 (
@@ -59,6 +61,7 @@ def rows_of(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]:
                     agent.extra_model_outputs[QUERY][0],
                     chain,
                     position,
+                    [rewards[at] if at < position else 0.0 for at in range(len(rewards) - 1)],
                 )
             )
     return {module_id: make_rows(*zip(*collected[module_id], strict=True)) for module_id in sorted(collected)}

@@ -45,6 +45,11 @@ def refuse_contradictions(settings: Fields) -> None:
             f"drop_flat_groups=true has no groups to drop with advantage={settings.advantage}. Set it to false, or "
             "advantage to rloo, grpo or dr_grpo."
         )
+    if settings.critic_inputs == "chain" and (settings.advantage != "gae" or settings.num_agents == 1):
+        raise ValueError(
+            f"critic_inputs=chain tells a critic of the chain, and with advantage={settings.advantage}, num_agents="
+            f"{settings.num_agents} there is no such critic or chain. Set critic_inputs=tokens."
+        )
     _refuse_credit(settings)
     if settings.select_by == "chain" and (settings.num_agents == 1 or not settings.knowledge_transfer):
         raise ValueError(

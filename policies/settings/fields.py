@@ -212,6 +212,9 @@ class Fields(BaseModel):
     `dr_grpo`: the others teach nothing but their KL)."""
     value_clip: float = of_learning(0.2, gt=0, clone=True)
     """Clip range of the value's change."""
+    critic_inputs: Literal["tokens", "chain"] = of_policy("tokens")
+    """What the value head sees (`gae`): prompt and response, or the response's role and the task rewards of those
+    before it too, in training alone."""
     value_coef: float = of_learning(0.1, ge=0, clone=True)
     """Weight of the value loss (beta)."""
     grad_clip: float | None = of_learning(1.0, gt=0, clone=True)

@@ -90,9 +90,18 @@ def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: 
 
 
 def test_credit_along_the_chain_trains_and_goes_on_from_a_checkpoint(make_cory: MakeCory, tmp_path: Path) -> None:
-    settings = {"num_policies": 1, "credit": "chain", "chain_lam": 0.5, "minibatch": 16, "epochs": 1}
+    settings = {
+        "num_policies": 1,
+        "credit": "chain",
+        "chain_lam": 0.5,
+        "critic_inputs": "chain",
+        "minibatch": 16,
+        "epochs": 1,
+    }
     algorithm = make_cory(**settings)
     algorithm.train()
+    (critic,) = algorithm.learners.ask(lambda learner: [each.model.value_head for each in learner.policies.values()])
+    assert critic.of_earlier.shape == (2, 1) and critic.of_role.abs().min() > 0 and critic.of_earlier[1].abs() > 0
     algorithm.save_to_path(str(tmp_path / "saved"))
     ahead = algorithm.train()["cory"]
     resumed = make_cory(**settings)

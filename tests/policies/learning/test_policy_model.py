@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
-from policies.learning.policy_model import PolicyModel
+from policies.learning.policy_model import PolicyModel, ValueHead
 from policies.learning.rows import Rows, make_rows
 from policies.models.model_check import ModelError
 from policies.self_test import perturb
@@ -296,3 +296,22 @@ def test_short_bf16_rows_take_plain_attention_and_all_others_what_transformers_c
         module.score(rows)
     for lm in (module.lm, module.reference()):
         assert (lm.config._attn_implementation == "eager") is plain
+
+
+def test_a_critic_that_knows_of_the_chain_adds_what_role_and_earlier_rewards_are_worth() -> None:
+    torch.manual_seed(0)
+    head = ValueHead(4, agents=3)
+    hidden = torch.randn(3, 2, 4)
+    rows = {
+        "positions": torch.tensor([0, 1, 2]),
+        "earlier_rewards": torch.tensor([[0.0, 0.0], [5.0, 0.0], [5.0, -2.0]]),
+    }
+    assert head.values(hidden, rows).abs().max() == 0.0  # as every critic at first
+    with torch.no_grad():
+        head.weight.fill_(1.0)
+        head.of_role.copy_(torch.tensor([10.0, 20.0, 30.0]))
+        head.of_earlier.copy_(torch.tensor([[7.0, 7.0], [0.1, 7.0], [0.2, 0.5]]))
+    found = head.values(hidden, rows) - hidden.sum(-1)
+    torch.testing.assert_close(found, torch.tensor([[10.0], [20.5], [30.0]]).expand(3, 2))  # 30 + 1 - 1
+    alone = {"positions": torch.tensor([0]), "earlier_rewards": torch.zeros(1, 0)}
+    torch.testing.assert_close(head.values(hidden[:1], alone), found[:1] + hidden[:1].sum(-1))
