@@ -114,6 +114,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
     from launch.run_folder.mirror import discard
     from launch.run_folder.storage import check_place
     from launch.training import preflight, tracking
+    from launch.training.start import starting_policies
 
     named, pairs = split(options.words)
     if options.resume and (named or options.config or options.out):
@@ -150,6 +151,8 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
     done = None if found is None else _reopen(found, settings, origin)
     if found is not None and done is not None and done >= settings.updates:
         return _tell_done(found, done)
+    if found is None:
+        starting_policies(settings)  # before there is a folder
     run_directory = found or _create(place, name, settings, origin)
     held.callback(run_directory.unlock)
 

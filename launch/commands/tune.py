@@ -131,6 +131,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     )
     from launch.search.space import points
     from launch.training import preflight
+    from launch.training.start import starting_policies
 
     if options.resume:
         if options.words or options.config or options.over or options.out or options.scheduler:
@@ -153,6 +154,8 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             raise CommandError(f"{tracker}=true: trials of a search are sent nowhere. Set {tracker}=false.")
     session.quiet_libraries(options.debug)
     preflight.check(checked[0])
+    if not resume:
+        starting_policies(checked[0])
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
     new = folder is None or not folder.exists()
     folder = folder or new_folder(name)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
+from launch.run_folder.layout import POLICIES
 from launch.run_folder.mirror import read_run
 from launch.run_folder.records import Update
 from policies.models.weights import Weights
@@ -23,8 +24,6 @@ from policies.settings.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-POLICIES = "learner_group/learner/rl_module"
-"""Where RLlib puts the policies in a checkpoint, each in a folder of its name."""
 STATE = "module_state.pkl"
 _PARTS_OF_ARRAYS = {("numpy._core.numeric", "_frombuffer"), ("numpy", "dtype")}
 

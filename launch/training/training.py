@@ -20,6 +20,7 @@ from launch.run_folder.mirror import hand_over, stranded
 from launch.run_folder.records import Sample, Update, plain
 from launch.run_folder.storage import StorageError
 from launch.training.recovery import last_whole, may_pass
+from launch.training.start import starting_policies
 from launch.training.tracking import Trackers, figures_of, open_trackers
 from policies.settings.placement import processes
 from policies.settings.settings import Settings
@@ -166,6 +167,8 @@ class _Run:
                 algo.restore_from_path(str(latest[1].resolve()))
             self.trackers = ending.enter_context(open_trackers(self.run.path, self.settings, after=done))
             if done is None:
+                if (start := starting_policies(self.settings)) is not None:
+                    algo.load_policies(start, 0)
                 self._start(algo)
             self._loop(algo)
             algo.stop()

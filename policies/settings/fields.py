@@ -65,6 +65,9 @@ class Fields(BaseModel):
     """Seconds that one reward call may take before its process is killed."""
     model: str = of_policy(BUNDLED_LM)
     """A Hugging Face causal LM: the bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id."""
+    start_from: str | None = of_policy(None)
+    """Start from the policies of another run, its folder or URI: those of its best checkpoint. The reference stays
+    `model`, and optimizers start anew."""
     trust_remote_code: bool = of_sampling(False)
     """Run Python code that comes with the model."""
     chat: bool = of_sampling(False)
