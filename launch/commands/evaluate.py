@@ -41,6 +41,7 @@ examples:
   cory evaluate runs/NAME
   cory evaluate runs/NAME --samples 16 --k 1,4,16 --checkpoint latest
   cory evaluate runs/NAME data=other.jsonl temperature=0.7
+  cory evaluate runs/ALONE --agents 2          # a policy never trained in a chain, as the observer of itself
   cory evaluate ./my-model --task custom data=questions.jsonl reward=my_rewards:score max_response=12 --solved-at 1
 
 A killed evaluation goes on when the same command is given again. Checkpoints are pickles, which can run code: evaluate
@@ -79,6 +80,9 @@ def _parser() -> Parser:
         "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
     )
     parser.add_argument("--checkpoint", metavar="C", help="latest, best or an update (default: best, if there is one)")
+    parser.add_argument(
+        "--agents", type=_positive, metavar="N", help="let the policies play a chain of N agents (default: the run's)"
+    )
     parser.add_argument("--split", choices=get_args(Split), default="test", help="queries to ask (default: test)")
     parser.add_argument("--queries", type=_positive, metavar="N", help="only the first N of them (default: all)")
     parser.add_argument("--samples", type=_positive, default=4, metavar="N", help="responses per query (default: 4)")
@@ -195,6 +199,9 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
     if run_directory is not None:
         own = run_directory.settings().model_dump()
         policy = {key: own[key] for key in deciding("policy")}
+    if options.agents is not None:  # critics, which a chain of another length would not fit, play no part
+        policies = policy.get("num_policies") or policy["num_agents"]
+        policy |= {"num_agents": options.agents, "num_policies": policies, "critic_inputs": "tokens"}
     given: dict[str, Value] = {}
     for path in options.config:
         given |= read_file(path)

@@ -45,6 +45,15 @@ def test_a_model_is_evaluated_alone_with_the_default_presets_settings() -> None:
     assert (settings().model, settings().num_agents, settings().max_response) == ("./model", 1, 12)
 
 
+def test_policies_may_play_a_chain_of_another_length_than_they_were_trained_in(run: RunDirectory) -> None:
+    longer = settings("--agents", "6", run=run)
+    assert (longer.num_agents, longer.modules) == (6, SETTINGS.modules) and len(longer.modules) == 3
+    alone = settings("--agents", "2")
+    assert (alone.num_agents, alone.modules) == (2, ("llm_1",))
+    with pytest.raises(SettingsError, match="num_policies=3 LLMs cannot play num_agents=4 roles"):
+        settings("--agents", "4", run=run)
+
+
 @pytest.mark.parametrize("word", ["model=./other", "num_agents=2", "weights=full"])
 def test_what_the_policies_are_cannot_be_changed(
     capsys: pytest.CaptureFixture[str], run: RunDirectory, word: str
