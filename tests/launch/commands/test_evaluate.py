@@ -9,7 +9,7 @@ from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Lineup, Plan
 from launch.models.trained import POLICIES
 from launch.run_folder.directory import RunDirectory
-from policies.settings.settings import Settings
+from policies.settings.settings import Settings, SettingsError
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
 
