@@ -150,6 +150,8 @@ class Terminal(Voice):
             self.say(self._rows.evaluation(line))
         if line["exchanged"]:
             self.say(Text(f"{'':{self._rows.indent}}roles exchanged", style="cyan"))
+        if line.get("averaged"):
+            self.say(Text(f"{'':{self._rows.indent}}LLMs averaged", style="cyan"))
 
     def start(self, line: Update) -> None:
         """Shows the evaluation before the first update."""

@@ -86,6 +86,8 @@ class Update(TypedDict):
     roles: NotRequired[dict[str, str]]
     exchanged: NotRequired[bool]
     exchanges: NotRequired[int]
+    averaged: NotRequired[bool]
+    """After it all LLMs moved to the mean of their weights; missing from what earlier versions wrote."""
     policy: NotRequired[dict[str, Figures]]
     role: NotRequired[dict[str, Figures]]
     seconds: NotRequired[dict[str, float]]

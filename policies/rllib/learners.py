@@ -133,6 +133,10 @@ class Learners:
         """Forgets Adam's moments of every LLM."""
         self.ask(TokenPPOLearner.forget)
 
+    def average(self, share: float) -> None:
+        """Moves all LLMs a share of the way to the mean of their weights; see `TokenPPOLearner.average`."""
+        self.ask(lambda learner: learner.average(share))
+
     def ask(self, function: Callable[[TokenPPOLearner], T]) -> T:
         """Calls a function on every learner, and returns the first one's answer."""
         answer: T = self.group.foreach_learner(function).result_or_errors[0].get()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
+from policies.models.average import move_to_mean
 from policies.settings.settings import Settings
 
 UPDATE, KL_COEFS = "update", "kl_coefs"
@@ -76,6 +77,17 @@ class TokenPPOLearner(TorchLearner):
         """Forgets Adam's moments of every LLM."""
         for policy in self.policies.values():
             policy.forget()
+
+    def average(self, share: float) -> None:
+        """Moves all LLMs towards the mean of their weights; all learners must call it alike.
+
+        Value heads move along: a head reads its LLM's hidden states, so belongs to those weights. Adam's moments stay
+        each LLM's own. Of adapters the factors are averaged, as the mean of their products has a higher rank.
+
+        Args:
+            share: of the way.
+        """
+        move_to_mean([policy.parameters for policy in self.policies.values()], share)
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Rows, fwd_out: Any) -> Tensor:
         """An LLM's loss over rows that are estimated, summed over response tokens."""

@@ -86,6 +86,10 @@ class Fields(BaseModel):
     reset_on_exchange: bool = of_learning(False, clone=True)
     """At each role exchange forget Adam's moments, the adaptive KL coefficient and the moments of score scaling, as the
     paper's code does. One agent has no exchanges, so is never reset."""
+    average_period: int | None = of_learning(None, ge=1, clone=True)
+    """At every so many-th update all LLMs move to the mean of their weights (docs/averaging.md); null: never."""
+    average_share: float = of_learning(1.0, gt=0, le=1, clone=True)
+    """With `average_period`: the share of the way to the mean that they move; 1 makes them equal."""
     knowledge_transfer: bool = of_sampling(True)
     """Later agents see the responses before them."""
     observed: Observed = of_sampling("all")

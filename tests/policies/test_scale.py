@@ -135,6 +135,25 @@ def test_all_learners_start_afresh_at_an_exchange() -> None:
     assert at == [0, 0] and before == after and before[0] == before[1] > 0
 
 
+def average(learners: int, folder: Path) -> list[Ranks]:
+    """What learners hold after one update that ends with part of the way to the mean."""
+    algorithm = build(num_learners=learners, average_period=1, average_share=0.5)
+    apart = build(num_learners=learners)
+    found = []
+    for each in (algorithm, apart):
+        each.train()
+        found.append(weights_of(each))
+        each.stop()
+    return found
+
+
+@pytest.mark.slow
+def test_all_learners_move_alike_to_the_mean(tmp_path: Path) -> None:
+    averaged, apart = in_own_session(average, 2, tmp_path)
+    assert len(averaged) == 2 and largest_difference(averaged[0], averaged[1]) == 0.0
+    assert largest_difference(averaged[0], apart[0]) > 1e-6
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
 def test_vllm_runners_of_any_number_play_the_same_and_learn_the_same() -> None:
