@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_STREAM
 from policies.learning.measures import MEASURED, measure_responses
 from policies.learning.rows import at_position
+from policies.models.model_names import AVERAGE
 from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_of
 from policies.rollout.chain_runner import Rollout
@@ -40,21 +42,45 @@ class Evaluator:
         """Evaluation in training: each policy alone on the bare validation queries.
 
         Returns:
-            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}`, and their `mean`; NaN
-            where the reward failed on every query (`on_reward_error: skip`).
+            `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}`, with `evaluate_average`
+            those of the `AVERAGE` of the LLMs, and the `mean` of the LLMs' figures, which the average has no part in;
+            NaN where the reward failed on every query (`on_reward_error: skip`).
         """
         count = min(self.settings.eval_queries, len(self.task.queries("validation")))
-        deals = [Deal(query) for query in range(count)]
-        out: dict[str, dict[str, float]] = {}
-        for module_id in self.settings.modules:
-            _, figures = self.measure(deals, RoleMapping(("pioneer",), (module_id,)), "validation")
-            if not figures:
-                logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, module_id)
-                out[module_id] = dict.fromkeys(MEASURED, float("nan"))
-                continue
-            out[module_id] = {name: float(figures["pioneer"][name].mean()) for name in MEASURED}
+        out = {name: self._alone(name, count) for name in self.settings.modules}
         mean = {name: float(np.mean([each[name] for each in out.values()])) for name in MEASURED}
+        if self.settings.evaluate_average:
+            with self.average():
+                out[AVERAGE] = self._alone(AVERAGE, count)
         return {**out, "mean": mean}
+
+    def _alone(self, name: str, count: int) -> dict[str, float]:
+        """Means of an LLM's figures on the first validation queries."""
+        deals = [Deal(query) for query in range(count)]
+        _, figures = self.measure(deals, RoleMapping(("pioneer",), (self.player(name),)), "validation")
+        if not figures:
+            logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, name)
+            return dict.fromkeys(MEASURED, float("nan"))
+        return {figure: float(figures["pioneer"][figure].mean()) for figure in MEASURED}
+
+    def player(self, name: str) -> str:
+        """The LLM that answers under a name: the first for the `AVERAGE`, within `average`."""
+        return self.settings.modules[0] if name == AVERAGE else name
+
+    @contextmanager
+    def average(self) -> Iterator[None]:
+        """Meanwhile the first LLM holds the mean of all LLMs' weights, in learners and engines; then its own again.
+
+        So the mean needs no engine of its own, and a runner that is restarted meanwhile gets what the others have. Both
+        times checksums prove that engines hold what the learner does.
+        """
+        first = self.settings.modules[0]
+        try:
+            with self.learners.lent(first):
+                self.runners.send_again(first)
+                yield
+        finally:
+            self.runners.send_again(first)
 
     def measure(
         self, deals: Sequence[Deal], mapping: RoleMapping, split: Split

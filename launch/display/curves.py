@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from launch.display.drawing import FAINT, INK, averagings, colours_of, curve, exchanges, points, style
 from launch.display.plot import Key, Panel, Plot
 from launch.run_folder.records import Update
+from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
 
 PANELS = (
@@ -35,8 +36,7 @@ def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
     averaged = [line["update"] for line in updates if line.get("averaged")]
     marks = exchanged, averaged
     panels = [Panel(partial(_panel, updates, settings, marks, key, title, unit), title) for key, title, unit in PANELS]
-    colours = zip(settings.modules, colours_of(len(settings.modules)), strict=True)
-    legend = [*(Key(*pair) for pair in colours), TRAINING, HELD_OUT]
+    legend = [*(Key(*pair) for pair in _colours(updates, settings).items()), TRAINING, HELD_OUT]
     legend += [key for key, marked in ((EXCHANGED, exchanged), (AVERAGED, averaged)) if marked]
     Plot("curves", _title(settings), "", panels, legend).save(file)
 
@@ -55,11 +55,19 @@ def _panel(
     averagings(panel, marks[1])
     trained = [line for line in updates if "policy" in line]
     evaluated = [line for line in updates if "evaluation" in line]
-    for module, colour in zip(settings.modules, colours_of(len(settings.modules)), strict=True):
-        figures = [_number(line["policy"][module][key]) for line in trained]
-        curve(panel, [line["update"] for line in trained], figures, colour)
-        figures = [_number(line["evaluation"][module][key]) for line in evaluated]
+    for module, colour in _colours(updates, settings).items():
+        if module != AVERAGE:
+            figures = [_number(line["policy"][module][key]) for line in trained]
+            curve(panel, [line["update"] for line in trained], figures, colour)
+        figures = [_number(line["evaluation"].get(module, {}).get(key)) for line in evaluated]
         points(panel, [line["update"] for line in evaluated], figures, colour)
+
+
+def _colours(updates: Sequence[Update], settings: Settings) -> dict[str, str]:
+    """Returns the colour of each LLM, and of their mean where it was evaluated."""
+    average = [AVERAGE] if any(AVERAGE in line.get("evaluation", {}) for line in updates) else []
+    names = [*settings.modules, *average]
+    return dict(zip(names, colours_of(len(names)), strict=True))
 
 
 def _number(value: float | None) -> float:

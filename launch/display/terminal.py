@@ -15,6 +15,7 @@ from rich.text import Text
 from launch.display.rows import Rows
 from launch.display.texts import chain_text
 from launch.run_folder.records import Sample, Update
+from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
 
 PLAIN_WIDTH = 120
@@ -147,7 +148,7 @@ class Terminal(Voice):
             row.append(f"  {left}")
         self.say(row)
         if "evaluation" in line:
-            self.say(self._rows.evaluation(line))
+            self._evaluation(line)
         if line["exchanged"]:
             self.say(Text(f"{'':{self._rows.indent}}roles exchanged", style="cyan"))
         if line.get("averaged"):
@@ -157,7 +158,12 @@ class Terminal(Voice):
         """Shows the evaluation before the first update."""
         self._heading()
         self._shown += 1
+        self._evaluation(line)
+
+    def _evaluation(self, line: Update) -> None:
         self.say(self._rows.evaluation(line))
+        if AVERAGE in line["evaluation"]:
+            self.say(self._rows.average(line["evaluation"][AVERAGE]))
 
     def samples(self, samples: Sequence[Sample]) -> None:
         """Shows a few chains of this update's training queries, one where chains are long."""

@@ -1,5 +1,6 @@
 """The tables of a report: measures of each arm, differences between arms, claims, runs, evaluations and settings."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,18 @@ from launch.report.runs import ArmRuns, Evaluation, Run, differing
 from launch.report.series import ends_of, of_arm
 from launch.run_folder.records import HealthWarning
 from launch.search.space import show_value
-from launch.study.measures import Difference, area, at_end, best, collapse, collapses, critic_loss, paired, variance
+from launch.study.measures import (
+    Difference,
+    area,
+    at_end,
+    best,
+    collapse,
+    collapses,
+    critic_loss,
+    of_average,
+    paired,
+    variance,
+)
 
 COMBINED = shown("combined_reward").pattern
 
@@ -44,12 +56,17 @@ def arm_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
     rows = []
     for arm in arms:
         collapsed = collapses(arm.results)
+        of_mean = [of_arm(arm, of_average(key)) for key in MAIN]
+        averaged = any(not math.isnan(value) for values in of_mean for value in values)
         spread, count = variance(arm.results, "combined_reward"), len(arm.counted)
         rows.append(
             {
                 "label": arm.label,
                 "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{len(arm.counted)} of {len(arm.runs)}",
                 "figures": [cell(ends_of(arm, key), shown(key).pattern, count) for key in MAIN],
+                "average": [cell(values, shown(key).pattern, count) for key, values in zip(MAIN, of_mean, strict=True)]
+                if averaged
+                else [],
                 "collapsed": collapsed,
                 "more": [
                     cell(of_arm(arm, area()), COMBINED, count),

@@ -31,7 +31,8 @@ class Final(TypedDict):
 
     update: int
     policy: dict[str, Responses]
-    """A policy whose reward failed on every query is absent (`on_reward_error: skip`)."""
+    """A policy whose reward failed on every query is absent (`on_reward_error: skip`). With `evaluate_average` the LLM
+    whose weights are the mean of the others' is one more."""
 
 
 def final_responses(algo: "Cory", count: int) -> Final:
@@ -41,22 +42,30 @@ def final_responses(algo: "Cory", count: int) -> Final:
         algo: holds the policies.
         count: the first so many held-out queries, or all if there are fewer.
     """
+    from policies.models.model_names import AVERAGE
+
+    found = {module: _responses(algo, module, count) for module in algo.settings.modules}
+    if algo.settings.evaluate_average:
+        with algo.evaluator.average():
+            found[AVERAGE] = _responses(algo, algo.evaluator.player(AVERAGE), count)
+    return Final(update=algo.updates, policy={name: each for name, each in found.items() if each is not None})
+
+
+def _responses(algo: "Cory", module: str, count: int) -> Responses | None:
     from policies.rollout.dealing import Deal
     from policies.rollout.role_mapping import RoleMapping
 
     deals = [Deal(query) for query in range(min(count, len(algo.task.test)))]
-    found: dict[str, Responses] = {}
-    for module in algo.settings.modules:
-        rollouts, figures = algo.evaluator.measure(deals, RoleMapping(("pioneer",), (module,)), "test")
-        samples = [sample for rollout in rollouts for sample in rollout.samples]
-        if samples:
-            found[module] = Responses(
-                query=[deal.query for rollout in rollouts for deal in rollout.deals],
-                prompt=[sample["query"] for sample in samples],
-                text=[sample["responses"][0]["text"] for sample in samples],
-                figures={name: figures["pioneer"][name].tolist() for name in OF_RESPONSE},
-            )
-    return Final(update=algo.updates, policy=found)
+    rollouts, figures = algo.evaluator.measure(deals, RoleMapping(("pioneer",), (module,)), "test")
+    samples = [sample for rollout in rollouts for sample in rollout.samples]
+    if not samples:
+        return None
+    return Responses(
+        query=[deal.query for rollout in rollouts for deal in rollout.deals],
+        prompt=[sample["query"] for sample in samples],
+        text=[sample["responses"][0]["text"] for sample in samples],
+        figures={name: figures["pioneer"][name].tolist() for name in OF_RESPONSE},
+    )
 
 
 def write(file: Path, final: Final) -> None:

@@ -96,7 +96,8 @@ class Update(TypedDict):
     health: NotRequired[list[HealthWarning]]
     collapsed: NotRequired[bool]
     evaluation: NotRequired[dict[str, Figures]]
-    """By policy, each alone on the bare held-out queries, and their `mean`."""
+    """By policy, each alone on the bare held-out queries; with `evaluate_average` of `llm_mean`, the LLM whose weights
+    are the mean of theirs; and the `mean` of the policies' figures."""
 
 
 def mean_over_policies(policies: Sequence[Figures]) -> Figures:

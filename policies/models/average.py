@@ -10,9 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-AVERAGE = "llm_mean"
-"""The name of the LLM whose weights are the mean of the others'. Not `mean`, which figures of the LLMs have."""
-
 
 @torch.no_grad()
 def mean(tensors: Sequence[Tensor]) -> Tensor:

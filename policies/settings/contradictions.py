@@ -128,11 +128,16 @@ def _refuse_credit(settings: Fields) -> None:
 def _refuse_average(settings: Fields) -> None:
     """Checks that there are LLMs to average, and that a share of the way is of a way that they go."""
     period, share = settings.average_period, settings.average_share
+    alone = "num_agents=1" if settings.num_agents == 1 else "num_policies=1"
     if period is not None and len(settings.modules) == 1:
-        alone = "num_agents=1" if settings.num_agents == 1 else "num_policies=1"
         raise ValueError(
             f"average_period={period} moves LLMs to their mean, and with {alone} there is one LLM only. Set "
             "average_period=null, or train two LLMs or more."
+        )
+    if settings.evaluate_average and len(settings.modules) == 1:
+        raise ValueError(
+            f"evaluate_average=true evaluates the mean of LLMs, and with {alone} there is one LLM only. Set "
+            "evaluate_average=false, or train two LLMs or more."
         )
     if period is None and share != 1:
         raise ValueError(

@@ -231,6 +231,8 @@ class Fields(BaseModel):
     """Updates between held-out evaluations."""
     eval_queries: int = of_watching(128, ge=1)
     """Held-out queries of one evaluation in training, which choose the best checkpoint (see `validation`)."""
+    evaluate_average: bool = of_watching(False)
+    """Also evaluate the LLM whose weights are the mean of all LLMs', `llm_mean` (docs/averaging.md)."""
     final_queries: int | None = of_watching(None, ge=1, resume=True)
     """Held-out queries, none of which chose, of a last evaluation, of which every response is kept, in `final.json`;
     null: none."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from policies.cory import Cory
+from policies.generation.vllm_generator import vllm_installed
 from policies.models.weights import checksum
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
@@ -75,3 +76,49 @@ def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates_with_averaging(
         assert_same_learner(learner_state(straight), learner_state(resumed))
     finally:
         resumed.stop()
+
+
+def test_the_mean_is_evaluated_in_the_place_of_one_llm_that_gets_its_own_weights_back(make_either: MakeCory) -> None:
+    algorithm = make_either(evaluate_average=True, lr=1e-3, eval_every=9)
+    start = algorithm.evaluator.evaluate_policies()
+    assert start["llm_mean"] == start["llm_1"] == start["llm_2"]  # nothing is trained yet
+    for _ in range(2):
+        report = algorithm.train()["cory"]
+    assert report["averaged"] is False
+    before, own = learner_state(algorithm), algorithm.weights("llm_1")
+    found = algorithm.evaluator.evaluate_policies()
+    assert list(found) == ["llm_1", "llm_2", "llm_mean", "mean"]
+    assert found["mean"]["kl"] == pytest.approx((found["llm_1"]["kl"] + found["llm_2"]["kl"]) / 2)
+    assert_same_learner(before, learner_state(algorithm))
+    held = algorithm.env_runner_group.local_env_runner.generator.own["llm_1"]
+    assert checksum({key: parameter.numpy() for key, parameter in held.items()}) == checksum(own)
+    assert algorithm.evaluator.evaluate_policies() == found
+    algorithm.learners.average(1.0)
+    algorithm.runners.send(algorithm.updates)
+    assert algorithm.evaluator.evaluate_policies()["llm_2"] == found["llm_mean"] != found["llm_2"]
+
+
+def test_a_failing_evaluation_of_the_mean_leaves_every_llm_its_own_weights(make_cory: MakeCory) -> None:
+    algorithm = make_cory(evaluate_average=True, lr=1e-3)
+    algorithm.train()
+    before = learner_state(algorithm)
+    with pytest.raises(RuntimeError, match="stopped"), algorithm.evaluator.average():
+        assert checksum(algorithm.weights("llm_1")) != checksum(algorithm.weights("llm_2"))
+        assert apart(algorithm) > 0
+        raise RuntimeError("stopped")
+    assert_same_learner(before, learner_state(algorithm))
+    held = algorithm.env_runner_group.local_env_runner.generator.own["llm_1"]
+    assert checksum({key: parameter.numpy() for key, parameter in held.items()}) == checksum(algorithm.weights("llm_1"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+@pytest.mark.timeout(300)
+def test_vllm_answers_as_the_mean_and_then_as_the_llm_itself(make_either: MakeCory) -> None:
+    algorithm = make_either(evaluate_average=True, backend="vllm", num_runners=1, lr=1e-3)
+    for _ in range(2):
+        found = algorithm.train()["cory"]
+    before = found["evaluation"]
+    assert found["sampler_gap_max"] < 1e-3
+    assert algorithm.evaluator.evaluate_policies() == before and before["llm_mean"] != before["llm_1"]
+    assert algorithm.train()["cory"]["sampler_gap_max"] < 1e-3

@@ -71,6 +71,7 @@ def test_defaults_are_the_papers() -> None:
         ({"exchange_period": False}, "should be a number, not true or false"),
         ({"average_period": 5, "num_agents": 1}, "with num_agents=1 there is one LLM only. Set average_period=null"),
         ({"average_period": 5, "num_policies": 1, "minibatch": 512}, "with num_policies=1 there is one LLM only."),
+        ({"evaluate_average": True, "num_agents": 1}, "evaluate_average=true evaluates the mean of LLMs, and with num"),
         ({"average_share": 0.5}, "average_share=0.5 has no effect without averaging. Set average_period, or leave"),
         ({"average_period": 2, "average_share": 0}, "Setting `average_share`=0: Input should be greater than 0"),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
