@@ -11,9 +11,9 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from torch import Tensor
 
+from policies.learning.averaging import mean, move_to_mean
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
-from policies.models.average import mean, move_to_mean
 from policies.settings.settings import Settings
 
 UPDATE, KL_COEFS = "update", "kl_coefs"
