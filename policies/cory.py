@@ -4,6 +4,7 @@ for each update:
     deal queries to the runners
     play the chain: pioneer answers the query, observer answers it seeing the pioneer's answer, both are paid
     every LLM: token-level PPO on its own responses
+    every `average_period` updates: all LLMs move to the mean of their weights
     send the new weights to the runners, and check what they hold
     every `exchange_period` updates: exchange roles (`RoleExchange`)
 """
@@ -237,11 +238,16 @@ class Cory(Algorithm):
         self.updates += 1
         self.updates_since_exchange += 1
 
-        # 5. The runners get the new weights.
+        # 5. All LLMs move to their mean, when its time has come. It follows from the counter, so needs no state.
+        averaged = s.average_period is not None and self.updates % s.average_period == 0
         with self._timed("sync"):
+            if averaged:
+                self.learners.average(s.average_share)
+
+            # 6. The runners get the new weights.
             self.runners.send(self.updates)
 
-        # 6. What happened. Roles are exchanged after this, by `RoleExchange`.
+        # 7. What happened. Roles are exchanged after this, by `RoleExchange`.
         returns = float(np.mean([episode.get_return() for episode in episodes]))
         self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
         steps = len(episodes) * self.settings.num_agents
@@ -255,6 +261,7 @@ class Cory(Algorithm):
             "update": self.updates,
             "exchanges": self.exchanges,
             "exchanged": False,
+            "averaged": averaged,
             **update_report(rollouts, mapping, figures, of_role),
             "weight_version_lag": self.updates - 1 - min(rollout.version for rollout in rollouts),
         }
@@ -264,8 +271,7 @@ class Cory(Algorithm):
         if self.updates % self.settings.eval_every == 0 or self._ended():
             with self._timed("evaluate"):
                 self._report |= self.evaluator.held_out()
-            chosen = self._report["evaluation"]["mean"] if s.select_by == "bare" else self._report["last_answer"]
-            self.combined_reward = chosen["combined_reward"]
+            self.combined_reward = s.worth(self._report)
         self._report["seconds"] = {**self._seconds, "total": time.perf_counter() - started}
 
     def exchange_roles(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_STREAM
 from policies.learning.measures import MEASURED, measure_responses
 from policies.learning.rows import Rows, at_position
+from policies.models.model_names import AVERAGE
 from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_of
 from policies.rollout.chain_runner import Rollout
@@ -45,32 +47,60 @@ class Evaluator:
 
         Returns:
             `evaluation`: `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of each
-            policy on the bare query, and their `mean`; NaN where the reward failed on every query
+            policy on the bare query; with `evaluate_average` those of the `AVERAGE` of the LLMs; and the `mean` of the
+            LLMs' figures, which the average has no part in. NaN where the reward failed on every query
             (`on_reward_error: skip`). `last_answer`, where later agents see the earlier responses: the same figures of
             the last answer, a mean over the orders. Its `kl` is to the reference on the bare query, which is what
             someone who asks the chain gets, and `seen_kl` to the reference in the last agent's prompt, as it is
             trained: that flatters, as what stands in the prompt has moved the reference too.
         """
-        s = self.settings
-        count = min(s.eval_queries, len(self.task.queries("validation")))
-        deals = [Deal(query) for query in range(count)]
         alone, last = {}, []
-        for turn, module_id in enumerate(s.modules):
-            mapping = RoleMapping(("pioneer",), (module_id,))
-            if s.num_agents > 1 and s.knowledge_transfer:
-                mapping = RoleMapping(s.roles, s.modules, turn)
-            _, figures = self.measure(deals, mapping, "validation")
-            if not figures:
-                logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, module_id)
-            roles = {
-                role: {name: float(each.mean()) for name, each in found.items()} for role, found in figures.items()
-            }
-            unknown = dict.fromkeys((*MEASURED, "seen_kl"), float("nan"))
-            alone[module_id] = {name: roles.get("pioneer", unknown)[name] for name in MEASURED}
+        for name in self.settings.modules:
+            mapping = self.led_by(name)
+            figures = self._means(name, mapping)
+            alone[name] = {figure: figures[mapping.roles[0]][figure] for figure in MEASURED}
             if len(mapping.roles) > 1:
-                last.append(roles.get(mapping.roles[-1], unknown))
-        found = {"evaluation": {**alone, "mean": _mean(list(alone.values()))}}
+                last.append(figures[mapping.roles[-1]])
+        mean = _mean(list(alone.values()))
+        if self.settings.evaluate_average:
+            with self.average() as mapping:
+                alone[AVERAGE] = self._means(AVERAGE, mapping)[mapping.roles[0]]
+        found = {"evaluation": {**alone, "mean": mean}}
         return {**found, "last_answer": _mean(last)} if last else found
+
+    def _means(self, name: str, mapping: RoleMapping) -> dict[str, dict[str, float]]:
+        """Means of each role's figures on the validation queries; `name` is whom a warning names."""
+        count = min(self.settings.eval_queries, len(self.task.queries("validation")))
+        _, figures = self.measure([Deal(query) for query in range(count)], mapping, "validation")
+        if not figures:
+            logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, name)
+            return {role: dict.fromkeys((*MEASURED, "seen_kl"), float("nan")) for role in mapping.roles}
+        return {role: {key: float(each.mean()) for key, each in of.items()} for role, of in figures.items()}
+
+    def led_by(self, name: str) -> RoleMapping:
+        """Who plays when an LLM is the pioneer: the chain, or that LLM alone where nobody sees its response."""
+        s = self.settings
+        if s.num_agents > 1 and s.knowledge_transfer:
+            return RoleMapping(s.roles, s.modules, s.modules.index(name))
+        return RoleMapping(("pioneer",), (name,))
+
+    @contextmanager
+    def average(self) -> Iterator[RoleMapping]:
+        """Meanwhile the first LLM holds the mean of all LLMs' weights, in learners and engines; then its own again.
+
+        So the mean needs no engine of its own, and a runner that is restarted meanwhile gets what the others have. Both
+        times checksums prove that engines hold what the learner does.
+
+        Yields:
+            Who plays: it alone.
+        """
+        first = self.settings.modules[0]
+        try:
+            with self.learners.lent(first):
+                self.runners.send_again(first)
+                yield RoleMapping(("pioneer",), (first,))
+        finally:
+            self.runners.send_again(first)
 
     def measure(
         self, deals: Sequence[Deal], mapping: RoleMapping, split: Split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 
 from launch.console.errors import CommandError
@@ -12,12 +13,16 @@ EPILOG = """DIR gets the weights (safetensors), config, tokenizer, chat template
 training, and a model card. `transformers` and `vllm serve DIR` load it as they load any model. What was trained with
 weights=lora becomes a PEFT adapter, which is loaded onto its base; --merge makes a whole model of both.
 
+`--policy mean` is the LLM whose weights are the mean of all the run's LLMs, which evaluations call llm_mean. Of
+adapters it has the mean of their products, so it has the rank of all of them together.
+
 Resuming a run can execute what is in its checkpoint; this cannot: it reads the policy's weights and nothing else. The
 base model is loaded as in training, its own code included if the run has trust_remote_code.
 
 examples:
   cory export runs/demo --policy llm_1 --out my-model
   cory export runs/adapters --policy llm_1 --merge --out my-model
+  cory export runs/demo --policy mean --step-scale 1.15 --out my-model
   cory export runs/demo --policy llm_2 --checkpoint latest --dtype bf16 --out my-model
 """
 
@@ -35,7 +40,18 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the run's folder, or its URI")
-    parser.add_argument("--policy", metavar="P", help="such as llm_1; may be left out where there is one only")
+    parser.add_argument(
+        "--policy",
+        metavar="P",
+        help="such as llm_1, or `mean`: the mean of the weights of all; may be left out where there is one only",
+    )
+    parser.add_argument(
+        "--step-scale",
+        type=_scale,
+        default=1.0,
+        metavar="S",
+        help="go S times as far from the base as training did: base + S * (policy - base) (default: 1)",
+    )
     parser.add_argument("--out", type=local_path, metavar="DIR", required=True, help="a folder that is new, or empty")
     parser.add_argument(
         "--checkpoint", metavar="C", help="best, latest or an update's number (default: best, or else latest)"
@@ -58,19 +74,36 @@ def export(options: argparse.Namespace) -> int:
     session.quiet_libraries(options.debug)  # before the libraries are imported
     from launch.models.export import free_folder, warnings_of, write
     from launch.models.trained import open_trained
+    from policies.models.model_names import AVERAGE
 
     place = free_folder(options.out)
     trained = open_trained(options.run, options.checkpoint)
     if options.policy is None and len(trained.settings.modules) > 1:
-        raise CommandError(f"Which policy? Name it with --policy: {', '.join(trained.settings.modules)}.")
+        raise CommandError(f"Which policy? Name it with --policy: {', '.join(trained.settings.modules)}, mean.")
     policy = options.policy or trained.settings.modules[0]
-    trained.check_policies([policy])
+    if policy in ("mean", AVERAGE):
+        policy = AVERAGE
+        if len(trained.settings.modules) == 1:
+            raise CommandError(f"{options.run} has one LLM only, so there is no mean of several. Leave --policy out.")
+    else:
+        trained.check_policies([policy])
     for text in warnings_of(trained, policy):
         print(f"Warning: at update {trained.update}, {text}", file=sys.stderr)
 
     if options.merge and trained.settings.lora is None:
         raise CommandError(f"{options.run} trained all weights, so there is no adapter to merge. Leave out --merge.")
-    write(trained, policy, place, options.dtype, options.merge)
+    write(trained, policy, place, options.dtype, options.merge, options.step_scale)
     megabytes = sum(file.stat().st_size for file in place.iterdir()) / 1e6
-    print(f"{options.out}: {policy} after update {trained.update}, {options.dtype}, {megabytes:,.0f} MB.")
+    scale = "" if options.step_scale == 1 else f", its step from the base × {options.step_scale:g}"
+    print(f"{options.out}: {policy} after update {trained.update}{scale}, {options.dtype}, {megabytes:,.0f} MB.")
     return 0
+
+
+def _scale(text: str) -> float:
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number above 0")
+    return scale

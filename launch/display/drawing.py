@@ -17,6 +17,8 @@ FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
 FAINTLY = 0.45
 EXCHANGE: Any = (0, (2, 2))
 """The dashes of a role exchange."""
+AVERAGING: Any = (0, (1, 2))
+"""The dots of LLMs that move to their mean."""
 POINT: dict[str, Any] = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 
 
@@ -42,6 +44,12 @@ def exchanges(panel: Axes, updates: Sequence[int]) -> None:
     """Marks the role exchanges that follow these updates."""
     for update in updates:
         panel.axvline(update + 0.5, color=FAINT, linewidth=0.8, linestyle=EXCHANGE, zorder=0)
+
+
+def averagings(panel: Axes, updates: Sequence[int]) -> None:
+    """Marks the moves of all LLMs to their mean that follow these updates."""
+    for update in updates:
+        panel.axvline(update + 0.5, color=INK, linewidth=0.8, linestyle=AVERAGING, alpha=FAINTLY, zorder=0)
 
 
 def style(panel: Axes, title: str, unit: str) -> None:

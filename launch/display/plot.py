@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from launch.display.drawing import EXCHANGE, FAINTLY, INK, POINT, save
+from launch.display.drawing import AVERAGING, EXCHANGE, FAINTLY, INK, POINT, save
 
 WIDTH, HEIGHT = 4.6, 3.1
 """Inches of a panel: at the width of a phone its letters are as large as the page's."""
@@ -25,6 +25,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "training": {"linewidth": 1.1, "alpha": FAINTLY},
     "held out": {"linewidth": 1.8, **POINT},
     "exchange": {"linewidth": 1.2, "linestyle": EXCHANGE},
+    "averaging": {"linewidth": 1.2, "linestyle": AVERAGING, "alpha": FAINTLY},
     "series": {"linewidth": 2.2},
 }
 """How a legend shows what a plot holds."""

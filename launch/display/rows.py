@@ -7,6 +7,7 @@ from rich.text import Text
 
 from launch.display.tables import written
 from launch.run_folder.records import Figures, Update, mean_over_policies
+from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
@@ -76,6 +77,11 @@ class Rows:
         for key, _, width in COLUMNS:
             row.append(f"{written(key, line['last_answer'][key]):>{width}}")
         return row
+
+    def average(self, figures: Figures) -> Text:
+        """Returns what is said below a held-out evaluation of the LLM that is the mean of the others."""
+        told = ", ".join(f"{label} {written(key, figures[key]).strip()}" for key, label, _ in COLUMNS)
+        return Text(f"{'':{self.indent}}{AVERAGE}: {told}", style="bold")
 
     def chain(self, roles: Mapping[str, str]) -> str:
         """Returns who answers after whom: `llm_2→llm_1`, or `3→1→2` where that would be long."""

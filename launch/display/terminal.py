@@ -15,6 +15,7 @@ from rich.text import Text
 from launch.display.rows import Rows
 from launch.display.texts import chain_text
 from launch.run_folder.records import Sample, Update
+from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
 
 PLAIN_WIDTH = 120
@@ -150,6 +151,8 @@ class Terminal(Voice):
             self._evaluation(line)
         if line["exchanged"]:
             self.say(Text(f"{'':{self._rows.indent}}roles exchanged", style="cyan"))
+        if line.get("averaged"):
+            self.say(Text(f"{'':{self._rows.indent}}LLMs averaged", style="cyan"))
 
     def start(self, line: Update) -> None:
         """Shows the evaluation before the first update."""
@@ -161,6 +164,8 @@ class Terminal(Voice):
         self.say(self._rows.evaluation(line))
         if "last_answer" in line:
             self.say(self._rows.last_answer(line))
+        if AVERAGE in line["evaluation"]:
+            self.say(self._rows.average(line["evaluation"][AVERAGE]))
 
     def samples(self, samples: Sequence[Sample]) -> None:
         """Shows a few chains of this update's training queries, one where chains are long."""

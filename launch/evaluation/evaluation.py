@@ -27,6 +27,7 @@ from launch.run_folder import manifest
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse
+from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.placement import processes
 from policies.settings.settings import Settings, deciding
@@ -74,6 +75,8 @@ class Plan(NamedTuple):
         if self.settings.knowledge_transfer:  # else nobody sees another's response
             orders = (RoleMapping(self.settings.roles, modules, turn) for turn in range(len(modules)))
             trained = [tuple(order.as_dict().values()) for order in orders]
+        if self.settings.evaluate_average:  # in all roles, as it has no other to play with
+            trained.append((AVERAGE,) * len(trained[0]))
         lineups = [Lineup(False, trained[0])]
         return lineups + [Lineup(True, each) for each in trained] if self.checkpoint is not None else lineups
 
@@ -87,7 +90,9 @@ class Plan(NamedTuple):
     def identity(self) -> dict[str, Any]:
         """Everything that the responses depend on, as JSON: two plans with the same one give the same responses."""
         queries = [(query.raw, query.columns) for query in self.task.queries(self.split)[: self.queries]]
+        average = {"average": True} if self.settings.evaluate_average else {}  # else as earlier versions wrote it
         return {
+            **average,
             "settings": {**self.settings.model_dump(include=ASKED), "eval_kl_coef": self.settings.report_kl_coef},
             "at_once": self.settings.queries,
             "reward_code": _code(self.task.reward),
@@ -185,6 +190,7 @@ def _play(plan: Plan, folder: EvaluationFolder, voice: Voice, done: int) -> None
     algo = CoryConfig().cory(**plan.settings.model_dump()).build_algo()  # whose policies are the base
     work = plan.batches()
     trained, present = False, None
+    held = contextlib.ExitStack()  # what is held for one lineup
     voice.begin()
     for number, (lineup, deals) in list(enumerate(work))[done:]:
         if lineup.trained and not trained and plan.checkpoint is not None:
@@ -194,7 +200,10 @@ def _play(plan: Plan, folder: EvaluationFolder, voice: Voice, done: int) -> None
             algo.load_policies(checkpoint, update)
             trained = True
         if lineup != present:
+            held.close()
             voice.stage(f" {voice.arrow} ".join(lineup.names))
+            if AVERAGE in lineup.modules:
+                held.enter_context(algo.evaluator.average())
             present = lineup
         folder.responses.append({"batch": number, "chains": _answers(algo, lineup, deals, plan.split)})
         left = voice.advance()
@@ -207,7 +216,9 @@ def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spl
     """Plays a batch; a chain whose reward failed (`on_reward_error: skip`) is left out."""
     from policies.rollout.dealing import Deal
 
-    mapping = RoleMapping(role_names(len(lineup.modules)), lineup.modules)
+    first = algo.settings.modules[0]  # which holds the mean while that is in the lineup
+    players = tuple(first if module == AVERAGE else module for module in lineup.modules)
+    mapping = RoleMapping(role_names(len(players)), players)
     rollouts, figures = algo.evaluator.measure([Deal(query, sample) for query, sample in deals], mapping, split)
     played = [each for r in rollouts for each in zip(r.deals, r.samples, r.episodes, strict=True)]
     chains: list[MeasuredChain] = []

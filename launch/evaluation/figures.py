@@ -11,13 +11,14 @@ from cory_env.chain import role_names
 from launch.display.tables import FIGURES, shown, table
 from launch.evaluation.intervals import Estimate, over_queries, proportion
 from launch.run_folder.records import Batch, MeasuredResponse
+from policies.models.model_names import AVERAGE
 
 AMOUNTS = ("kl", "response_length")
 """Figures of which 0 or 1 is so many nats or tokens, never a no or a yes."""
 REWARDS = ("task_reward", "combined_reward")
 """Figures that may be a no or a yes, if the task's reward is; all that are neither are shares, from 0 to 1."""
 BASE, ALL = "base", "all"
-"""Whose figures those are that are of no trained policy, or of every one."""
+"""Whose figures those are that are of no trained policy, or of every one; `AVERAGE` is none of these."""
 PIONEER = role_names(1)[0]
 GAP = 3
 """Between two columns: the padding of both, and their border, which is a space."""
@@ -77,7 +78,7 @@ def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, Standing]
             policy: np.array([of_query(of_policy.get(query, []), scoring) for query in range(scoring.queries)])
             for policy, of_policy in answers[position].items()
         }
-        together = [figures for policy, figures in found.items() if policy != BASE]
+        together = [figures for policy, figures in found.items() if policy not in (BASE, AVERAGE)]
         if position > 0 and longest > 2 and together:
             found[ALL] = np.mean(together, axis=0)  # NaN where any policy lacks it, as all means over policies
         for policy, figures in found.items():

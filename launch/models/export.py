@@ -25,15 +25,16 @@ def warnings_of(trained: Trained, policy: str) -> list[str]:
     return [warning["text"] for warning in trained.lines[-1].get("health", []) if warning["of"] == policy]
 
 
-def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool) -> None:
+def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool, step: float = 1.0) -> None:
     """Writes a policy, all of it or nothing.
 
     Args:
         trained: where it is read from.
-        policy: one of the run's.
+        policy: one of the run's, or the `AVERAGE` of them.
         place: a folder that does not exist or is empty.
         dtype: `fp32` or `bf16`.
         merge: an adapter into its base; else it is written as it is.
+        step: of the way from the base to the policy; 1 is the policy.
 
     Raises:
         CommandError: the checkpoint is damaged, the base model or its tokenizer is not what it was, or there can be no
@@ -52,11 +53,11 @@ def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool) -
         raise CommandError(" ".join(str(error).split())) from error
     sampling = generation_config(settings, tokenizer)
     types = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    model = whole_model(trained, policy).to(types[dtype]) if merge or settings.lora is None else None
-    card = model_card(trained, policy, warnings_of(trained, policy), adapter=model is None)
+    model = whole_model(trained, policy, step).to(types[dtype]) if merge or settings.lora is None else None
+    card = model_card(trained, policy, warnings_of(trained, policy), adapter=model is None, step=step)
     with whole_folder(place) as folder, rust_errors_told(place):
         if model is None:
-            save_adapter(trained, policy, folder, types[dtype])
+            save_adapter(trained, policy, folder, types[dtype], step)
         else:
             model.generation_config = sampling  # else the base's is checked, and may not pass
             model.save_pretrained(folder)

@@ -16,7 +16,8 @@ from launch.run_folder.layout import CONFIG
 from launch.run_folder.manifest import own_version
 from launch.run_folder.records import Figures
 from launch.training.summary import COLUMNS
-from policies.generation.vllm_lora import room
+from policies.generation.vllm_lora import MOST, room
+from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings, deciding
 
 PAPER = "https://arxiv.org/abs/2410.06101"
@@ -25,7 +26,7 @@ CARD = """{header}
 # {name}
 
 `{base}`, trained by reinforcement learning on the task `{task}`: {updates} updates of {how}, by cory-rllib {version}.
-{warnings}
+{made}{warnings}
 ## Use
 ```python
 from transformers import AutoTokenizer
@@ -54,14 +55,15 @@ Combined: task reward − {kl_coef:g} · KL.
 """
 
 
-def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool = False) -> str:
+def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool = False, step: float = 1.0) -> str:
     """Returns the card as Markdown, with the header that model hubs read.
 
     Args:
         trained: the checkpoint that the policy is from.
-        policy: one of its policies.
+        policy: one of its policies, or the `AVERAGE` of them.
         warnings: the health warnings that stood for it.
         adapter: it is an adapter alone, without its base.
+        step: of the way from the base to the policy.
     """
     settings = trained.settings
     return CARD.format(
@@ -71,15 +73,16 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         task=settings.task,
         updates=trained.update,
         how=_how(settings),
+        made=_made(trained, policy, step),
         version=own_version(),
         warnings="".join(f"\n> **Warning.** {text}\n" for text in warnings),
         load=_load(settings, adapter),
-        serve=_serve(settings, adapter),
+        serve=_serve(trained, policy, adapter),
         example=_example(settings),
         max_response=settings.max_response,
         temperature=settings.temperature,
         prompts=_prompts(settings),
-        results=_results(trained, policy),
+        results=_results(trained, policy, step),
         kl_coef=settings.report_kl_coef,
         settings=_block(write_yaml(_training(settings)), "yaml"),
         origin=_origin(trained),
@@ -133,7 +136,22 @@ def _how(settings: Settings) -> str:
     if policies == 1:
         who = f"one LLM in all roles of a chain of {settings.num_agents} agents ({roles}) that answer"
     turns = "" if policies == 1 else f" and exchange roles {exchange}"
+    if settings.average_period is not None:
+        share = "" if settings.average_share == 1 else f"{settings.average_share:g} of the way "
+        turns += f", move {share}to the mean of their weights every {settings.average_period} updates"
     return f"CORY ([paper]({PAPER})), {who} each query in turn{turns}, by {settings.algorithm}"
+
+
+def _made(trained: Trained, policy: str, step: float) -> str:
+    """Returns what was made of what was trained, in sentences."""
+    told = ""
+    if policy == AVERAGE:
+        llms, adapters = ", ".join(trained.settings.modules), trained.settings.lora is not None
+        what = "what the adapters add to the base (the mean of the products B A)" if adapters else "the weights"
+        told = f" It is the mean of {what} of {llms}, which started from that base."
+    if step != 1:
+        told += f" Its step from the base is {step:g} times as long: base + {step:g} · (trained − base)."
+    return told and f"\n{told.strip()}\n"
 
 
 def _load(settings: Settings, adapter: bool) -> str:
@@ -151,14 +169,16 @@ def _load(settings: Settings, adapter: bool) -> str:
     )
 
 
-def _serve(settings: Settings, adapter: bool) -> str:
+def _serve(trained: Trained, policy: str, adapter: bool) -> str:
     """Returns a sentence on how to serve the policy."""
+    settings, lora = trained.settings, trained.lora(policy)
     if not adapter:
         return "`vllm serve FOLDER` serves it."
-    lora = settings.lora
     assert lora is not None
     if settings.quantization != "none":
         return f"It was trained on a base in {settings.quantization}, which vLLM does not serve by itself."
+    if lora.rank > MOST:
+        return f"vLLM serves adapters of a rank up to {MOST}, and this one has {lora.rank}: export it with --merge."
     command = (
         f"`vllm serve {base_name(settings)} --enable-lora --max-lora-rank {room(lora)} --lora-modules NAME=FOLDER "
         "--generation-config FOLDER`"
@@ -189,15 +209,19 @@ def _prompts(settings: Settings) -> str:
     return "\n\n".join(f"As {role}:\n{_block(text)}" for role, text in prompts.items())
 
 
-def _results(trained: Trained, policy: str) -> str:
+def _results(trained: Trained, policy: str, step: float) -> str:
     """Returns the policy's figures: alone on held-out queries, before and after, and in its last update."""
+    if step != 1:
+        return "None: the run evaluated no policy at this step from the base. `cory evaluate FOLDER` can."
     columns: dict[str, Figures] = {}
-    evaluated = [line for line in trained.lines if "evaluation" in line]
+    evaluated = [line for line in trained.lines if policy in line.get("evaluation", {})]
     for line in (evaluated[0], evaluated[-1]) if evaluated else ():
         columns[f"held-out, update {line['update']}"] = line["evaluation"][policy]
     last = trained.lines[-1]
-    if "policy" in last:
+    if policy in last.get("policy", {}):
         columns[f"training, update {last['update']}"] = last["policy"][policy]
+    if not columns:
+        return "None: the run did not evaluate it (evaluate_average=true does). `cory evaluate FOLDER` can."
     heading = ["", *columns]
     rows = [[shown(key).heading, *(written(key, figures[key]) for figures in columns.values())] for key in COLUMNS]
     table = [heading, ["---"] * len(heading), *rows]

@@ -17,6 +17,9 @@ from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.mirror import read_run
 from launch.run_folder.records import Update
+from policies.models.average import mean_weights, stacked, stacked_lora
+from policies.models.lora import Lora
+from policies.models.model_names import AVERAGE
 from policies.models.weights import Weights
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
@@ -64,9 +67,14 @@ class Trained(NamedTuple):
     def weights(self, policy: str) -> Weights:
         """Reads the weights of a policy, without its value head, by Hugging Face names.
 
+        Those of `AVERAGE` are the mean of all; its adapter has the mean of their products, and more rank than they.
+
         Raises:
             CommandError: the checkpoint is gone, or holds anything but arrays there.
         """
+        if policy == AVERAGE:
+            each = (self.weights(module) for module in self.settings.modules)
+            return mean_weights(each) if self.settings.lora is None else stacked(list(each))
         file = self.folder / POLICIES / policy / STATE
         try:
             with file.open("rb") as stream:
@@ -76,6 +84,11 @@ class Trained(NamedTuple):
         except pickle.UnpicklingError as error:
             raise CommandError(f"{file} is no policy's weights: {error}. It was not read.") from error
         return {name.removeprefix("lm."): array for name, array in state.items() if name.startswith("lm.")}
+
+    def lora(self, policy: str) -> Lora | None:
+        """What the adapter of a policy is like; None: there is none."""
+        lora = self.settings.lora
+        return stacked_lora(lora, len(self.settings.modules)) if lora and policy == AVERAGE else lora
 
     def check_base(self, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
         """Refuses a base model that is not the one that training started from.

@@ -25,6 +25,7 @@ from launch.report.series import (
     trained_mean,
     training,
 )
+from policies.models.model_names import AVERAGE
 
 TOGETHER = 6
 """Arms in one plot of curves, at most."""
@@ -53,6 +54,8 @@ def curves_of(arm: ArmRuns, name: str) -> list[Plot]:
     title, exchanged_after = f"{arm.label}: by policy", exchanged(arm)
     note = f"Lines: responses in training. Dots: each policy alone on {held_out_queries([arm])}, mean over seeds."
     members: dict[str, Member] = {module: partial(_of_policy, arm, module) for module in arm.settings.modules}
+    if any(AVERAGE in found for run in arm.runs for found in run.held_out.values()):
+        members[AVERAGE] = partial(_of_average, arm)
     plots = [_over_updates(f"{name}-policies", title, note, [arm], members, PANELS, exchanged_after)]
     if len(arm.settings.roles) > 1:
         title, note = f"{arm.label}: by role", "Responses in training, of whichever policy played the role."
@@ -64,6 +67,11 @@ def curves_of(arm: ArmRuns, name: str) -> list[Plot]:
 def _of_policy(arm: ArmRuns, module: str, key: str) -> Drawn:
     evaluated = curve_over_seeds([held_out(run, module, key) for run in arm.runs])
     return curve_over_seeds([training(run, module, key) for run in arm.runs]), evaluated if evaluated.x else None
+
+
+def _of_average(arm: ArmRuns, key: str) -> Drawn:
+    """Returns what is drawn of the mean of an arm's LLMs, which is evaluated and never trained."""
+    return None, curve_over_seeds([held_out(run, AVERAGE, key) for run in arm.runs])
 
 
 def _of_role(arm: ArmRuns, role: str, key: str) -> Drawn:

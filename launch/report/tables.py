@@ -1,5 +1,6 @@
 """The tables of a report: measures of each arm, differences between arms, claims, runs, evaluations and settings."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from launch.study.measures import (
     collapses,
     critic_loss,
     last_answer,
+    of_average,
     paired,
     variance,
 )
@@ -55,12 +57,17 @@ def arm_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
     rows = []
     for arm in arms:
         collapsed = collapses(arm.results)
+        of_mean = [of_arm(arm, of_average(key)) for key in MAIN]
+        averaged = any(not math.isnan(value) for values in of_mean for value in values)
         spread, count = variance(arm.results, "combined_reward"), len(arm.counted)
         rows.append(
             {
                 "label": arm.label,
                 "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{len(arm.counted)} of {len(arm.runs)}",
                 "figures": [cell(ends_of(arm, key), shown(key).pattern, count) for key in MAIN],
+                "average": [cell(values, shown(key).pattern, count) for key, values in zip(MAIN, of_mean, strict=True)]
+                if averaged
+                else [],
                 "collapsed": collapsed,
                 "more": [
                     cell(of_arm(arm, area()), COMBINED, count),

@@ -212,12 +212,8 @@ class RunDirectory:
 
     def best_update(self) -> int | None:
         """Returns the update of the highest held-out combined reward, by `select_by`; of equals, the earliest."""
-        bare = self.settings().select_by == "bare"
-        worth = {
-            line["update"]: (line["evaluation"]["mean"] if bare else line["last_answer"])["combined_reward"]
-            for line in self.updates()
-            if "evaluation" in line
-        }
+        settings = self.settings()
+        worth = {line["update"]: settings.worth(line) for line in self.updates() if "evaluation" in line}
         known = {update: value for update, value in worth.items() if value is not None}
         return max(known, key=lambda update: known[update]) if known else None
 

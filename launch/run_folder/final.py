@@ -37,7 +37,8 @@ class Final(TypedDict):
 
     update: int
     policy: dict[str, Responses]
-    """A policy whose reward failed on every query is absent (`on_reward_error: skip`)."""
+    """A policy whose reward failed on every query is absent (`on_reward_error: skip`). With `evaluate_average` the LLM
+    whose weights are the mean of the others' is one more."""
     last_answer: NotRequired[dict[str, Responses]]
     """Of the chain, by who plays it, such as `llm_1,llm_2`, in every order that role exchange brings. `kl` is to the
     reference on the bare query; the figures hold `seen_kl` too, to that in the last agent's prompt."""
@@ -50,24 +51,25 @@ def final_responses(algo: "Cory", count: int) -> Final:
         algo: holds the policies.
         count: the first so many held-out queries, or all if there are fewer.
     """
+    from policies.models.model_names import AVERAGE
     from policies.rollout.dealing import Deal
-    from policies.rollout.role_mapping import RoleMapping
 
-    settings = algo.settings
     deals = [Deal(query) for query in range(min(count, len(algo.task.test)))]
     final = Final(update=algo.updates, policy={})
-    chained = settings.num_agents > 1 and settings.knowledge_transfer
-    for turn, module in enumerate(settings.modules):
-        mapping = RoleMapping(("pioneer",), (module,))
-        if chained:  # in which a pioneer answers as it does alone
-            mapping = RoleMapping(settings.roles, settings.modules, turn)
+    for module in algo.settings.modules:
+        mapping = algo.evaluator.led_by(module)
         rollouts, figures = algo.evaluator.measure(deals, mapping, "test")
         if not figures:
             continue
         final["policy"][module] = _of_role(rollouts, figures, 0)
-        if chained:
+        if len(mapping.roles) > 1:
             order = ",".join(mapping.as_dict().values())
             final.setdefault("last_answer", {})[order] = _of_role(rollouts, figures, len(mapping.roles) - 1)
+    if algo.settings.evaluate_average:
+        with algo.evaluator.average() as alone:
+            rollouts, figures = algo.evaluator.measure(deals, alone, "test")
+        if figures:
+            final["policy"][AVERAGE] = _of_role(rollouts, figures, 0)
     return final
 
 

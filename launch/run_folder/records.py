@@ -88,6 +88,8 @@ class Update(TypedDict):
     roles: NotRequired[dict[str, str]]
     exchanged: NotRequired[bool]
     exchanges: NotRequired[int]
+    averaged: NotRequired[bool]
+    """After it all LLMs moved to the mean of their weights; missing from what earlier versions wrote."""
     policy: NotRequired[dict[str, Figures]]
     role: NotRequired[dict[str, Figures]]
     seconds: NotRequired[dict[str, float]]
@@ -96,7 +98,8 @@ class Update(TypedDict):
     health: NotRequired[list[HealthWarning]]
     collapsed: NotRequired[bool]
     evaluation: NotRequired[dict[str, Figures]]
-    """By policy, each alone on the bare held-out queries, and their `mean`."""
+    """By policy, each alone on the bare held-out queries; with `evaluate_average` of `llm_mean`, the LLM whose weights
+    are the mean of theirs; and the `mean` of the policies' figures."""
     last_answer: NotRequired[Figures]
     """Of the chain on the same queries."""
 

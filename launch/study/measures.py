@@ -19,6 +19,7 @@ from launch.evaluation.intervals import Estimate, over_seeds
 from launch.run_folder.records import Figures, Update, mean_over_policies
 from launch.study.results import StudyRun
 from policies.health import Sign, signs_of_collapse
+from policies.models.model_names import AVERAGE
 
 EXACT = 14
 """Pairs up to which all signs are tried."""
@@ -62,10 +63,18 @@ def last_answer(name: str) -> Measure:
 
 
 def of_policies(run: StudyRun, name: str) -> dict[str, float]:
-    """Returns a figure after the last update by policy."""
-    if run.final is None:
-        return {}
-    return {module: value for module, figures in run.final["policy"].items() if (value := figures[name]) is not None}
+    """Returns a figure after the last update by policy; the mean of all LLMs is none of them."""
+    policies = {} if run.final is None else run.final["policy"]
+    return {
+        module: value
+        for module, figures in policies.items()
+        if module != AVERAGE and (value := figures[name]) is not None
+    }
+
+
+def of_average(name: str) -> Measure:
+    """Returns the measure of a figure, after the last update, of the LLM whose weights are the mean of the others'."""
+    return lambda run: None if run.final is None else run.final["policy"].get(AVERAGE, {}).get(name)
 
 
 def best(name: str) -> Measure:

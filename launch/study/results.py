@@ -31,7 +31,7 @@ _POLICY = (
 )
 """What is kept of a policy's training, where there is such a figure; the combined reward follows."""
 _OWN = re.compile(r"seed_\d+\.json")
-_LINE = ("update", "roles", "exchanged", "tokens", "evaluation", "last_answer", "health")
+_LINE = ("update", "roles", "exchanged", "averaged", "tokens", "evaluation", "last_answer", "health")
 
 
 class Cost(TypedDict):

@@ -14,6 +14,7 @@ from launch.console.credentials import without_passwords
 from launch.console.errors import CommandError, reason
 from launch.run_folder.layout import METRICS, MLFLOW_ID, TENSORBOARD, WANDB_ID
 from launch.run_folder.records import Update, plain
+from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
 
 POSITION = "position/"
@@ -136,6 +137,8 @@ class Prometheus:
             for name, text in MEASURED.items():
                 gauge = Gauge(f"cory_{called}_{name}", f"{text}, {of}", ("run", tag))
                 members = settings.roles if tag == "role" else settings.modules
+                if group == "evaluation" and settings.evaluate_average:
+                    members = (*members, AVERAGE)
                 self._gauges |= {f"{group}/{member}/{name}": (gauge, tag) for member in members}
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:

@@ -265,6 +265,8 @@ def _what(settings: Settings, arrow: str) -> str:
         exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
         if policies == 1:
             exchange = "; one LLM has nobody to exchange roles with"
+        if settings.average_period is not None:
+            exchange += f"; LLMs are averaged every {settings.average_period}"
     updates = counted(settings.updates, "update")
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
     return (

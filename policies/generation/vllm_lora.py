@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
+MOST = _RANKS[-1]
+"""The highest rank that vLLM serves."""
 
 
 def engine_arguments(lora: Lora, adapters: int) -> dict[str, Any]:

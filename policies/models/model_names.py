@@ -4,6 +4,8 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.models import smollm2
 
 BUNDLED_LM = DEFAULT_TOKENIZER.name
+AVERAGE = "llm_mean"
+"""The LLM whose weights are the mean of those that were trained. Not `mean`, which figures over the LLMs are called."""
 
 
 def model_path(name: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import ray
@@ -132,6 +133,19 @@ class Learners:
     def forget(self) -> None:
         """Forgets Adam's moments of every LLM."""
         self.ask(TokenPPOLearner.forget)
+
+    def average(self, share: float) -> None:
+        """Moves all LLMs a share of the way to the mean of their weights; see `TokenPPOLearner.average`."""
+        self.ask(lambda learner: learner.average(share))
+
+    @contextmanager
+    def lent(self, module_id: str) -> Iterator[None]:
+        """Lets an LLM hold the mean of all LLMs' weights meanwhile."""
+        self.ask(lambda learner: learner.lend(module_id))
+        try:
+            yield
+        finally:
+            self.ask(lambda learner: learner.take_back(module_id))
 
     def ask(self, function: Callable[[TokenPPOLearner], T]) -> T:
         """Calls a function on every learner, and returns the first one's answer."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from torch import Tensor
 
+from policies.learning.averaging import mean, move_to_mean
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
 from policies.settings.settings import Settings
@@ -28,10 +31,13 @@ class TokenPPOLearner(TorchLearner):
     earlier: dict[str, Any]
     """What versions whose learners estimated advantages kept of that in the state that was loaded."""
 
+    _own: dict[str, np.ndarray]
+    """The weights of the LLM that is lent, if one is."""
+
     def build(self) -> None:
         """Builds the LLMs and their learners."""
         self.settings: Settings = self.config.settings
-        self.policies, self.earlier = {}, {}
+        self.policies, self.earlier, self._own = {}, {}, {}
         super().build()
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
@@ -76,6 +82,30 @@ class TokenPPOLearner(TorchLearner):
         """Forgets Adam's moments of every LLM."""
         for policy in self.policies.values():
             policy.forget()
+
+    def average(self, share: float) -> None:
+        """Moves all LLMs towards the mean of their weights; all learners must call it alike.
+
+        Value heads move along: a head reads its LLM's hidden states, so belongs to those weights. Adam's moments stay
+        each LLM's own. Of adapters the factors are averaged, as the mean of their products has a higher rank.
+
+        Args:
+            share: of the way.
+        """
+        move_to_mean([policy.parameters for policy in self.policies.values()], share)
+
+    def lend(self, module_id: str) -> None:
+        """Lets an LLM hold the mean of all LLMs' weights, until `take_back`; its own are set aside."""
+        policies = self.policies
+        self._own = policies[module_id].model.state()
+        with torch.no_grad():
+            for tensors in zip(policies[module_id].parameters, *(p.parameters for p in policies.values()), strict=True):
+                tensors[0].copy_(mean(tensors[1:]))
+
+    def take_back(self, module_id: str) -> None:
+        """Gives an LLM that was lent its own weights back."""
+        self.policies[module_id].model.load(self._own)
+        self._own = {}
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Rows, fwd_out: Any) -> Tensor:
         """An LLM's loss over rows that are estimated, summed over response tokens."""

@@ -128,9 +128,17 @@ class Runners:
         self.version = version
         self._send_to(sorted(self.group.healthy_worker_ids()))
 
-    def _send_to(self, runners: Sequence[int]) -> None:
+    def send_again(self, module_id: str) -> None:
+        """Sends the present weights of one LLM, which are others than before, under the present version.
+
+        Raises:
+            WeightSyncError: an engine read something else than was sent.
+        """
+        self._send_to(sorted(self.group.healthy_worker_ids()), [module_id])
+
+    def _send_to(self, runners: Sequence[int], modules: Sequence[str] | None = None) -> None:
         local = self.group.local_env_runner
-        for module_id in self.modules:
+        for module_id in self.modules if modules is None else modules:
             weights = {module_id: self.fetch(module_id)}
             self._sent[module_id] = checksum(weights[module_id])
             if local is not None:

@@ -56,6 +56,7 @@ def refuse_contradictions(settings: Fields) -> None:
             "select_by=chain asks for the last answer of a chain whose agents see the earlier ones. Set num_agents to "
             "2 or more and knowledge_transfer=true, or select_by=bare."
         )
+    _refuse_average(settings)
     for what, low, high in (
         ("query", settings.min_query, settings.max_query),
         ("response", settings.min_response, settings.max_response),
@@ -141,6 +142,30 @@ def _refuse_credit(settings: Fields) -> None:
         raise ValueError(
             f"score_scaling={settings.score_scaling} scales each LLM's rewards by its own moments, so what one is paid "
             "for the next would be on another's scale. Set score_scaling=none, or chain_gamma=0."
+        )
+
+
+def _refuse_average(settings: Fields) -> None:
+    """Checks that there are LLMs to average, and that a share of the way is of a way that they go."""
+    if settings.select_by == "mean" and not settings.evaluate_average:
+        raise ValueError(
+            "select_by=mean chooses by the mean of the LLMs, which is not evaluated. Set evaluate_average=true."
+        )
+    period, share = settings.average_period, settings.average_share
+    alone = "num_agents=1" if settings.num_agents == 1 else "num_policies=1"
+    if period is not None and len(settings.modules) == 1:
+        raise ValueError(
+            f"average_period={period} moves LLMs to their mean, and with {alone} there is one LLM only. Set "
+            "average_period=null, or train two LLMs or more."
+        )
+    if settings.evaluate_average and len(settings.modules) == 1:
+        raise ValueError(
+            f"evaluate_average=true evaluates the mean of LLMs, and with {alone} there is one LLM only. Set "
+            "evaluate_average=false, or train two LLMs or more."
+        )
+    if period is None and share != 1:
+        raise ValueError(
+            f"average_share={share:g} has no effect without averaging. Set average_period, or leave average_share out."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args
 
@@ -12,7 +13,7 @@ from cory_env.chain import Observed, role_names
 from cory_env.tasks import Operations
 from policies.learning.hyperparameters import Advantage, Credit, Hyperparameters, KLEstimator
 from policies.models.lora import Lora
-from policies.models.model_names import BUNDLED_LM
+from policies.models.model_names import AVERAGE, BUNDLED_LM
 from policies.settings.about import (
     of_computing,
     of_learning,
@@ -89,6 +90,10 @@ class Fields(BaseModel):
     reset_on_exchange: bool = of_learning(False, clone=True)
     """At each role exchange forget Adam's moments, the adaptive KL coefficient and the moments of score scaling, as the
     paper's code does. One agent has no exchanges, so is never reset."""
+    average_period: int | None = of_learning(None, ge=1, clone=True)
+    """At every so many-th update all LLMs move to the mean of their weights (docs/averaging.md); null: never."""
+    average_share: float = of_learning(1.0, gt=0, le=1, clone=True)
+    """With `average_period`: the share of the way to the mean that they move; 1 makes them equal."""
     knowledge_transfer: bool = of_sampling(True)
     """Later agents see the responses before them."""
     observed: Observed = of_sampling("all")
@@ -246,9 +251,11 @@ class Fields(BaseModel):
     """Updates between held-out evaluations."""
     eval_queries: int = of_watching(128, ge=1)
     """Held-out queries of one evaluation in training, which choose the best checkpoint (see `validation`)."""
-    select_by: Literal["bare", "chain"] = of_watching("bare")
-    """What the best checkpoint, or trial of a search, is the best in: the policies' answers to the `bare` query, or the
-    last answer of the `chain`; by the combined reward."""
+    select_by: Literal["bare", "chain", "mean"] = of_watching("bare")
+    """What the best checkpoint, or trial of a search, is the best in, by the combined reward: the policies' answers to
+    the `bare` query, the last answer of the `chain`, or, with `evaluate_average`, the answers of the LLMs' `mean`."""
+    evaluate_average: bool = of_watching(False)
+    """Also evaluate the LLM whose weights are the mean of all LLMs', `llm_mean` (docs/averaging.md)."""
     final_queries: int | None = of_watching(None, ge=1, resume=True)
     """Held-out queries, none of which chose, of a last evaluation, of which every response is kept, in `final.json`;
     null: none."""
@@ -323,6 +330,20 @@ class Fields(BaseModel):
             return self.max_response
         drawn = random.Random(f"response limit {self.seed} {update}")
         return drawn.randint(self.min_response, self.max_response)
+
+    def worth(self, found: Mapping[str, Any]) -> Any:
+        """The combined reward by which `select_by` chooses.
+
+        Args:
+            found: of an evaluation, with `evaluation` and `last_answer` as in `metrics.jsonl`.
+
+        Returns:
+            The number as it stands there; NaN, or None in what was written, where it is not known.
+        """
+        of = {"bare": ("evaluation", "mean"), "chain": ("last_answer",), "mean": ("evaluation", AVERAGE)}
+        for key in of[self.select_by]:
+            found = found[key]
+        return found["combined_reward"]
 
     @property
     def report_kl_coef(self) -> float:

@@ -135,6 +135,31 @@ def test_all_learners_start_afresh_at_an_exchange() -> None:
     assert at == [0, 0] and before == after and before[0] == before[1] > 0
 
 
+def average(learners: int) -> list[Ranks]:
+    """What learners hold after one update that ends with part of the way to the mean, and after its evaluation; and
+    after an update without.
+    """
+    algorithm = build(num_learners=learners, average_period=1, average_share=0.5, evaluate_average=True)
+    apart = build(num_learners=learners)
+    found = []
+    for each in (algorithm, apart):
+        each.train()
+        found.append(weights_of(each))
+    evaluated = algorithm.evaluator.held_out()["evaluation"]
+    assert evaluated["llm_mean"]["kl"] > 0
+    found.append(weights_of(algorithm))
+    return found
+
+
+@pytest.mark.slow
+def test_all_learners_move_alike_to_the_mean_and_hold_the_same_after_it_was_evaluated() -> None:
+    averaged, apart, evaluated = in_own_session(average, 2)
+    for before, after in zip(averaged, evaluated, strict=True):
+        assert largest_difference(before, after) == 0.0
+    assert len(averaged) == 2 and largest_difference(averaged[0], averaged[1]) == 0.0
+    assert largest_difference(averaged[0], apart[0]) > 1e-6
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
 def test_vllm_runners_of_any_number_play_the_same_and_learn_the_same() -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from launch.commands.export import main
+from launch.models.exported import whole_model
 from launch.models.trained import POLICIES, open_trained
 from launch.run_folder.directory import RunDirectory
 from policies.learning.rows import make_rows
@@ -142,6 +143,59 @@ def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
     assert capsys.readouterr().out.startswith("This movie")
 
 
+def test_the_mean_of_all_policies_is_exported_and_any_policy_at_a_longer_step_from_the_base(
+    policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = {}
+    for name, words in {
+        "1": ["--policy", "llm_1"],
+        "2": ["--policy", "llm_2"],
+        "mean": ["--policy", "mean"],
+        "named": ["--policy", "llm_mean"],
+        "far": ["--policy", "mean", "--step-scale", "1.5"],
+        "far 2": ["--policy", "llm_2", "--step-scale", "1.5"],
+    }.items():
+        assert main([str(policies_run.path), *words, "--out", str(tmp_path / name)]) == 0
+        models[name] = AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
+    assert f"{tmp_path / 'far'}: llm_mean after update 5, its step from the base × 1.5, fp32" in capsys.readouterr().out
+    base = AutoModelForCausalLM.from_pretrained(DEFAULT_TOKENIZER).state_dict()
+    for key, start in base.items():
+        middle = (models["1"][key] + models["2"][key]) / 2
+        torch.testing.assert_close(models["mean"][key], middle, rtol=0, atol=0)
+        torch.testing.assert_close(models["named"][key], middle, rtol=0, atol=0)
+        torch.testing.assert_close(models["far"][key], start + 1.5 * (middle - start))
+        torch.testing.assert_close(models["far 2"][key], start + 1.5 * (models["2"][key] - start))
+    assert any(not torch.equal(models["mean"][key], start) for key, start in base.items())
+    card = (tmp_path / "far" / "README.md").read_text()
+    assert "# llm_mean of run\n" in card and "It is the mean of the weights of llm_1, llm_2, which started" in card
+    assert "Its step from the base is 1.5 times as long" in card and "None: the run evaluated no policy at this" in card
+    assert "None: the run did not evaluate it" in (tmp_path / "mean" / "README.md").read_text()
+    alone = (tmp_path / "2" / "README.md").read_text()
+    assert "It is the mean" not in alone and "Its step" not in alone and "| held-out, update 0 |" in alone
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(
+    adapters_run: RunDirectory, tmp_path: Path, merge: bool
+) -> None:
+    out = tmp_path / "out"
+    words = ["--policy", "mean", "--step-scale", "0.5", "--out", str(out)]
+    assert main([str(adapters_run.path), *words, *["--merge"] * merge]) == 0
+    model = (AutoModelForCausalLM if merge else AutoPeftModelForCausalLM).from_pretrained(out)
+    tokens = torch.tensor([AutoTokenizer.from_pretrained(out)(TEXT)["input_ids"]])
+    trained = open_trained(adapters_run.path)
+    plain = AutoModelForCausalLM.from_pretrained(DEFAULT_TOKENIZER)
+    merged = [whole_model(trained, policy).state_dict() for policy in ("llm_1", "llm_2")]
+    start = plain.state_dict()
+    plain.load_state_dict({key: start[key] + 0.25 * sum(each[key] - start[key] for each in merged) for key in start})
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, atol=1e-3, rtol=0)
+    card = (out / "README.md").read_text()
+    assert "what the adapters add to the base (the mean of the products B A) of llm_1, llm_2" in card
+    if not merge:
+        assert "--max-lora-rank 8" in card and '"r": 8' in (out / "adapter_config.json").read_text()
+
+
 def test_an_adapter_of_a_quantised_base_is_not_merged(
     adapters_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,7 +214,7 @@ def test_an_adapter_of_a_quantised_base_is_not_merged(
     ("words", "what"),
     [
         (["--out", "new", "--policy", "llm_1", "--merge"], "there is no adapter to merge. Leave out --merge."),
-        (["--out", "new"], "Which policy? Name it with --policy: llm_1, llm_2."),
+        (["--out", "new"], "Which policy? Name it with --policy: llm_1, llm_2, mean."),
         (["--out", "new", "--policy", "llm_9"], "no policy `llm_9`. Its policies are: llm_1, llm_2."),
         (["--out", "new", "--policy", "llm_1", "--checkpoint", "7"], "no checkpoint `7`. It has: best (5), latest (6)"),
         (["--out", "full", "--policy", "llm_1"], "full is not empty"),
@@ -185,6 +239,21 @@ def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(
     message = capsys.readouterr().err
     assert what in message and len(message.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf", "far"])
+def test_a_step_scale_is_a_number_above_0(tmp_path: Path, capsys: pytest.CaptureFixture[str], scale: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--out", str(tmp_path / "out"), f"--step-scale={scale}"])
+    assert ended.value.code == 2 and f"`{scale}` is not a number above 0" in capsys.readouterr().err
+
+
+def test_one_llm_alone_has_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(num_agents=1)
+    run = record(tmp_path / "run", settings, updates=[0])
+    run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
+    assert main([str(run.path), "--policy", "mean", "--out", str(tmp_path / "out")]) == 2
+    assert "has one LLM only, so there is no mean of several. Leave --policy out." in capsys.readouterr().err
 
 
 def test_a_model_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,10 +88,10 @@ def of_three() -> None:
     assert evaluate.main(["run", "--checkpoint", "1", *FEW, "--out", "found"]) == 0
 
 
-def play(scenario: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Plays a scenario of this module in a process of its own."""
+def play(scenario: str, folder: Path, of: str = __name__) -> "subprocess.CompletedProcess[str]":
+    """Plays a scenario of a module, this one or another, in a process of its own."""
     (folder / "my_rewards.py").write_text(REWARD)
-    code = f"from tests.launch.evaluation.test_evaluation import {scenario}; {scenario}()"
+    code = f"from {of} import {scenario}; {scenario}()"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=280
     )
