@@ -17,14 +17,14 @@ def test_the_combined_reward_of_both_policies_rises(make_cory: MakeCory, weights
         weights=weights,
         reward="tests.policies.sample_rewards:commas",
         seed=seed,
-        queries=64,
-        minibatch=32,
-        micro_batch=32,
+        queries=48,
+        minibatch=24,
+        micro_batch=24,
         lr=lr,
         kl_coef=0.1,
         max_response=8,
         eval_every=UPDATES,
-        eval_queries=128,
+        eval_queries=64,
     )
     before = algorithm.evaluator.held_out()["evaluation"]
     for _ in range(UPDATES):

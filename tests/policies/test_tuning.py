@@ -21,6 +21,7 @@ def said(samples: list[dict[str, Any]]) -> list[list[tuple[str, str, str]]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_clone_continues_from_its_donor_on_all_runners_with_its_own_settings_in_effect(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:

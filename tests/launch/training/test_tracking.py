@@ -38,6 +38,7 @@ print(text)
 """
 
 
+@pytest.mark.slow
 def test_rays_own_endpoint_shows_the_last_update_of_a_run(tmp_path: Path) -> None:
     run = record(tmp_path / "here", Settings(updates=12), updates=range(7))
     line = run.updates()[6]

@@ -320,7 +320,7 @@ def rank(number: int, ranks: int, path: str, weights: str, store: str, out: str)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("weights", ["full", "lora"])
+@pytest.mark.parametrize("weights", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_ranks_share_the_work_and_end_as_one_alone_would(path: str, weights: str, tmp_path: Path) -> None:
     mp.spawn(rank, args=(3, path, weights, str(tmp_path / "store"), str(tmp_path)), nprocs=3)
     alone = make_learner(path, weights, steps=2, epochs=2, lr=1e-4)  # ranks start from the first one's weights

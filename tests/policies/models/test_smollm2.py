@@ -24,6 +24,8 @@ from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import CausalLMModule
 from policies.settings.settings import make_settings
 
+pytestmark = pytest.mark.slow  # unpacking takes a minute, and the package that has the file is pinned
+
 TEXTS = (
     "If 3 pens cost 12 dollars, what do 1,250 cost?",
     "def f(x):\n    return 0\n\n\tif x:\n        7 + 8",

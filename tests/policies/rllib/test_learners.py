@@ -31,6 +31,7 @@ def test_what_a_learner_could_not_write_or_send_is_never_taken_for_whole(make_co
     assert algorithm.updates == 0
 
 
+@pytest.mark.slow
 def test_what_one_learner_raises_is_heard_although_the_others_wait_for_it(make_cory: MakeCory) -> None:
     group = make_cory(num_learners=2, learner_timeout=60).learner_group
 

@@ -161,7 +161,7 @@ def test_llms_draw_different_mini_batches_and_have_settings_in_common() -> None:
     assert (learner.settings.hyperparameters.seed, learner.settings.hyperparameters.clip) == (3, 0.3)
 
 
-@pytest.mark.parametrize("weights", ["full", "lora"])
+@pytest.mark.parametrize("weights", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_without_a_critic_there_is_no_value_head_in_memory_state_optimizer_or_figures(weights: str) -> None:
     groups = {"weights": weights, "num_generations": 2, "queries": 2}
     learners = [build(**groups), build(**groups, advantage="rloo")]
