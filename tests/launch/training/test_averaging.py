@@ -19,18 +19,7 @@ def scenario() -> None:
     """Trains, evaluates and reports; the last update is an averaging part of the way."""
     changed = ("lr=1e-3", "average_period=3", "average_share=0.5", "evaluate_average=true", "validation=false")
     assert train.main([*SMALL, *changed, f"final_queries={QUERIES}", "--out", "run"]) == 0
-    few = (
-        "--split",
-        "test",
-        "--queries",
-        str(QUERIES),
-        "--samples",
-        "1",
-        "--checkpoint",
-        "latest",
-        "--out",
-        "run/evaluation/found",
-    )
+    few = ("--queries", str(QUERIES), "--samples", "1", "--checkpoint", "latest", "--out", "run/evaluation/found")
     assert evaluate.main(["run", *few]) == 0
     assert report.main(["run", "--out", "report.html"]) == 0
 
