@@ -1,9 +1,10 @@
-"""What the setting `model` may name: two models that need no hub, or anything that `from_pretrained` takes."""
+"""What the setting `model` may name: models that need no hub, or anything that `from_pretrained` takes."""
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.models import smollm2
 
 BUNDLED_LM = DEFAULT_TOKENIZER.name
+BUNDLED = {BUNDLED_LM: DEFAULT_TOKENIZER, "drafts-llama-tiny": DEFAULT_TOKENIZER.with_name("drafts-llama-tiny")}
 
 
 def model_path(name: str) -> str:
@@ -15,6 +16,6 @@ def model_path(name: str) -> str:
         SmolLM2Error: `smollm2` is named, but its package is not installed.
         CacheError: `smollm2` is named for the first time, and the cache cannot be written.
     """
-    if name == BUNDLED_LM:
-        return str(DEFAULT_TOKENIZER)
+    if name in BUNDLED:
+        return str(BUNDLED[name])
     return str(smollm2.folder()) if name == smollm2.NAME else name
