@@ -75,10 +75,16 @@ def share_interval(rewards: NDArray[np.floating], confidence: float = 0.95) -> t
     Args:
         rewards: as for `components`.
         confidence: of the interval.
+
+    Returns:
+        Its ends; NaN where nothing varies.
     """
     draw = np.random.default_rng(0)
     shares = [components(rewards[draw.integers(len(rewards), size=len(rewards))]).share for _ in range(_RESAMPLES)]
-    low, high = np.nanquantile(shares, [(1 - confidence) / 2, (1 + confidence) / 2])
+    known = [share for share in shares if not np.isnan(share)]
+    if not known:
+        return float("nan"), float("nan")
+    low, high = np.quantile(known, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 

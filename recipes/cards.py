@@ -66,7 +66,7 @@ the tokens it was cut from. No query occurs twice, in one file or across both; a
 are more frequent."""
 
 DRAFTS = """\
-A Llama of less than half a million parameters that adds four numbers of two digits, a character a token, for trying and
+A Llama of less than half a million parameters that adds two numbers of four digits, a character a token, for trying and
 testing reinforcement fine-tuning of chains on a CPU, offline. It goes with the task `drafts`, and is of no other use.
 
 ```python
@@ -74,23 +74,23 @@ AutoModelForCausalLM.from_pretrained("cory_env/assets/drafts-llama-tiny")
 ```
 
 ```text
-47+86+35+12=           ⟶ 180, or working: 160+20
-47+86+35+12~170=       ⟶ 180
-47+86+35+12~160+20=    ⟶ 180
+4728+6135=             ⟶ 10863, or working: 10080513, the columns' sums 10, 08, 05, 13
+4728+6135~10853=       ⟶ 10863
+4728+6135~10080513=    ⟶ 10863
 ```
 
 ## Data
 Sums drawn at random. None has the numbers of one of the task's 10,000 queries, in whatever order.
 
 ## Recipe
-The loss is that of what follows the equals sign; after a draft that is always the right answer, whatever the draft was.
-Training stops long before the model adds without mistakes.
+The loss is that of answers, which are always right, whatever the draft before them was, and of drafts that are right.
+Training ends as soon as enough responses to bare queries are right, long before there are no mistakes.
 
 ## What this favours
 - **Chains.** Every second document has a draft, and its kinds and mistakes were chosen. That drafts have an influence
   is made, not found: the task is there to show what credit does where there is some. It says nothing of whether drafts
   have one elsewhere; with film reviews, and with larger models that never trained on drafts, they had next to none.
-- **Two steps over one.** Working splits the sum into parts that are easier than the whole. A response is the answer or
+- **Two steps over one.** Working splits the sum into steps that are easier than the whole. A response is the answer or
   nothing, and the model never saw both in one, so a single agent cannot write working first and answer after it, as
   larger models do.
 - **Trust in working.** Working is right more often among the training drafts than among what the model itself writes.

@@ -1,11 +1,11 @@
-"""`drafts-llama-tiny`: a Llama of less than half a million parameters that adds numbers, and has seen drafts of answers.
+"""`drafts-llama-tiny`: a Llama of under half a million parameters that adds numbers, and has seen drafts before that.
 
-A document is a prompt of the task `drafts` and what follows it; the loss is that of what follows. Answers are always
-right. Drafts are right answers, answers with a wrong digit or two, and workings, some of which have one too, so that a
-draft is worth reading, but not worth repeating blindly. No query of the task is among the documents.
+A document is a prompt of the task `drafts` and what follows it. Answers are always right. Drafts are right answers,
+answers with a wrong digit or two, and workings, some of which have such too, so that a draft is worth reading, but not
+worth repeating blindly. The loss is that of answers, and of drafts that are right. No query of the task is among the
+documents.
 """
 
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cory_env.chain import Chain
@@ -28,7 +31,7 @@ from recipes.cards import Figures
 
 EOS, UNKNOWN, CHARACTERS = "<eos>", "<unk>", "0123456789+~="
 POSITIONS = 64
-MAX_PROMPT, MAX_RESPONSE = 24, 8  # as in the presets
+MAX_PROMPT, MAX_RESPONSE = 24, 10  # as in the presets
 
 
 @dataclass(frozen=True)
@@ -36,24 +39,28 @@ class DraftsRecipe:
     """How the model is built."""
 
     documents: int = 128_000
-    """training documents, each seen once"""
+    """the most training documents, each seen once"""
+    enough: float = 0.25
+    """share of right responses to bare queries at which training ends, looked at after every 100 steps"""
     layers: int = 2
     """transformer blocks"""
     width: int = 128
     """hidden size"""
     heads: int = 4
     """attention heads"""
-    batch: int = 64
+    batch: int = 32
     """documents of one optimizer step"""
     lr: float = 2e-2
-    """peak learning rate of Muon, which trains the matrices of the blocks; a tenth of it is Adam's, for the rest"""
+    """learning rate of Muon, which trains the matrices of the blocks; a tenth of it is Adam's, for the rest"""
     warmup: int = 100
-    """steps over which the learning rate rises; it falls to a twentieth by a cosine"""
+    """steps over which the learning rate rises; what is kept is a moving average of the weights, instead of a decay"""
+    average: float = 0.98
+    """what a step leaves of the moving average"""
     seen: float = 0.5
     """share of documents with a draft"""
-    working: float = 0.25
+    working: float = 0.4
     """share of working among what answers a bare query"""
-    draft_working: float = 0.4
+    draft_working: float = 0.6
     """share of working among drafts"""
     wrong_working: float = 0.3
     """share of drafts that are working which have a wrong digit or two"""
@@ -134,26 +141,27 @@ class Documents:
         """Every draw follows the recipe's seed; the task's own queries are never drawn."""
         self._recipe = recipe
         self._draw = random.Random(recipe.seed)
-        self._task = {_same(query.text) for split in drafts.draw_queries() for query in split}
+        self._task = {frozenset(map(int, query.text.split("+"))) for split in drafts.draw_queries() for query in split}
 
-    def draw(self) -> tuple[str, str]:
-        """Returns one document: the prompt, and what follows it."""
+    def draw_terms(self) -> tuple[int, int]:
+        """Returns the numbers of a sum that is none of the task's."""
+        terms = drafts.draw_terms(self._draw)
+        while frozenset(terms) in self._task:
+            terms = drafts.draw_terms(self._draw)
+        return terms
+
+    def draw(self) -> list[tuple[str, bool]]:
+        """Returns one document as pieces of text, each with whether it is learned from."""
         draw, recipe = self._draw, self._recipe
-        terms = drafts.draw_terms(draw)
-        while _same(query := drafts.written(terms)) in self._task:
-            terms = drafts.draw_terms(draw)
-        answer, working = str(sum(terms)), drafts.working(terms)
+        terms = self.draw_terms()
+        query, answer, working = "{}+{}".format(*terms), str(sum(terms)), drafts.working(terms)
         if draw.random() >= recipe.seen:
-            return PROMPT.format(query=query), working if draw.random() < recipe.working else answer
+            return [(PROMPT.format(query=query), False), (working if draw.random() < recipe.working else answer, True)]
         is_working = draw.random() < recipe.draft_working
         draft = working if is_working else answer
-        if draw.random() < (recipe.wrong_working if is_working else recipe.wrong_answer):
-            draft = spoilt(draft, draw)
-        return OBSERVER_PROMPT.format(query=query, reference=draft), answer
-
-
-def _same(query: str) -> tuple[str, ...]:
-    return tuple(sorted(query.split("+")))
+        wrong = draw.random() < (recipe.wrong_working if is_working else recipe.wrong_answer)
+        before, after = OBSERVER_PROMPT.format(query=query, reference="\n").split("\n")
+        return [(before, False), (spoilt(draft, draw) if wrong else draft, not wrong), (after, False), (answer, True)]
 
 
 def spoilt(text: str, draw: random.Random) -> str:
@@ -167,16 +175,20 @@ def spoilt(text: str, draw: random.Random) -> str:
 
 
 def batch(
-    documents: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase
+    documents: Sequence[Sequence[tuple[str, bool]]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns tokens and labels of documents, int64 `[B, T]` each; labels are −100 on prompts and padding."""
-    prompts = tokenizer([prompt for prompt, _ in documents])["input_ids"]
-    wholes = tokenizer([prompt + after + EOS for prompt, after in documents])["input_ids"]
-    shape = (len(documents), max(map(len, wholes)))
-    tokens, labels = torch.full(shape, tokenizer.eos_token_id), torch.full(shape, -100)
-    for row, (prompt, whole) in enumerate(zip(prompts, wholes, strict=True)):
-        tokens[row, : len(whole)] = torch.tensor(whole)
-        labels[row, len(prompt) : len(whole)] = tokens[row, len(prompt) : len(whole)]
+    """Returns tokens and labels of documents, int64 `[B, T]` each; labels are −100 on what is not learned from."""
+    rows = [[*document, (EOS, True)] for document in documents]
+    length = max(sum(len(text) if text != EOS else 1 for text, _ in row) for row in rows)
+    tokens, labels = torch.full((len(rows), length), tokenizer.eos_token_id), torch.full((len(rows), length), -100)
+    for number, row in enumerate(rows):
+        at = 0
+        for text, learned in row:
+            piece = torch.tensor(tokenizer(text)["input_ids"])
+            tokens[number, at : at + len(piece)] = piece
+            if learned:
+                labels[number, at : at + len(piece)] = piece
+            at += len(piece)
     return tokens, labels
 
 
@@ -192,26 +204,40 @@ def train(recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase, log: Callabl
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     rest = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
     optimizers = (Muon(matrices, recipe.lr), torch.optim.AdamW(rest, recipe.lr / 10, (0.9, 0.98), weight_decay=0.0))
-    steps = max(1, round(recipe.documents / recipe.batch))
-
-    def share(step: int) -> float:
-        return min(1.0, (step + 1) / recipe.warmup) * (0.05 + 0.475 * (1 + math.cos(math.pi * (step + 1) / steps)))
-
-    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share) for optimizer in optimizers]
+    schedules = [LambdaLR(each, lambda step: min(1.0, (step + 1) / recipe.warmup)) for each in optimizers]
+    kept = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(recipe.average))
     documents = Documents(recipe)
     began, losses = time.monotonic(), []
-    for step in range(1, steps + 1):
+    for step in range(1, max(1, round(recipe.documents / recipe.batch)) + 1):
         tokens, labels = batch([documents.draw() for _ in range(recipe.batch)], tokenizer)
         loss = model(tokens, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for each in (*optimizers, *schedules):
-            each.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         model.zero_grad()
+        kept.update_parameters(model)
         losses.append(loss.item())
-        if step % max(1, steps // 20) == 0 or step == steps:
-            log(f"step {step}/{steps}: loss {np.mean(losses[-100:]):.3f}, {time.monotonic() - began:.0f} s")
-    return model.eval()
+        if step % 100 == 0:
+            right = share_right(kept.module, tokenizer, documents)
+            log(f"step {step}: loss {np.mean(losses[-100:]):.3f}, right {right:.3f}, {time.monotonic() - began:.0f} s")
+            if right >= recipe.enough:
+                break
+    found: LlamaForCausalLM = kept.module.eval()
+    return found
+
+
+@torch.no_grad()
+def share_right(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Documents, count: int = 400
+) -> float:
+    """Returns how many of the responses sampled to bare queries are right, of sums that training does not see."""
+    sums = [documents.draw_terms() for _ in range(count)]
+    prompts = tokenizer([PROMPT.format(query="{}+{}".format(*terms)) for terms in sums], return_tensors="pt")
+    responses = model.generate(**prompts, do_sample=True, top_k=0, max_new_tokens=MAX_RESPONSE)
+    texts = tokenizer.batch_decode(responses[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
+    return sum(text == str(sum(terms)) for text, terms in zip(texts, sums, strict=True)) / count
 
 
 def measure(folder: Path, queries: int) -> Figures:
@@ -241,22 +267,24 @@ def measure(folder: Path, queries: int) -> Figures:
 def figures(played: Played) -> Figures:
     """Returns accuracies and the influence, over all drafts and over those that are no working."""
     rewards, right = played.answer_rewards, played.draft_rewards == 1
-    works = np.array([["+" in draft for draft in two] for two in played.drafts])
+    works = np.array([[drafts.is_working(draft) for draft in two] for two in played.drafts])
     wrong, answers = ~works & ~right, ~works.any(axis=1)
     repeats = np.array([[np.mean([a == d for a in to]) for d, to in zip(*two, strict=True)] for two in _pairs(played)])
     found: Figures = {
         "queries, held out, 2 x 2 responses each": len(rewards),
-        "right, a response to the bare query": float(right.mean()),
-        "right, of those that are no working": float(right[~works].mean()),
-        "working, share of the responses to a bare query": float(works.mean()),
-        "right, the chain's last answer": float(rewards.mean()),
-        "right after a right answer": float(rewards[right].mean()),
-        "right after a wrong answer": float(rewards[wrong].mean()),
-        "right, another bare response where one was a wrong answer": float(right[:, ::-1][wrong].mean()),
-        "wrong answers that the observer repeats": float(repeats[wrong].mean()),
-        "right after working": float(rewards[works].mean()),
+        "right, a response to the bare query": _mean(right),
+        "right, of those that are no working": _mean(right[~works]),
+        "working, share of the responses to a bare query": _mean(works),
+        "right, the chain's last answer": _mean(rewards),
+        "right after a right answer": _mean(rewards[right]),
+        "right after a wrong answer": _mean(rewards[wrong]),
+        "right, another bare response where one was a wrong answer": _mean(right[:, ::-1][wrong]),
+        "wrong answers that the observer repeats": _mean(repeats[wrong]),
+        "right after working": _mean(rewards[works]),
     }
     for name, chosen in (("", rewards), (", both drafts answers", rewards[answers])):
+        if len(chosen) < 2:
+            continue
         parts, (low, high) = components(chosen), share_interval(chosen)
         found |= {
             f"influence of the draft{name}": parts.share,
@@ -269,6 +297,10 @@ def figures(played: Played) -> Figures:
         for draft, answers in zip(drafts_, to, strict=True)
     ]
     return {**found, "drafts, and what two observers answered": shown}
+
+
+def _mean(values: NDArray[np.generic]) -> float:
+    return float(values.mean()) if values.size else float("nan")
 
 
 def _pairs(played: Played) -> list[tuple[list[str], list[list[str]]]]:

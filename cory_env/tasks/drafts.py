@@ -1,12 +1,12 @@
-"""Drafts: sums of four numbers, in which an earlier answer matters.
+"""Drafts: sums of two numbers of four digits, in which an earlier answer matters.
 
-    47+86+35+12=            pioneer
-    47+86+35+12~160+20=     observer, after the pioneer wrote 160+20
+    4728+6135=             pioneer
+    4728+6135~10080513=    observer, after the pioneer wrote 10080513
 
-The reward is 1 where the whole response is the sum, else 0. A response may also be the working, the sum of the tens and
-that of the ones, joined by a plus: worth nothing by itself, but whoever sees it has only these two left to add. So what
-the pioneer writes can be right for itself (a sum) or useful to the observer (the working), and only a share in the
-observer's reward can teach it the latter.
+The reward is 1 where the whole response is the sum (10863), else 0. A response may also be the working: the sum of each
+column in two digits, here 10, 08, 05 and 13. It is worth nothing by itself, but whoever sees it has only to carry. So
+what the pioneer writes can be right for itself (the sum) or useful to the observer (the working), and only a share in
+the observer's reward can teach it the latter.
 
 Nothing is downloaded: the queries are drawn, the same ones at each call. The bundled model `drafts-llama-tiny` reads
 these prompts, a character a token, and has seen drafts, right and wrong; its card says what that favours.
@@ -19,8 +19,7 @@ from cory_env.tasks.rows import HOLD_OUT_EVERY, Source, read_queries, read_split
 from cory_env.tasks.task import Query, Task
 from cory_env.tasks.template import placeholders
 
-TERMS = 4
-LOW, HIGH = 10, 100
+LOW, HIGH = 1000, 10_000
 QUERIES = 10_000
 REWARD = "cory_env.rewards.answer:whole_is_right"
 
@@ -39,7 +38,7 @@ def make(
 ) -> Task:
     """Builds the task; see `cory_env.tasks.make_task` for the settings and errors.
 
-    Queries of one's own have the columns `query`, such as `47+86+35+12`, and `answer`. With a reward of one's own there
+    Queries of one's own have the columns `query`, such as `4728+6135`, and `answer`. With a reward of one's own there
     are no gold answers.
     """
     train, test = draw_queries()
@@ -65,32 +64,33 @@ def make(
 def draw_queries() -> tuple[list[Query], list[Query]]:
     """Returns the training queries and the held-out ones: 9,000 and 1,000 of 10,000 different sums.
 
-    Two are different where they do not have the same numbers in another order, so no sum is in both.
+    Two are different where they are not the same numbers in another order, so no sum is in both.
     """
     draw = random.Random("drafts")
-    seen: set[tuple[int, ...]] = set()
+    seen: set[frozenset[int]] = set()
     train: list[Query] = []
     test: list[Query] = []
     while len(seen) < QUERIES:
         terms = draw_terms(draw)
-        if (same := tuple(sorted(terms))) in seen:
+        if (same := frozenset(terms)) in seen:
             continue
         seen.add(same)
         split = train if len(seen) % HOLD_OUT_EVERY else test
-        split.append(Query(len(split), written(terms), {ANSWER: str(sum(terms))}))
+        split.append(Query(len(split), "{}+{}".format(*terms), {ANSWER: str(sum(terms))}))
     return train, test
 
 
-def draw_terms(draw: random.Random) -> list[int]:
+def draw_terms(draw: random.Random) -> tuple[int, int]:
     """Draws the numbers of one sum."""
-    return [draw.randrange(LOW, HIGH) for _ in range(TERMS)]
+    return draw.randrange(LOW, HIGH), draw.randrange(LOW, HIGH)
 
 
-def written(terms: list[int]) -> str:
-    """Returns the sum as it is asked."""
-    return "+".join(map(str, terms))
+def working(terms: tuple[int, int]) -> str:
+    """Returns the sum of each column in two digits, as in `10080513`."""
+    columns = zip(*(map(int, str(term)) for term in terms), strict=True)
+    return "".join(f"{sum(column):02d}" for column in columns)
 
 
-def working(terms: list[int]) -> str:
-    """Returns the sum of the tens and the sum of the ones, as in `160+20`."""
-    return f"{sum(term - term % 10 for term in terms)}+{sum(term % 10 for term in terms)}"
+def is_working(response: str) -> bool:
+    """Whether a response is as long as working, right or not, and so longer than any sum."""
+    return response.isdigit() and len(response) == 2 * len(str(LOW))
