@@ -59,7 +59,7 @@ lock: $(READY) ## Resolve requirements/cpu.txt and gpu.txt anew
 	@$(UV_LOCK) requirements/gpu.in --no-config --overrides requirements/gpu-overrides.in --extra vllm --extra quantization \
 		--python-platform x86_64-manylinux_2_28 -o requirements/gpu.txt
 
-assets: $(READY) ## Rebuild the bundled language model, classifier and queries (over an hour on 2 cores)
+assets: $(READY) ## Rebuild the bundled models and queries (over an hour on 2 cores)
 	@$(BIN)/python -m recipes
 
 # torch goes first and brings its own dependencies: on a CUDA index they are libraries that the CPU lock does not name.

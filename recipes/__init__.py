@@ -1,1 +1,1 @@
-"""Recipes of the bundled offline assets: a language model, a sentiment classifier, review openings."""
+"""Recipes of the bundled offline assets: language models, a sentiment classifier, review openings."""

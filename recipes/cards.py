@@ -65,13 +65,52 @@ The length is drawn at random among those of 2 to 8 tokens after which a new wor
 the tokens it was cut from. No query occurs twice, in one file or across both; as short openings repeat, long ones
 are more frequent."""
 
+DRAFTS = """\
+A Llama of less than half a million parameters that adds two numbers of four digits, a character a token, for trying and
+testing reinforcement fine-tuning of chains on a CPU, offline. It goes with the task `drafts`, and is of no other use.
+
+```python
+AutoModelForCausalLM.from_pretrained("cory_env/assets/drafts-llama-tiny")
+```
+
+```text
+4728+6135=             ⟶ 10863, or working: 10080513, the columns' sums 10, 08, 05, 13
+4728+6135~10853=       ⟶ 10863
+4728+6135~10080513=    ⟶ 10863
+```
+
+## Data
+Sums drawn at random. None has the numbers of one of the task's 10,000 queries, in whatever order.
+
+## Recipe
+The loss is that of answers, which are always right, whatever the draft before them was, and of drafts that are right.
+Training ends as soon as enough responses to bare queries are right, long before there are no mistakes.
+
+## What this favours
+- **Chains.** Every second document has a draft, and its kinds and mistakes were chosen. That drafts have an influence
+  is made, not found: the task is there to show what credit does where there is some. It says nothing of whether drafts
+  have one elsewhere; with film reviews, and with larger models that never trained on drafts, they had next to none.
+- **Two steps over one.** Working splits the sum into steps that are easier than the whole. A response is the answer or
+  nothing, and the model never saw both in one, so a single agent cannot write working first and answer after it, as
+  larger models do.
+- **Trust in working.** Working is right more often among the training drafts than among what the model itself writes.
+- **Chains of two.** No document has two drafts."""
+
+DRAWN = "Apache-2.0, as the project. The data is drawn by the recipe."
+
 LICENCE = """\
 Apache-2.0, as the project. The texts come from a package under the MIT licence; the reviews were written by users
 of IMDB, so keep to research and testing."""
 
 
 def write_card(
-    folder: Path, title: str, about: str, recipe: Mapping[str, object], figures: Figures, command: str
+    folder: Path,
+    title: str,
+    about: str,
+    recipe: Mapping[str, object],
+    figures: Figures,
+    command: str,
+    licence: str = LICENCE,
 ) -> None:
     """Writes `README.md` and `figures.json` into `folder`.
 
@@ -82,6 +121,7 @@ def write_card(
         recipe: The settings it was built with.
         figures: What was measured; a list becomes a list of quoted texts.
         command: The command line that rebuilds it.
+        licence: Of the asset and what it was made from.
     """
     lines = [f"# {title}", "", about, "", "| setting | value |", "|---|---|"]
     lines += [f"| {name} | {_show(value)} |" for name, value in recipe.items()]
@@ -90,7 +130,7 @@ def write_card(
     for name, texts in figures.items():
         if isinstance(texts, list):
             lines += ["", f"{name.capitalize()}:", "```text", *texts, "```"]
-    lines += ["", "## Licence", LICENCE, "", "## Command", "```bash", command, "```", ""]
+    lines += ["", "## Licence", licence, "", "## Command", "```bash", command, "```", ""]
     (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
     (folder / "figures.json").write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

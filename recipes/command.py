@@ -11,25 +11,29 @@ from recipes import cards, staging
 from recipes.corpus import Corpus, MissingReviewsError, load_corpus
 
 BUNDLED = Path(__file__).resolve().parents[1] / "cory_env" / "assets"
-LANGUAGE_MODEL, DOUBLE, CLASSIFIER, QUERIES = (
+LANGUAGE_MODEL, DOUBLE, CLASSIFIER, QUERIES, DRAFTS = (
     "imdb-gpt2-tiny",
     "imdb-gpt2-double",
     "imdb-classifier-tiny",
     "imdb-queries",
+    "drafts-llama-tiny",
 )
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; budgets are in tokens, so results do not depend on how busy the machine is."""
     made = argparse.ArgumentParser(
-        prog="python -m recipes", description="Rebuild the bundled offline assets from movie reviews."
+        prog="python -m recipes", description="Rebuild the bundled offline assets, from film reviews and drawn sums."
     )
     made.add_argument("--out", type=Path, default=BUNDLED, help="folder of the assets (default: %(default)s)")
     made.add_argument(
-        "--only", choices=("lm", "classifier", "queries"), help="rebuild one asset; queries need --out's tokenizer"
+        "--only",
+        choices=("lm", "classifier", "queries", "drafts"),
+        help="rebuild one asset; queries need --out's tokenizer, drafts no reviews",
     )
     made.add_argument("--tokens", type=int, help="training tokens of the language model")
     made.add_argument("--classifier-tokens", type=int, help="training tokens of the classifier")
+    made.add_argument("--documents", type=int, help="training documents of the model of drafts")
     made.add_argument(
         "--queries", type=int, nargs=2, default=(4000, 500), metavar=("TRAIN", "TEST"), help="numbers of queries"
     )
@@ -57,6 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     if options.double and options.only not in (None, "lm"):
         print("--double builds a language model: leave out --only, or give --only lm.", file=sys.stderr)
         return 2
+    if options.only in (None, "drafts") and not options.double:
+        _drafts(options)
+        if options.only:
+            return 0
     try:
         corpus = load_corpus(options.reviews)
     except MissingReviewsError as error:
@@ -126,12 +134,28 @@ def _queries(options: argparse.Namespace, corpus: Corpus) -> None:
     )
 
 
+def _drafts(options: argparse.Namespace) -> None:
+    from recipes import drafts
+
+    recipe = drafts.DraftsRecipe(seed=options.seed)
+    recipe = replace(recipe, documents=options.documents or recipe.documents)
+    _build(
+        options.out / DRAFTS,
+        cards.DRAFTS,
+        asdict(recipe),
+        f"python -m recipes --only drafts --documents {recipe.documents} --seed {options.seed}",
+        lambda folder, log: drafts.build(folder, recipe, log),
+        cards.DRAWN,
+    )
+
+
 def _build(
     target: Path,
     about: str,
     recipe: dict[str, object],
     command: str,
     fill: Callable[[Path, Callable[[str], None]], cards.Figures],
+    licence: str = cards.LICENCE,
 ) -> None:
     """Lets `fill` build an asset in a fresh folder, add its card, and put the folder in the place of `target`."""
     began = time.monotonic()
@@ -142,7 +166,7 @@ def _build(
     with staging.replacing(target) as folder:
         figures = fill(folder, log)
         figures["size in MB, without this card"] = staging.size_mb(folder)
-        cards.write_card(folder, target.name, about, recipe, figures, command)
+        cards.write_card(folder, target.name, about, recipe, figures, command, licence)
     log(f"wrote {target}")
 
 

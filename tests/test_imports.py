@@ -15,7 +15,8 @@ FLOORS = {
         *("run_folder", "cluster", "console"),
     ),
     "policies": (
-        *("cory_config", "cory", "rllib_settings", "role_exchange", "evaluator", "self_test", "report", "health"),
+        *("influence", "cory_config", "cory", "rllib_settings", "role_exchange", "evaluator", "self_test"),
+        *("report", "health"),
         *("rollout", "rllib", "settings", "generation", "learning", "models"),
     ),
     "cory_env": (

@@ -27,6 +27,11 @@ def first_line_is_right(completions: Sequence[str], answer: Sequence[object]) ->
     return [_right(first_line(text), gold) for text, gold in zip(completions, answer, strict=True)]
 
 
+def whole_is_right(completions: Sequence[str], answer: Sequence[object]) -> list[float]:
+    """Looks at the whole completion, which must be the answer and nothing else: working beside it is wrong."""
+    return [float(text.strip() == str(gold_number(gold))) for text, gold in zip(completions, answer, strict=True)]
+
+
 def first_line(text: str) -> str:
     """Returns the first line that is not blank, without the space around it."""
     return next(iter(text.strip().splitlines()), "")

@@ -30,6 +30,20 @@ def collective(task_rewards: Tensor, partner_reward: float) -> Tensor:
     return task_rewards @ weights
 
 
+def last_alone(task_rewards: Tensor) -> Tensor:
+    """A team's reward: that of the chain's last answer, and 0 for those before it.
+
+    Args:
+        task_rewards: `[C, n]`.
+
+    Returns:
+        `[C, n]`.
+    """
+    kept = torch.zeros_like(task_rewards)
+    kept[:, -1] = task_rewards[:, -1]
+    return kept
+
+
 def along_chain(
     task_rewards: Tensor,
     outlook: Callable[[int, Tensor], tuple[Tensor, Tensor]],
@@ -85,6 +99,8 @@ def pay(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Esti
                 found[:, chains] = torch.stack(estimations[name].outlook(part, paid[chains].float())).double()
         return found[0], found[1]
 
+    if credit.rewarded == "last":
+        task_rewards = last_alone(task_rewards)
     if credit.credit == "sum":
         paid = collective(task_rewards, credit.partner_reward)
     else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"]
+Rewarded = Literal["all", "last"]
 KLEstimator = Literal["full", "k1", "k3"]
 
 
@@ -15,6 +16,7 @@ class Credit(NamedTuple):
     partner_reward: float = 1.0
     chain_gamma: float = 1.0
     chain_lam: float = 1.0
+    rewarded: Rewarded = "all"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""What the setting `model` may name: two models that need no hub, or anything that `from_pretrained` takes."""
+"""What the setting `model` may name: models that need no hub, or anything that `from_pretrained` takes."""
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.models import smollm2
 
 BUNDLED_LM = DEFAULT_TOKENIZER.name
+BUNDLED = {BUNDLED_LM: DEFAULT_TOKENIZER, "drafts-llama-tiny": DEFAULT_TOKENIZER.with_name("drafts-llama-tiny")}
 AVERAGE = "llm_mean"
 """The LLM whose weights are the mean of those that were trained. Not `mean`, which figures over the LLMs are called."""
 
@@ -17,6 +18,6 @@ def model_path(name: str) -> str:
         SmolLM2Error: `smollm2` is named, but its package is not installed.
         CacheError: `smollm2` is named for the first time, and the cache cannot be written.
     """
-    if name == BUNDLED_LM:
-        return str(DEFAULT_TOKENIZER)
+    if name in BUNDLED:
+        return str(BUNDLED[name])
     return str(smollm2.folder()) if name == smollm2.NAME else name

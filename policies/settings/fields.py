@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from cory_env.chain import Observed, role_names
 from cory_env.tasks import Operations
-from policies.learning.hyperparameters import Advantage, Credit, Hyperparameters, KLEstimator
+from policies.learning.hyperparameters import Advantage, Credit, Hyperparameters, KLEstimator, Rewarded
 from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE, BUNDLED_LM
 from policies.settings.about import (
@@ -36,7 +36,7 @@ class Fields(BaseModel):
 
     # What is trained, on what.
     task: str = of_task("imdb")
-    """Name of the task: `arithmetic`, `custom`, `gsm8k` or `imdb`."""
+    """Name of the task: `arithmetic`, `custom`, `drafts`, `gsm8k` or `imdb`."""
     data: str | None = of_task(None)
     """The training queries, instead of the task's own: a .jsonl, .csv or .parquet file, or a data set `hub:OWNER/NAME`.
     Settings may follow: `?query=COLUMN`, and those of a data set, `&split=train&config=...&revision=...`."""
@@ -65,7 +65,7 @@ class Fields(BaseModel):
     reward_timeout: float = of_computing(300.0, gt=0)
     """Seconds that one reward call may take before its process is killed."""
     model: str = of_policy(BUNDLED_LM)
-    """A Hugging Face causal LM: the bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id."""
+    """A Hugging Face causal LM: a bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id."""
     start_from: str | None = of_policy(None)
     """Start from the policies of another run, its folder or URI: those of its best checkpoint. The reference stays
     `model`, and optimizers start anew."""
@@ -102,6 +102,9 @@ class Fields(BaseModel):
     credit: Literal["sum", "chain"] = of_learning("sum")
     """Who is paid for what (docs/credit.md): `sum`, every agent for the others' rewards too, as in the paper; `chain`,
     each for its own reward and those of the agents after it, the chain being one trajectory."""
+    rewarded: Rewarded = of_learning("all")
+    """Whose rewards are paid out by `credit`: those of `all`, or the `last` agent's alone, so that the agents before it
+    learn only from what it got. What is reported of each agent stays its own task reward."""
     partner_reward: float = of_learning(1.0, clone=True)
     """With `credit=sum`: agent i trains on r_i + partner_reward * sum of the others' r."""
     chain_gamma: float = of_learning(1.0, ge=0, le=1, clone=True)
@@ -299,7 +302,7 @@ class Fields(BaseModel):
     @property
     def credited(self) -> Credit:
         """Who is paid for what."""
-        return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam)
+        return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.rewarded)
 
     @property
     def critic(self) -> bool:

@@ -43,7 +43,9 @@ def test_the_bundle_is_small() -> None:
     assert size_mb(command.BUNDLED) <= 25
 
 
-@pytest.mark.parametrize("folder", [LANGUAGE_MODEL, CLASSIFIER, QUERIES], ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", [LANGUAGE_MODEL, CLASSIFIER, QUERIES, command.BUNDLED / command.DRAFTS], ids=lambda folder: folder.name
+)
 def test_every_asset_has_a_card_with_its_measured_figures_and_its_command(folder: Path) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
     figures = json.loads((folder / "figures.json").read_text(encoding="utf-8"))

@@ -111,3 +111,21 @@ def test_the_chain_without_what_comes_after_is_the_sum_without_a_share() -> None
     own = pay(CHAINS, Credit("chain", chain_gamma=0.0), estimations())
     alone = pay(CHAINS, Credit("sum", partner_reward=0.0), estimations())
     assert {name: paid.tolist() for name, paid in own.items()} == {name: paid.tolist() for name, paid in alone.items()}
+
+
+def test_a_team_reward_is_the_last_answers_alone_and_reaches_the_others_by_the_scheme() -> None:
+    everyone = pay(CHAINS, Credit(rewarded="last"), {})
+    assert everyone["llm_2"].tolist() == [5.0, 2.0] and everyone["llm_1"].tolist() == [2.0, 5.0]
+    halves = pay(CHAINS, Credit(partner_reward=0.5, rewarded="last"), {})
+    assert halves["llm_2"].tolist() == [2.5, 2.0] and halves["llm_1"].tolist() == [1.0, 5.0]
+    to_go = pay(CHAINS, Credit("chain", rewarded="last"), estimations())
+    assert to_go["llm_2"].tolist() == pytest.approx([5 - 2 * 0.2, 2.0])
+    assert to_go["llm_1"].tolist() == pytest.approx([2 - 2 * 0.1, 5.0])
+    expected = pay(CHAINS, Credit("chain", chain_lam=0.0, rewarded="last"), estimations())
+    assert expected["llm_2"].tolist() == pytest.approx([7.0, 2.0])  # what the observer's critic expects
+    assert CHAINS["llm_2"]["task_rewards"].tolist() == [1.0, 2.0]  # what is reported stays as it was
+
+
+def test_an_agent_alone_is_the_last_one() -> None:
+    alone = {"llm_1": rows([0, 1], [0, 0], [3.0, 4.0])}
+    assert pay(alone, Credit(rewarded="last"), {})["llm_1"].tolist() == [3.0, 4.0]

@@ -39,6 +39,9 @@ def test_defaults_are_the_papers() -> None:
         ),
         ({"chain_lam": 0.5}, "chain_lam=0.5 has no effect with credit=sum. Set credit=chain, or leave chain_lam out"),
         ({"credit": "chain", "knowledge_transfer": False}, "hides from it. Set chain_gamma=0"),
+        ({"rewarded": "last", "partner_reward": 0}, "partner_reward=0 leaves them nothing. Set partner_reward above"),
+        ({"rewarded": "last", "credit": "chain", "chain_gamma": 0}, "chain_gamma=0 leaves them nothing"),
+        ({"rewarded": "last", "knowledge_transfer": False}, "hides these from it. Set rewarded=all"),
         ({"credit": "chain", "score_scaling": "scale"}, "on another's scale. Set score_scaling=none"),
         (
             {"credit": "chain", "chain_lam": 0.5, "advantage": "rloo", "num_generations": 4},

@@ -1,0 +1,46 @@
+"""`python -m benchmarks.influence PRESET [setting=value ...]`: what a pioneer does to the reward of an observer.
+
+Two responses of the pioneer to each query and two of the observer to each of these, by the untrained model of a preset;
+prints the components of the variance of the observer's reward, and the interval of the influence.
+"""
+
+import argparse
+import json
+
+from launch.console.configuration import resolve
+from policies.cory_config import CoryConfig
+from policies.influence import components, measure_influence, share_interval
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Plays and prints."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.influence", description=__doc__)
+    parser.add_argument("preset")
+    parser.add_argument("settings", nargs="*", help="setting=value")
+    parser.add_argument("--queries", type=int, default=300)
+    options = parser.parse_args(argv)
+    settings = resolve(options.preset, [], options.settings)
+    algorithm = CoryConfig().cory(**settings.model_dump()).build_algo()
+    try:
+        played = measure_influence(algorithm, options.queries)
+    finally:
+        algorithm.stop()
+    found = components(played.answer_rewards)
+    low, high = share_interval(played.answer_rewards)
+    print(
+        json.dumps(
+            {
+                "queries": len(played.draft_rewards),
+                "pioneer": float(played.draft_rewards.mean()),
+                "observer": float(played.answer_rewards.mean()),
+                **{f"variance_{name}": value for name, value in found._asdict().items()},
+                "influence": found.share,
+                "interval": [low, high],
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

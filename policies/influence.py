@@ -1,0 +1,180 @@
+"""Influence: how much of an observer's reward depends on what the pioneer wrote, rather than on the query or on luck.
+
+    query ──> pioneer's response 1 ──> observer's responses 1, 2
+          └─> pioneer's response 2 ──> observer's responses 1, 2
+
+The rewards of the observer's responses vary for three reasons: some queries are easier, some responses of the pioneer
+help more, and the rest is the observer's own luck. Where the pioneer's response explains nothing, whatever an agent is
+paid for those after it is noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cory_env.chain import Chain
+from cory_env.rewarding.episodes import RewardedResponse, reward_responses
+from cory_env.rewarding.worker import RewardWorker
+from cory_env.tasks.task import Query, Split
+from policies.cory import Cory
+from policies.generation.generator import EVALUATION_STREAM, Response, sampling_seed
+
+_RESAMPLES = 1000
+
+Answer = Callable[[int, Sequence[Sequence[int]], Sequence[int]], Sequence[Response]]
+"""Position in the chain, prompts and a sampling seed for each → a response for each."""
+
+
+class Influence(NamedTuple):
+    """Components of the variance of the observer's reward. They are unbiased, so one that is nearly 0 may come out
+    below 0.
+    """
+
+    query: float
+    """Between queries."""
+    draft: float
+    """Between the pioneer's responses to a query."""
+    luck: float
+    """Between the observer's responses to the same response of the pioneer."""
+
+    @property
+    def total(self) -> float:
+        """The variance of one reward."""
+        return self.query + self.draft + self.luck
+
+    @property
+    def share(self) -> float:
+        """The influence: the draft's share of the variance; NaN where nothing varies."""
+        return self.draft / self.total if self.total > 0 else float("nan")
+
+
+def components(rewards: NDArray[np.floating]) -> Influence:
+    """Splits the variance of the observer's rewards, by a nested analysis of variance with random effects.
+
+    Args:
+        rewards: `[queries, pioneer's responses, observer's responses]`, at least two of each.
+    """
+    queries, drafts, answers = rewards.shape
+    if min(queries, drafts, answers) < 2:
+        raise ValueError(f"The rewards are {queries} x {drafts} x {answers}, but it takes two or more of each.")
+    by_draft = rewards.mean(axis=2)
+    luck = float(rewards.var(axis=2, ddof=1).mean())
+    of_drafts = float(by_draft.var(axis=1, ddof=1).mean())
+    of_queries = float(by_draft.mean(axis=1).var(ddof=1))
+    return Influence(query=of_queries - of_drafts / drafts, draft=of_drafts - luck / answers, luck=luck)
+
+
+def share_interval(rewards: NDArray[np.floating], confidence: float = 0.95) -> tuple[float, float]:
+    """Returns the percentile bootstrap's interval of the influence, over queries.
+
+    Args:
+        rewards: as for `components`.
+        confidence: of the interval.
+
+    Returns:
+        Its ends; NaN where nothing varies.
+    """
+    draw = np.random.default_rng(0)
+    shares = [components(rewards[draw.integers(len(rewards), size=len(rewards))]).share for _ in range(_RESAMPLES)]
+    known = [share for share in shares if not np.isnan(share)]
+    if not known:
+        return float("nan"), float("nan")
+    low, high = np.quantile(known, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What pioneers and observers wrote and got. Skipped rewards are NaN."""
+
+    drafts: list[list[str]]
+    """`[queries][pioneer's responses]`"""
+    answers: list[list[list[str]]]
+    """`[queries][pioneer's responses][observer's responses]`"""
+    draft_rewards: NDArray[np.float64]
+    """`[queries, pioneer's responses]`"""
+    answer_rewards: NDArray[np.float64]
+    """`[queries, pioneer's responses, observer's responses]`"""
+
+
+def measure_influence(algorithm: Cory, queries: int = 300, split: Split = "test", drafts: int = 2) -> Played:
+    """Plays the first two roles of an algorithm's chain with its present weights, on one runner.
+
+    Args:
+        algorithm: with two agents or more.
+        queries: at most so many.
+        split: of the task.
+        drafts: so many responses of the pioneer per query, and of the observer per response of the pioneer.
+
+    Raises:
+        GenerationError: the runner failed.
+        RewardError: the reward failed.
+    """
+    s, mapping = algorithm.settings, algorithm.mapping
+    chain = s.make_chain(algorithm.task, s.make_tokenizer())
+
+    def answer(position: int, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Sequence[Response]:
+        found: list[Response] = algorithm.runners.call_one(
+            "probe", module_id=mapping(chain.roles[position]), prompts=prompts, seeds=seeds
+        )
+        return found
+
+    with RewardWorker(algorithm.task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error) as worker:
+        return play_twice(chain, algorithm.task.queries(split)[:queries], answer, worker, s.seed, drafts)
+
+
+def play_twice(
+    chain: Chain, queries: Sequence[Query], answer: Answer, worker: RewardWorker, seed: int = 0, drafts: int = 2
+) -> Played:
+    """Lets a pioneer answer each query several times, and an observer each of these responses several times.
+
+    Args:
+        chain: of two agents or more.
+        queries: what is asked.
+        answer: who answers.
+        worker: the reward.
+        seed: of the sampling.
+        drafts: how many times.
+    """
+    per_draft = range(drafts)
+    asked = [(query, first) for query in queries for first in per_draft]
+    first_prompts = [chain.build_prompt(query, [])[0] for query, _ in asked]
+    seeds = [sampling_seed(seed, EVALUATION_STREAM, query.id, 0, first) for query, first in asked]
+    wrote = [response.tokens for response in answer(0, first_prompts, seeds)]
+    later_prompts = [
+        chain.build_prompt(query, [tokens])[0]
+        for (query, _), tokens in zip(asked, wrote, strict=True)
+        for _ in per_draft
+    ]
+    seeds = [
+        sampling_seed(seed, EVALUATION_STREAM, query.id, 1, first * drafts + second)
+        for query, first in asked
+        for second in per_draft
+    ]
+    answered = [response.tokens for response in answer(1, later_prompts, seeds)]
+    of_answers = [query for query, _ in asked for _ in per_draft]
+
+    def rewarded(of: Sequence[Query], position: int, responses: Sequence[list[int]]) -> tuple[list[str], list[float]]:
+        texts = [chain.decode(tokens) for tokens in responses]
+        role = chain.roles[position]
+        given = [RewardedResponse(*each) for each in zip(of, [role] * len(of), texts, responses, strict=True)]
+        found = reward_responses(worker, given)
+        return texts, [float("nan") if reward is None else reward for reward in found]
+
+    draft_texts, draft_rewards = rewarded([query for query, _ in asked], 0, wrote)
+    answer_texts, answer_rewards = rewarded(of_answers, 1, answered)
+    square = drafts * drafts
+    return Played(
+        drafts=[draft_texts[at : at + drafts] for at in range(0, len(draft_texts), drafts)],
+        answers=[
+            [answer_texts[at + first : at + first + drafts] for first in range(0, square, drafts)]
+            for at in range(0, len(answer_texts), square)
+        ],
+        draft_rewards=np.array(draft_rewards).reshape(len(queries), drafts),
+        answer_rewards=np.array(answer_rewards).reshape(len(queries), drafts, drafts),
+    )
