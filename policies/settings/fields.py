@@ -107,9 +107,9 @@ class Fields(BaseModel):
     learn only from what it got. What is reported of each agent stays its own task reward."""
     partner_reward: float = of_learning(1.0, clone=True)
     """With `credit=sum`: agent i trains on r_i + partner_reward * sum of the others' r."""
-    chain_gamma: float = of_learning(1.0, ge=0, le=1, clone=True)
+    chain_gamma: float = of_learning(1.0, ge=0, le=1)
     """With `credit=chain`: discount from an agent to the next; 0 pays each its own reward alone."""
-    chain_lam: float = of_learning(1.0, ge=0, le=1, clone=True)
+    chain_lam: float = of_learning(1.0, ge=0, le=1)
     """With `credit=chain`: GAE's lambda from an agent to the next: 1 pays what the next one got, 0 what its critic
     expected, so none of its luck."""
 

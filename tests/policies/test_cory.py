@@ -134,9 +134,9 @@ def test_a_pioneer_is_measured_as_it_is_alone_and_samples_of_a_query_differ(make
     assert [rollout.deals for rollout in (*alone, *whole)] == [deals, deals]
     texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (*alone, *whole)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 4
-    assert of_all.keys() == set(players) and figures.keys() == {"llm_2"}
-    for name, column in figures["llm_2"].items():
-        np.testing.assert_allclose(of_all["llm_2"][name], column, rtol=1e-5, atol=1e-6)
+    assert list(of_all) == list(algorithm.settings.roles) and list(figures) == ["pioneer"]
+    for name, column in figures["pioneer"].items():
+        np.testing.assert_allclose(of_all["pioneer"][name], column, rtol=1e-5, atol=1e-6)
 
 
 def test_runner_weights_equal_learner_weights_after_sync(make_either: MakeCory) -> None:

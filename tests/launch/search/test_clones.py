@@ -23,7 +23,7 @@ CHANGED: dict[str, Any] = {
     **{"exchange_period": 2, "reset_on_exchange": True, "partner_reward": 0.0, "minibatch": 8, "epochs": 1, "lr": 1e-4},
     **{"temperature": 0.7, "kl_coef": 0.9, "kl_target": 1.0, "kl_horizon": 80, "score_scaling": "normalize"},
     **{"gamma": 0.5, "lam": 0.5, "clip": 0.01, "value_clip": 0.01, "value_coef": 1.0, "grad_clip": 0.01},
-    **{"average_period": 3, "average_share": 0.5},
+    **{"average_period": 3, "average_share": 0.5, "weight_decay": 0.5, "clip_high": 0.01},
 }
 """A value that each such setting is changed to."""
 
