@@ -84,7 +84,8 @@ Sums drawn at random. None has the numbers of one of the task's 10,000 queries, 
 
 ## Recipe
 The loss is that of answers, which are always right, whatever the draft before them was, and of drafts that are right.
-Training ends as soon as enough responses to bare queries are right, long before there are no mistakes.
+The first part ends as soon as enough responses to bare queries are right, long before there are no mistakes; the second
+is short, mostly with drafts, at a falling learning rate.
 
 ## What this favours
 - **Chains.** Every second document has a draft, and its kinds and mistakes were chosen. That drafts have an influence
@@ -94,6 +95,8 @@ Training ends as soon as enough responses to bare queries are right, long before
   nothing, and the model never saw both in one, so a single agent cannot write working first and answer after it, as
   larger models do.
 - **Trust in working.** Working is right more often among the training drafts than among what the model itself writes.
+- **Copying.** The observer often repeats the draft. A right answer before it helps; after a wrong one it is
+  right less often than a bare response to the same query, so repairing is left to be learned.
 - **Chains of two.** No document has two drafts."""
 
 DRAWN = "Apache-2.0, as the project. The data is drawn by the recipe."

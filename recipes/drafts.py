@@ -9,7 +9,7 @@ documents.
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,11 @@ class DraftsRecipe:
     documents: int = 128_000
     """the most training documents, each seen once"""
     enough: float = 0.25
-    """share of right responses to bare queries at which training ends, looked at after every 100 steps"""
+    """share of right responses to bare queries at which the first part ends, looked at after every 100 steps"""
+    finish: int = 500
+    """steps of the second part, with a learning rate that falls to 0"""
+    finish_seen: float = 0.8
+    """share of documents with a draft in the second part"""
     layers: int = 2
     """transformer blocks"""
     width: int = 128
@@ -57,7 +61,7 @@ class DraftsRecipe:
     average: float = 0.98
     """what a step leaves of the moving average"""
     seen: float = 0.5
-    """share of documents with a draft"""
+    """share of documents with a draft in the first part"""
     working: float = 0.4
     """share of working among what answers a bare query"""
     draft_working: float = 0.6
@@ -195,30 +199,71 @@ def batch(
 def train(recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]) -> LlamaForCausalLM:
     """Trains a model on documents.
 
+    First until enough bare queries are answered, then a little more, mostly with drafts.
+
     Args:
         recipe: Sizes, budget, shares and seed.
         tokenizer: The model's.
         log: Takes one line of progress.
     """
-    model = new_model(recipe, tokenizer)
+    return finish(begin(recipe, tokenizer, log), recipe, tokenizer, log)
+
+
+def make_optimizers(model: LlamaForCausalLM, lr: float) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Returns Muon for the matrices of the blocks, and Adam for the rest."""
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     rest = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
-    optimizers = (Muon(matrices, recipe.lr), torch.optim.AdamW(rest, recipe.lr / 10, (0.9, 0.98), weight_decay=0.0))
+    return Muon(matrices, lr), torch.optim.AdamW(rest, lr / 10, (0.9, 0.98), weight_decay=0.0)
+
+
+def learn(
+    model: LlamaForCausalLM,
+    documents: Sequence[Sequence[tuple[str, bool]]],
+    tokenizer: PreTrainedTokenizerBase,
+    optimizers: Sequence[torch.optim.Optimizer],
+    schedules: Sequence[LambdaLR],
+) -> float:
+    """Takes one step, and returns the loss before it."""
+    tokens, labels = batch(documents, tokenizer)
+    loss = model(tokens, labels=labels).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer, schedule in zip(optimizers, schedules, strict=True):
+        optimizer.step()
+        schedule.step()
+    model.zero_grad()
+    return float(loss.detach())
+
+
+def finish(
+    model: LlamaForCausalLM, recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
+) -> LlamaForCausalLM:
+    """The second part: few steps, mostly with drafts, at a falling learning rate."""
+    optimizers = make_optimizers(model, recipe.lr)
+    schedules = [LambdaLR(each, lambda step: max(0.0, 1 - step / max(recipe.finish, 1))) for each in optimizers]
+    documents = Documents(replace(recipe, seen=recipe.finish_seen, seed=recipe.seed + 1))
+    losses = []
+    for step in range(1, recipe.finish + 1):
+        drawn = [documents.draw() for _ in range(recipe.batch)]
+        losses.append(learn(model, drawn, tokenizer, optimizers, schedules))
+        if step % 100 == 0:
+            right = share_right(model, tokenizer, documents)
+            log(f"second part, step {step}: loss {np.mean(losses[-100:]):.3f}, right {right:.3f}")
+    return model.eval()
+
+
+def begin(recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]) -> LlamaForCausalLM:
+    """The first part: until enough bare queries are answered; a moving average of the weights is kept."""
+    model = new_model(recipe, tokenizer)
+    optimizers = make_optimizers(model, recipe.lr)
     schedules = [LambdaLR(each, lambda step: min(1.0, (step + 1) / recipe.warmup)) for each in optimizers]
     kept = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(recipe.average))
     documents = Documents(recipe)
     began, losses = time.monotonic(), []
     for step in range(1, max(1, round(recipe.documents / recipe.batch)) + 1):
-        tokens, labels = batch([documents.draw() for _ in range(recipe.batch)], tokenizer)
-        loss = model(tokens, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-        model.zero_grad()
+        drawn = [documents.draw() for _ in range(recipe.batch)]
+        losses.append(learn(model, drawn, tokenizer, optimizers, schedules))
         kept.update_parameters(model)
-        losses.append(loss.item())
         if step % 100 == 0:
             right = share_right(kept.module, tokenizer, documents)
             log(f"step {step}: loss {np.mean(losses[-100:]):.3f}, right {right:.3f}, {time.monotonic() - began:.0f} s")

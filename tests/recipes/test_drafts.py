@@ -82,6 +82,7 @@ def test_a_draft_matters_to_it_as_much_as_its_card_says() -> None:
     assert 0.2 < FIGURES["right, a response to the bare query"] < 0.4 and FIGURES["influence of the draft"] > 0.15
 
 
+@pytest.mark.slow
 def test_a_trial_build_makes_a_folder_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(DraftsRecipe(), width=32, heads=1, layers=1)
     monkeypatch.setattr(drafts, "DraftsRecipe", lambda **given: replace(small, **given))
