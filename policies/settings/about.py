@@ -27,8 +27,8 @@ class About(NamedTuple):
     """A search may vary it."""
     clone: bool
     """It may change in a clone of population-based training: no state in a checkpoint depends on it."""
-    earlier: Any = None
-    """Its value in what was written down before there was such a setting, where that is not the default."""
+    earlier: Any = ...
+    """Its value in what was written down before there was such a setting; `...` where that is the default."""
 
 
 def _deciding(decides: Decides) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ def _deciding(decides: Decides) -> Callable[..., Any]:
         resume: bool | None = None,
         search: bool = True,
         clone: bool = False,
-        earlier: Any = None,
+        earlier: Any = ...,
         **limits: Any,
     ) -> Any:
         if resume is None:

@@ -216,7 +216,7 @@ class Fields(BaseModel):
     """Clip range of the probability ratio."""
     clip_high: float | None = of_learning(None, gt=0, clone=True)
     """Clip range above 1, where it is another than below; null: `clip`."""
-    importance_cap: float | None = of_learning(2.0, ge=1)
+    importance_cap: float | None = of_learning(2.0, ge=1, earlier=None)
     """Weigh each token by learner's / sampler's probability, which differ in bf16, at most by so much; null: not."""
     drop_flat_groups: bool = of_learning(False)
     """Learn only from responses to queries whose responses, in that role, were not all paid alike (`rloo`, `grpo`,

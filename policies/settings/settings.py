@@ -201,7 +201,7 @@ def kept_settings(values: Mapping[str, Any]) -> Settings:
     Raises:
         SettingsError: as of `make_settings`.
     """
-    earlier = {name: known.earlier for name, known in ABOUT.items() if known.earlier is not None}
+    earlier = {name: known.earlier for name, known in ABOUT.items() if known.earlier is not ...}
     return make_settings({**earlier, **values})
 
 

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 from cory_env import cory_v0
 from policies.cory_config import CoryConfig
 from policies.models.model_check import ModelError, check_model, check_split
-from policies.settings.settings import SettingsError, make_settings
+from policies.settings.settings import SettingsError, kept_settings, make_settings
 
 
 def test_defaults_are_the_papers() -> None:
@@ -186,3 +186,10 @@ def test_a_response_ends_with_any_token_that_holds_the_text_of_stop() -> None:
 def test_rllib_s_own_settings_that_would_do_nothing_are_refused_with_the_name_of_ours(theirs: str, ours: str) -> None:
     with pytest.raises(SettingsError, match=f"RLlib's `{theirs}` does nothing here. Set `{ours}` instead"):
         CoryConfig().training(**{theirs: 0.1})
+
+
+def test_what_was_written_before_there_was_a_setting_is_read_as_it_was_then() -> None:
+    now, then = make_settings({"lr": 0.5}), kept_settings({"lr": 0.5})
+    assert (now.importance_cap, now.validation) == (2.0, True)
+    assert (then.importance_cap, then.validation, then.lr) == (None, False, 0.5)
+    assert kept_settings(now.model_dump()) == now
