@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from launch.console.configuration import presets
+from launch.main import main
 from tests.launch.conftest import ENVIRONMENT, Cory
 
 COMMANDS = ("train", "study", "evaluate", "plot", "report", "generate", "export", "validate")
@@ -19,6 +21,22 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     return result.stderr
+
+
+@pytest.fixture
+def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs `cory ...` in this process and an empty folder, which stays so; returns the sentence that refuses it."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> str:
+        before = list(tmp_path.iterdir())
+        assert main([*words]) == 2
+        said = capsys.readouterr().err
+        assert "Traceback" not in said and len(said.strip().splitlines()) == 1
+        assert list(tmp_path.iterdir()) == before
+        return said
+
+    return run
 
 
 def test_help_names_every_command_and_loads_no_heavy_library() -> None:
@@ -91,26 +109,27 @@ def test_a_wrong_value_is_refused_with_what_was_given(cory: Cory) -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
-    cory: Cory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refusal: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert "set XDG_CACHE_HOME to a folder that has room" in refused(cory("train", "model=smollm2"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "set XDG_CACHE_HOME to a folder that has room" in refusal("train", "model=smollm2")
 
 
-def test_an_unknown_task_is_refused_before_a_folder_is_made(cory: Cory, tmp_path: Path) -> None:
-    assert "The known tasks are" in refused(cory("train", "task=imbd"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_lengths_beyond_the_model_are_refused_before_a_folder_is_made(cory: Cory, tmp_path: Path) -> None:
-    assert "max_prompt + max_response" in refused(cory("train", "max_prompt=5000"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_gpu_that_ray_would_give_twice_is_refused_before_a_folder_is_made(cory: Cory, tmp_path: Path) -> None:
-    assert "Set num_learners=1." in refused(cory("train", "gpus_per_runner=1", "gpus_per_learner=1"))
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["task=imbd"], "The known tasks are"),
+        (["max_prompt=5000"], "max_prompt + max_response"),
+        (["model=./no-model"], "./no-model"),
+        (["gpus_per_runner=1", "gpus_per_learner=1"], "Set num_learners=1."),  # else Ray would give that GPU twice
+        (["start_from=./no-run"], "no-run is not a run's folder"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(
+    refusal: Callable[..., str], words: list[str], what: str
+) -> None:
+    assert what in refusal("train", *words)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +170,6 @@ def test_a_shell_variable_that_is_not_set_is_refused_and_not_taken_for_the_defau
     said = refused(cory(*words))
     assert what in said and "is a shell variable not set?" in said
     assert not list(tmp_path.iterdir())
-
-
-def test_a_model_folder_that_is_not_there_is_refused(cory: Cory) -> None:
-    assert "./no-model" in refused(cory("train", "model=./no-model"))
 
 
 def test_debug_shows_the_traceback_of_a_mistake(cory: Cory) -> None:

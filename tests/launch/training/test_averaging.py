@@ -24,6 +24,7 @@ def scenario() -> None:
     assert report.main(["run", "--out", "report.html"]) == 0
 
 
+@pytest.mark.slow
 def test_the_mean_is_told_and_evaluated_beside_the_llms_everywhere(tmp_path: Path) -> None:
     told = play("scenario", tmp_path, of="tests.launch.training.test_averaging").stdout
     assert "LLMs are averaged every 3" in told and told.count("LLMs averaged") == 1

@@ -6,34 +6,58 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.models.trained import open_trained
-from tests.launch.conftest import Cory
+from launch.console.errors import CommandError
+from launch.models.trained import POLICIES, open_trained
+from launch.run_folder.checkpoints import BEST
+from launch.training.start import starting_policies
+from policies.settings.settings import Settings, make_settings
+from tests.launch.conftest import Cory, record
 from tests.launch.training.test_training import BREVITY, SMALL
 
-FIRST = (*SMALL, "updates=1", "lr=1e-3", "eval_every=1", "dtype=fp32", "--quiet")
+THEIRS = {"task": "imdb", "advantage": "rloo", "num_generations": 2, "queries": 4, "minibatch": 8}
 
 
+@pytest.fixture
+def like(tmp_path: Path) -> Settings:
+    """Settings that start from the policies of a run of two, which has none but the latest checkpoint."""
+    run = record(tmp_path / "run", make_settings(THEIRS), updates=range(2))
+    run.checkpoints.save(1, lambda folder: (folder / POLICIES / "llm_1").mkdir(parents=True))
+    return make_settings({**THEIRS, "start_from": str(tmp_path / "run")})
+
+
+def test_the_best_checkpoint_is_taken_or_else_the_latest(like: Settings, tmp_path: Path) -> None:
+    assert starting_policies(like) == tmp_path / "run" / "checkpoints" / "update_000001"
+    assert starting_policies(make_settings(THEIRS)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({"num_policies": 1}, "that run has 2 policies, so"),
+        ({"weights": "lora"}, "that run has weights=full, so"),
+        ({"model": "smollm2", "num_agents": 3}, "that run has model=imdb-gpt2-tiny, 2 policies, so"),
+        ({"advantage": "gae"}, "that run has advantage=rloo, so"),
+    ],
+)
+def test_policies_that_are_made_otherwise_are_refused(like: Settings, changes: dict[str, object], differs: str) -> None:
+    with pytest.raises(CommandError, match=differs):
+        starting_policies(make_settings({**like.model_dump(), **changes}))
+
+
+@pytest.mark.slow
 def test_a_run_starts_from_another_ones_policies_and_keeps_the_model_as_its_reference(
     cory: Cory, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    assert cory("train", *FIRST, "--out", "first").returncode == 0
-    (tmp_path / "first" / "checkpoints" / "best").unlink()  # so that the latest is taken
-    alike = (*FIRST, "start_from=first")
-    for words, differs in (
-        (("num_policies=1", "minibatch=8"), "that run has 2 policies"),
-        (("weights=lora",), "that run has weights=full"),
-    ):
-        refused = cory("train", *alike, *words, "--out", "second")
-        assert refused.returncode == 2 and differs in refused.stderr and not (tmp_path / "second").exists()
-    begun = cory("train", *alike, "--out", "second")
+    words = (*SMALL, "updates=1", "lr=1e-3", "eval_every=1", "dtype=fp32", "--quiet")
+    assert cory("train", *words, "--out", "first").returncode == 0
+    (tmp_path / "first" / "checkpoints" / BEST).unlink()  # so that the latest is taken
+    begun = cory("train", *words, "start_from=first", "--out", "second")
     assert begun.returncode == 0, begun.stderr
-    before = open_trained(str(tmp_path / "first"), "1")
-    (tmp_path / "second" / "checkpoints" / "best").unlink(missing_ok=True)
-    start = open_trained(str(tmp_path / "second"), "0")
+    before, start = open_trained(str(tmp_path / "first"), "1"), open_trained(str(tmp_path / "second"), "0")
     for policy in ("llm_1", "llm_2"):
         given, taken = before.weights(policy), start.weights(policy)
         assert all(np.array_equal(given[name], taken[name]) for name in given)
     lines = [[json.loads(line) for line in (tmp_path / run / "metrics.jsonl").open()] for run in ("first", "second")]
-    (ends, starts) = (lines[0][-1]["evaluation"], lines[1][0]["evaluation"])
+    ends, starts = lines[0][-1]["evaluation"], lines[1][0]["evaluation"]
     assert starts["llm_1"]["kl"] == pytest.approx(ends["llm_1"]["kl"], rel=1e-3) and starts["llm_1"]["kl"] > 1e-4
