@@ -61,10 +61,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.double and options.only not in (None, "lm"):
         print("--double builds a language model: leave out --only, or give --only lm.", file=sys.stderr)
         return 2
-    if options.only in (None, "drafts") and not options.double:
+    if options.only == "drafts":
         _drafts(options)
-        if options.only:
-            return 0
+        return 0
     try:
         corpus = load_corpus(options.reviews)
     except MissingReviewsError as error:
@@ -85,6 +84,8 @@ def main(argv: list[str] | None = None) -> int:
             )
             return 2
         _queries(options, corpus)
+    if options.only is None:
+        _drafts(options)
     return 0
 
 
