@@ -347,7 +347,8 @@ class Storage:
         vouches for, the seal too, is read before.
         """
         direct = self._files.type_name in OBJECT_STORES
-        target = self._at(name) if direct else f"{self._at(name)}.part"
+        own = f".{os.getpid()}" if name == LEASE else ""  # which several processes may write at once
+        target = self._at(name) if direct else f"{self._at(name)}{own}.part"
         try:
             with held() if direct else contextlib.nullcontext():
                 if direct and (not name.startswith(f"{CHECKPOINTS}/") or name.endswith(f"/{manifest.NAME}")):
@@ -360,7 +361,7 @@ class Storage:
                     self._files.move(target, self._at(name))
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._files.delete_file(f"{self._at(name)}.part")
+                self._files.delete_file(f"{self._at(name)}{own}.part")
             raise self._unreachable("written", error) from error
 
     def _remove(self, checkpoint: str, there: Iterable[str]) -> None:
