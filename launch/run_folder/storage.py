@@ -8,6 +8,7 @@ first, so one that has its manifest is whole there too.
 import contextlib
 import io
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -347,7 +348,7 @@ class Storage:
         vouches for, the seal too, is read before.
         """
         direct = self._files.type_name in OBJECT_STORES
-        own = f".{os.getpid()}" if name == LEASE else ""  # which several processes may write at once
+        own = f".{secrets.token_hex(4)}" if name == LEASE else ""  # which several may write at once
         target = self._at(name) if direct else f"{self._at(name)}{own}.part"
         try:
             with held() if direct else contextlib.nullcontext():
