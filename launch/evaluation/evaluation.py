@@ -226,19 +226,18 @@ def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spl
         chain = MeasuredChain(query=deal.query, sample=deal.sample, responses=[])
         for name, response in zip(lineup.names, sample["responses"], strict=True):
             measured = figures[response["role"]]
-            seen = {"seen_kl": float(measured["seen_kl"][row])} if "seen_kl" in measured else {}
-            chain["responses"].append(
-                MeasuredResponse(
-                    role=response["role"],
-                    policy=name,
-                    text=response["text"],
-                    task_reward=response["task_reward"],
-                    tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
-                    kl=float(measured["kl"][row]),
-                    ended=bool(measured["eos_rate"][row]),
-                    **seen,  # type: ignore[typeddict-item]
-                )
+            kept = MeasuredResponse(
+                role=response["role"],
+                policy=name,
+                text=response["text"],
+                task_reward=response["task_reward"],
+                tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
+                kl=float(measured["kl"][row]),
+                ended=bool(measured["eos_rate"][row]),
             )
+            if "seen_kl" in measured:
+                kept["seen_kl"] = float(measured["seen_kl"][row])
+            chain["responses"].append(kept)
         chains.append(chain)
     return chains
 

@@ -1,4 +1,4 @@
-"""LLMs that started from one base move to their mean: close to what one LLM that learned from all responses would be.
+"""LLMs that started from one base move to the mean of their weights.
 
 Model soups (arXiv 2203.05482) average once, at the end; WARP (arXiv 2406.16768) again and again, part of the way.
 """
