@@ -29,6 +29,7 @@ from policies.models.language_model import compute_dtype
 from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import module_config
 from policies.rllib.token_batch import rows_of
+from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
@@ -149,7 +150,15 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
             tokens = random.integers(1, chain.vocab_size, length).tolist()
             episode.respond({"tokens": tokens, "length": length})
             responses.append(Response(tokens, [-8.0] * length))
-        episodes.append(as_rllib_episode(episode, responses, random.normal(size=len(chain.roles)).tolist(), mapping))
+        episodes.append(
+            as_rllib_episode(
+                Deal(episode.query.id, query),
+                episode,
+                responses,
+                random.normal(size=len(chain.roles)).tolist(),
+                mapping,
+            )
+        )
     samples: dict[str, list[Sample]] = {}
     for each in episodes:
         for agent in each.agent_episodes.values():

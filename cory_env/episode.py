@@ -47,6 +47,13 @@ class ChainEpisode:
         self.truncated: list[bool] = []
         self._prompts: list[list[int]] = []
 
+    def fork(self) -> "ChainEpisode":
+        """Returns an episode that is as this one is so far, and goes on by itself."""
+        other = ChainEpisode(self.chain, self.query)
+        for name in ("responses", "completions", "task_rewards", "truncated", "_prompts"):
+            setattr(other, name, list(getattr(self, name)))
+        return other
+
     @property
     def role(self) -> str | None:
         """Whose turn it is; None when all have answered."""

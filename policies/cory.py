@@ -200,7 +200,7 @@ class Cory(Algorithm):
         s = self.settings
         deals = deal(s.seed, update, s.queries, len(self.task.train), s.num_generations)
         with self._timed("rollout"):
-            rollouts = self.runners.play(deals, stream=update, mapping=mapping, split="train")
+            rollouts = self.runners.play(deals, stream=update, mapping=mapping, split="train", siblings=s.num_siblings)
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         if not episodes:
             raise RewardError(

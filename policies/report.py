@@ -43,6 +43,6 @@ def update_report(
             sample
             for rollout in rollouts
             for dealt, sample in zip(rollout.deals, rollout.samples, strict=True)
-            if dealt.sample == 0
+            if dealt.sample == dealt.sibling == 0
         ][:SAMPLES_SHOWN],
     }

@@ -66,8 +66,16 @@ def reward_observed(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
     Raises:
         RewardError: The function failed.
     """
-    waiting = [episode for episode in episodes if episode.awaits_rewards]
-    for episode, rewards in zip(waiting, _reward(worker, waiting), strict=True):
+    reward_so_far(worker, [episode for episode in episodes if episode.awaits_rewards])
+
+
+def reward_so_far(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
+    """Asks, in one call, for the rewards of the responses so far that have none, and notes them in the episodes.
+
+    Raises:
+        RewardError: The function failed.
+    """
+    for episode, rewards in zip(episodes, _reward(worker, episodes), strict=True):
         episode.note_rewards(rewards)
 
 

@@ -269,6 +269,8 @@ def _what(settings: Settings, arrow: str) -> str:
             exchange += f"; LLMs are averaged every {settings.average_period}"
     updates = counted(settings.updates, "update")
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
+    if settings.num_siblings > 1:
+        times += f", {settings.num_siblings} chains from each response of the pioneer"
     return (
         f"{who} task {settings.task}, starting from {settings.model}.\n"
         f"{updates} of {settings.queries} queries{times}{exchange}. Generation: {settings.backend}."

@@ -49,6 +49,12 @@ def rloo(paid: Tensor, groups: Tensor) -> Tensor:
     return (centred * size / (size - 1).clamp(min=1)).float()
 
 
+def mean_of_others(paid: Tensor, groups: Tensor) -> Tensor:
+    """The mean of the *others* of the group, arguments and result as of `rloo`; 0 for a response alone in it."""
+    _, size, _ = _centred(paid, groups)
+    return torch.where(size > 1, paid - rloo(paid, groups), 0.0).float()
+
+
 def dr_grpo(paid: Tensor, groups: Tensor) -> Tensor:
     """Dr. GRPO (Liu et al. 2025): less the mean of the group; arguments and result as of `rloo`."""
     return _centred(paid, groups)[0].float()

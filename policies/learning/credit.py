@@ -78,18 +78,22 @@ def pay(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Esti
     """Joins the rows of all LLMs by chain, and returns what each row is paid.
 
     Args:
-        rows: by LLM; of their columns `chains` and `positions`, which together hold every position of every chain once,
-            and `task_rewards`. For credit along the chain they are scored.
+        rows: by LLM; of their columns `task_rewards`, `chains`, `forks` and `positions`. Together they hold every later
+            position of every chain once, and every response of a pioneer once, which several chains may have in common.
+            For credit along the chain they are scored.
         credit: who is paid for what.
         estimations: by LLM; asked for the outlook of its responses, for credit along the chain.
 
     Returns:
-        By LLM `[B]`, fp32.
+        By LLM `[B]`, fp32; a pioneer's pay is the mean over the chains that go on from its response.
     """
-    at = torch.cat([torch.stack([each["chains"], each["positions"]]) for each in rows.values()], dim=1)
-    chains, positions = at.unbind()
+    names = ("chains", "forks", "positions", "task_rewards")
+    chains, fork, positions, rewards = (torch.cat([each[name] for each in rows.values()]) for name in names)
     task_rewards = torch.zeros(int(chains.max()) + 1, int(positions.max()) + 1, dtype=torch.float64)
-    task_rewards[chains, positions] = torch.cat([each["task_rewards"] for each in rows.values()])
+    task_rewards[chains, positions] = rewards
+    forks = torch.empty(len(task_rewards), dtype=torch.int64)
+    forks[chains] = fork
+    task_rewards[:, 0] = task_rewards[forks, 0]
 
     def joined(position: int, paid: Tensor) -> tuple[Tensor, Tensor]:
         found = torch.zeros(2, len(paid), dtype=torch.float64)
@@ -105,4 +109,7 @@ def pay(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Esti
         paid = collective(task_rewards, credit.partner_reward)
     else:
         paid = along_chain(task_rewards, joined, credit.chain_gamma, credit.chain_lam)
+    paid[:, 0] = (torch.zeros_like(paid[:, 0]).index_add(0, forks, paid[:, 0]) / forks.bincount(minlength=len(paid)))[
+        forks
+    ]
     return {name: paid[each["chains"], each["positions"]].float() for name, each in rows.items()}

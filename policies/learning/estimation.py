@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import token_ppo
-from policies.learning.advantages import GROUPED, reinforce, varied
+from policies.learning.advantages import GROUPED, mean_of_others, reinforce, varied
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import Rows, take
 
@@ -52,14 +52,9 @@ class RewardMoments:
         return shifted / (self.deviation + torch.finfo(torch.float32).eps)
 
 
-def groups_of(rows: Rows) -> Tensor:
-    """Numbers `[B]`, equal for responses to the same query in the same role: others see more, and are paid for more."""
-    return rows["queries"] * (int(rows["positions"].max()) + 1) + rows["positions"]
-
-
 def not_flat(rows: Rows) -> Rows:
     """The rows that were paid otherwise than another one of their group."""
-    return take(rows, varied(rows["rewards"], groups_of(rows)).nonzero().squeeze(1))
+    return take(rows, varied(rows["rewards"], rows["groups"]).nonzero().squeeze(1))
 
 
 class Estimation:
@@ -121,13 +116,16 @@ class Estimation:
         rewards = token_ppo.token_rewards(paid, kl, mask, self.kl_coef)
         if h.critic:
             advantages, returns = token_ppo.gae(rewards, rows["values"], mask, h.gamma, h.lam)
+            if h.group_baseline:
+                luck = mean_of_others(advantages[:, 0], rows["groups"])
+                advantages = advantages - h.group_baseline * luck.unsqueeze(1) * mask
             advantages = token_ppo.whiten(advantages, mask, token_ppo.masked_moments(advantages, mask))
             figures["explained_variance"] = token_ppo.explained_variance(rows["values"], returns, mask)
             return {"kl": kl, "advantages": advantages, "returns": returns}, figures
         if h.advantage == "reinforce":
             return {"kl": kl, "advantages": reinforce(rewards, mask, h.gamma)}, figures
-        figures["flat_groups"] = 1.0 - float(varied(rows["rewards"], groups_of(rows)).float().mean())
-        compared = GROUPED[h.advantage](paid if h.kl_in_loss else rewards.sum(1), groups_of(rows))
+        figures["flat_groups"] = 1.0 - float(varied(rows["rewards"], rows["groups"]).float().mean())
+        compared = GROUPED[h.advantage](paid if h.kl_in_loss else rewards.sum(1), rows["groups"])
         return {"kl": kl, "advantages": compared.unsqueeze(1) * mask}, figures
 
     def adapt(self, kl: Tensor) -> None:

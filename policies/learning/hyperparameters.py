@@ -39,6 +39,7 @@ class Hyperparameters:
     advantage: Advantage = "gae"
     gamma: float = 1.0
     lam: float = 0.95
+    group_baseline: float = 0.0
     clip: float = 0.2
     clip_high: float | None = None
     importance_cap: float | None = None

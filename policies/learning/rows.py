@@ -22,8 +22,9 @@ As they were played (`make_rows`):
     sampler_logprobs  fp32 [B, R], as the generation backend reported them
     task_rewards      fp64 [B], the response's own raw reward
     ended             fp32 [B], 1 where the response ends with a stop token, 0 where its length was cut
-    queries           int64 [B], the query's index in its split
-    chains            int64 [B], which of the chains played the response is from
+    groups            int64 [B], equal for responses that are compared with one another
+    chains            int64 [B], which of the chains played the response is from; of several the first
+    forks             int64 [B], the first of the chains that go on from the same response of the pioneer
     positions         int64 [B], its place in that chain, 0 the pioneer's
     earlier_rewards   fp32 [B, n - 1], task rewards of the responses before it in its chain of n, then zeros
 
@@ -48,14 +49,15 @@ def make_rows(
     logprobs: Sequence[Sequence[float]],
     task_rewards: Sequence[float],
     ended: Sequence[bool],
-    queries: Sequence[int] | None = None,
+    groups: Sequence[int] | None = None,
     chains: Sequence[int] | None = None,
+    forks: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
     earlier_rewards: Sequence[Sequence[float]] | None = None,
 ) -> Rows:
     """Pads ragged lists into tensors, prompts on the left and responses on the right.
 
-    By default no query comes twice, and each response is a chain of its own.
+    By default each response is a chain of its own, and compared with none.
     """
     prompt_tokens, prompt_mask = left_padded(prompts)
     width = max(len(response) for response in responses)
@@ -75,8 +77,9 @@ def make_rows(
         sampler_logprobs=torch.from_numpy(sampled),
         task_rewards=torch.as_tensor(task_rewards, dtype=torch.float64),
         ended=torch.as_tensor(ended, dtype=torch.float32),
-        queries=torch.as_tensor(numbered if queries is None else queries, dtype=torch.int64),
+        groups=torch.as_tensor(numbered if groups is None else groups, dtype=torch.int64),
         chains=torch.as_tensor(numbered if chains is None else chains, dtype=torch.int64),
+        forks=torch.as_tensor(numbered if forks is None else forks, dtype=torch.int64),
         positions=torch.as_tensor([0] * len(responses) if positions is None else positions, dtype=torch.int64),
         earlier_rewards=torch.as_tensor([[]] * len(responses) if earlier_rewards is None else earlier_rewards).float(),
     )

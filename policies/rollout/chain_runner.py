@@ -11,7 +11,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.framework import get_device
 
 from cory_env.episode import ChainEpisode
-from cory_env.rewarding.episodes import reward_episodes, reward_observed
+from cory_env.rewarding.episodes import reward_episodes, reward_observed, reward_so_far
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Split
 from policies.generation.generator import GenerationError, Generator, Loaded, Response, Sampling, sampling_seed
@@ -125,17 +125,19 @@ class ChainRunner(StatelessRunner):
         mapping: RoleMapping | None = None,
         version: int = 0,
         split: Split = "train",
+        siblings: int = 1,
         **kwargs: Any,
     ) -> Rollout:
         """Plays queries through the chain in lockstep.
 
         Args:
-            deals: the queries.
+            deals: the queries; each is answered by the pioneer once.
             stream: what the sampling seeds, and with `min_response` the longest response, are drawn from: the update's
                 number.
             mapping: who plays which role; its number of roles chooses the chain.
             version: version of the weights that must be loaded.
             split: `train` or `test`.
+            siblings: chains that go on from each response of the pioneer.
 
         Raises:
             GenerationError: the engine failed, or other weights are loaded than asked for.
@@ -148,26 +150,37 @@ class ChainRunner(StatelessRunner):
         limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
         episodes = [ChainEpisode(chain, queries[deal.query]) for deal in deals]
         started, self._reward_seconds = time.perf_counter(), 0.0
-        responses = []
+        responses: list[list[Response]] = [[] for _ in deals]
+        generated: list[Response] = []
         for position, role in enumerate(chain.roles):
             self._reward(reward_observed, episodes)
-            seeds = [sampling_seed(self.settings.seed, stream, d.query, position, d.sample) for d in deals]
-            sampling = Sampling(self.settings.temperature, limit, seeds)
-            responses.append(self._answer(episodes, mapping(role), sampling))
+            samples = [deal.sample * siblings + deal.sibling if position else deal.sample for deal in deals]
+            seeds = [
+                sampling_seed(self.settings.seed, stream, deal.query, position, sample)
+                for deal, sample in zip(deals, samples, strict=True)
+            ]
+            answers = self._answer(episodes, mapping(role), Sampling(self.settings.temperature, limit, seeds))
+            generated += answers
+            responses = [[*before, answer] for before, answer in zip(responses, answers, strict=True)]
+            if position == 0 and siblings > 1:
+                self._reward(reward_so_far, episodes)  # once, not with every sibling
+                deals = [Deal(deal.query, deal.sample, sibling) for deal in deals for sibling in range(siblings)]
+                episodes = [episode.fork() for episode in episodes for _ in range(siblings)]
+                responses = [turns for turns in responses for _ in range(siblings)]
         scores = self._reward(reward_episodes, episodes)
         seconds = time.perf_counter() - started
         played = [
             Played(deal, episode, turns, task_rewards)
-            for deal, episode, turns, found in zip(deals, episodes, zip(*responses, strict=True), scores, strict=True)
+            for deal, episode, turns, found in zip(deals, episodes, responses, scores, strict=True)
             if len(task_rewards := [reward for reward in found if reward is not None]) == len(found)
         ]
         self.env_steps += len(played) * len(chain.roles)
         return Rollout(
-            episodes=[as_rllib_episode(*each[1:], mapping) for each in played],
+            episodes=[as_rllib_episode(*each, mapping) for each in played],
             deals=[each.deal for each in played],
             samples=[as_text(each.episode, each.task_rewards, mapping) for each in played],
             version=version,
-            tokens=sum(len(response.tokens) for turn in responses for response in turn),
+            tokens=sum(len(response.tokens) for response in generated),
             truncated_prompts=sum(sum(episode.truncated) for episode in episodes),
             reward_errors=len(episodes) - len(played),
             rollout_seconds=seconds - self._reward_seconds,

@@ -13,6 +13,8 @@ class Deal(NamedTuple):
 
     query: int
     sample: int = 0
+    sibling: int = 0
+    """Which of the chains that go on from the same response of the pioneer."""
 
 
 def deal(seed: int, update: int, size: int, total: int, samples: int = 1) -> list[Deal]:

@@ -13,16 +13,22 @@ from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from policies.generation.generator import Response
 from policies.learning.measures import repetition
-from policies.rllib.token_batch import ENDED, LOGPROBS, QUERY, TASK_REWARD
+from policies.rllib.token_batch import ENDED, LOGPROBS, QUERY, SAMPLE, TASK_REWARD
+from policies.rollout.dealing import Deal
 from policies.rollout.role_mapping import RoleMapping
 
 
 def as_rllib_episode(
-    episode: ChainEpisode, responses: Sequence[Response], task_rewards: Sequence[float], mapping: RoleMapping
+    deal: Deal,
+    episode: ChainEpisode,
+    responses: Sequence[Response],
+    task_rewards: Sequence[float],
+    mapping: RoleMapping,
 ) -> MultiAgentEpisode:
     """Turns a finished chain into an RLlib episode: one step per role, every reward with the last step.
 
     Args:
+        deal: what was played.
         episode: all roles have answered.
         responses: what was generated, per role.
         task_rewards: r_i per role; agents receive the collective reward.
@@ -49,7 +55,8 @@ def as_rllib_episode(
                 role: {
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
                     TASK_REWARD: task_rewards[position],
-                    QUERY: episode.query.id,
+                    QUERY: deal.query,
+                    SAMPLE: deal.sample,
                     ENDED: tokens[-1] in chain.ends,
                 }
             },

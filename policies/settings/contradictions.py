@@ -21,17 +21,27 @@ def refuse_contradictions(settings: Fields) -> None:
             f"num_policies={policies} LLMs cannot play num_agents={agents} roles in equal numbers. Numbers of policies "
             f"that would work: {fitting}."
         )
+    if settings.num_siblings > 1 and (agents == 1 or not settings.knowledge_transfer):
+        raise ValueError(
+            f"num_siblings={settings.num_siblings} lets several chains go on from what the pioneer wrote, which nobody "
+            "sees with num_agents=1 or knowledge_transfer=false. Set num_siblings=1; num_generations is how many times "
+            "a query is answered."
+        )
     k, batch = settings.num_generations * agents // policies, f"queries={settings.queries}"
     if settings.num_generations > 1:
         batch += f" * num_generations={settings.num_generations}"
-    if agents > policies:
-        batch += f" * {agents // policies} roles"
+    if settings.num_siblings > 1:
+        batch += f" * (1 + {agents - 1} * num_siblings={settings.num_siblings})"
+        batch += f" / {policies} policies" * (policies > 1)
+        times = "the pioneer answers each query once for num_siblings responses of every later role"
+    else:
+        batch += f" * {agents // policies} roles" * (agents > policies)
+        times = f"every policy answers each query {'once' if k == 1 else f'{k} times'}"
     if settings.responses % settings.minibatch:
         small = [d for d in range(1, math.isqrt(settings.responses) + 1) if settings.responses % d == 0]
         fitting = ", ".join(map(str, sorted({*small, *(settings.responses // d for d in small)})))
         raise ValueError(
-            f"minibatch={settings.minibatch} does not divide {batch}: every policy answers each query "
-            f"{'once' if k == 1 else f'{k} times'}. Mini-batches that would work: {fitting}."
+            f"minibatch={settings.minibatch} does not divide {batch}: {times}. Mini-batches that would work: {fitting}."
         )
     if settings.advantage in ("rloo", "grpo", "dr_grpo"):
         _refuse_for_groups(settings)
@@ -44,6 +54,14 @@ def refuse_contradictions(settings: Fields) -> None:
         raise ValueError(
             f"drop_flat_groups=true has no groups to drop with advantage={settings.advantage}. Set it to false, or "
             "advantage to rloo, grpo or dr_grpo."
+        )
+    if settings.group_baseline and (
+        settings.advantage != "gae" or settings.num_generations == settings.num_siblings == 1
+    ):
+        raise ValueError(
+            f"group_baseline={settings.group_baseline:g} corrects a critic by other responses to the same query, and "
+            f"with advantage={settings.advantage}, num_generations={settings.num_generations}, num_siblings="
+            f"{settings.num_siblings} there is no critic or no other response. Set group_baseline=0."
         )
     if settings.critic_inputs == "chain" and (settings.advantage != "gae" or settings.num_agents == 1):
         raise ValueError(

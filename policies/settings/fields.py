@@ -163,7 +163,10 @@ class Fields(BaseModel):
     queries: int = of_learning(256, ge=1)
     """Queries per update."""
     num_generations: int = of_learning(1, ge=1)
-    """Chains played per query, so responses to it in each role."""
+    """Responses of the pioneer to each query."""
+    num_siblings: int = of_learning(1, ge=1)
+    """Chains that go on from each response of the pioneer, so responses to it in every later role, which are compared
+    with one another (docs/credit.md)."""
     minibatch: int = of_learning(256, ge=1, clone=True)
     """Responses of one policy per optimizer step, over all learners."""
     micro_batch: int = of_computing(64, ge=1)
@@ -212,6 +215,9 @@ class Fields(BaseModel):
     """Discount per token."""
     lam: float = of_learning(0.95, ge=0, le=1, clone=True)
     """GAE's lambda."""
+    group_baseline: float = of_learning(0.0, ge=0, le=1)
+    """With a critic (`gae`): the share that is taken off each advantage of how much better the other responses of its
+    group (to the same query, or to the same response of the pioneer) did than the critic expected."""
     clip: float = of_learning(0.2, gt=0, clone=True)
     """Clip range of the probability ratio."""
     clip_high: float | None = of_learning(None, gt=0, clone=True)
@@ -286,12 +292,13 @@ class Fields(BaseModel):
     @property
     def chains(self) -> int:
         """Chains played per update."""
-        return self.queries * self.num_generations
+        return self.queries * self.num_generations * self.num_siblings
 
     @property
     def responses(self) -> int:
-        """Responses of one policy per update."""
-        return self.chains * self.num_agents // len(self.modules)
+        """Responses of one policy per update; with siblings, whose roles differ in that, the mean over the policies."""
+        of_all = self.queries * self.num_generations + self.chains * (self.num_agents - 1)
+        return of_all // len(self.modules)
 
     @property
     def hyperparameters(self) -> Hyperparameters:

@@ -84,9 +84,59 @@ def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: 
     for position in (0, 1):
         part = at_position(rows, position)
         rewards = part["rewards"].view(4, 2)  # by query, in the order dealt
-        assert part["queries"].view(4, 2).tolist() == [[q, q] for q in range(4)]
+        first, second = part["groups"].view(4, 2).T.tolist()
+        assert first == second and len(set(first)) == 4
         found = part["advantages"][:, 0].view(4, 2)
         np.testing.assert_allclose(found, rewards - rewards.flip(1), rtol=1e-5)
+
+
+def test_siblings_go_on_from_one_response_of_the_pioneer_and_are_compared_with_each_other(make_cory: MakeCory) -> None:
+    algorithm = make_cory(
+        num_policies=1, advantage="rloo", num_generations=2, num_siblings=3, queries=2, minibatch=16, kl_coef=0.0
+    )
+    assert algorithm.settings.responses == 16  # of each query 2 of the pioneer, and 3 of the observer to each of these
+    deals = [Deal(q, n) for q in range(2) for n in range(2)]
+    rollouts = algorithm.runners.play(deals, mapping=algorithm.mapping, siblings=3)
+    (rows,) = rows_of([episode for rollout in rollouts for episode in rollout.episodes]).values()
+    assert sum(rollout.tokens for rollout in rollouts) == rows["mask"].sum()
+    pioneers, observers = (at_position(rows, position) for position in (0, 1))
+    assert pioneers["chains"].tolist() == pioneers["forks"].tolist() == [0, 3, 6, 9]
+    assert observers["forks"].tolist() == [0] * 3 + [3] * 3 + [6] * 3 + [9] * 3
+    prompts = observers["prompts"].view(4, 3, -1)
+    assert (prompts == prompts[:, :1]).all() and not (prompts[0, 0] == prompts[1, 0]).all()
+    answers = observers["responses"].view(4, 3, -1).tolist()
+    assert all(one != other for first, *others in answers for one in [first] for other in others)
+    rows |= algorithm.learners.score({"llm_1": rows})["llm_1"]
+    rows["rewards"] = rows["task_rewards"].float()
+    columns, _ = algorithm.estimations["llm_1"].estimate(rows)
+    rows |= columns
+    for position, shape in ((0, (2, 2)), (1, (4, 3))):
+        part = at_position(rows, position)
+        rewards = part["rewards"].view(shape)
+        others = (rewards.sum(1, keepdim=True) - rewards) / (shape[1] - 1)
+        np.testing.assert_allclose(part["advantages"][:, 0].view(shape), rewards - others, rtol=1e-4, atol=1e-5)
+
+
+def test_two_llms_learn_from_siblings_with_as_many_steps_in_either_role(make_cory: MakeCory, tmp_path: Path) -> None:
+    settings = {
+        "num_siblings": 2,
+        "num_generations": 2,
+        "group_baseline": 0.5,
+        "queries": 2,
+        "minibatch": 3,
+        "epochs": 1,
+        "exchange_period": 1,
+        "credit": "chain",
+    }
+    algorithm = make_cory(**settings)
+    assert algorithm.settings.responses == 6  # 4 as the pioneer, 8 as the observer
+    for turn in range(2):
+        report = algorithm.train()["cory"]
+        assert len(report["samples"]) == 2  # of each query its first chain
+        states = algorithm.learners.ask(
+            lambda learner: [list(each.optimizer.state.values()) for each in learner.policies.values()]
+        )
+        assert [float(state[0]["step"]) for state in states[0]] == [2.0 * (turn + 1)] * 2
 
 
 def test_credit_along_the_chain_trains_and_goes_on_from_a_checkpoint(make_cory: MakeCory, tmp_path: Path) -> None:

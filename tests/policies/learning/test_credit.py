@@ -22,9 +22,10 @@ def test_an_agent_alone_is_paid_its_own_reward_whatever_the_share() -> None:
     assert collective(torch.tensor([[3.0]], dtype=torch.float64), 1.0).tolist() == [[3.0]]
 
 
-def rows(chains: list[int], positions: list[int], task_rewards: list[float]) -> Rows:
+def rows(chains: list[int], positions: list[int], task_rewards: list[float], forks: list[int] | None = None) -> Rows:
     return {
         "chains": torch.tensor(chains),
+        "forks": torch.tensor(chains if forks is None else forks),
         "positions": torch.tensor(positions),
         "task_rewards": torch.tensor(task_rewards, dtype=torch.float64),
     }
@@ -47,6 +48,17 @@ def test_rows_are_joined_by_chain_whichever_llm_played_which_role() -> None:
 def test_one_llm_may_have_several_rows_of_a_chain() -> None:
     found = pay({"llm_1": rows([0, 0, 1, 1], [0, 1, 0, 1], [1.0, 2.0, 3.0, 4.0])}, Credit(), {})
     assert found["llm_1"].tolist() == [3.0, 3.0, 7.0, 7.0]
+
+
+def test_a_pioneer_is_paid_the_mean_over_the_chains_that_go_on_from_its_response() -> None:
+    pioneers = rows([0, 2], [0, 0], [1.0, 5.0])
+    observers = rows([0, 1, 2, 3, 4], [1] * 5, [10.0, 20.0, 1.0, 2.0, 6.0], [0, 0, 2, 2, 2])
+    llms = {"llm_1": pioneers, "llm_2": observers}
+    found = pay(llms, Credit(partner_reward=0.5), {})
+    assert found["llm_1"].tolist() == [1 + 0.5 * 15, 5 + 0.5 * 3]
+    assert found["llm_2"].tolist() == [10.5, 20.5, 3.5, 4.5, 8.5]
+    found = pay(llms, Credit(rewarded="last"), {})
+    assert found["llm_1"].tolist() == [15, 3] and found["llm_2"].tolist() == [10, 20, 1, 2, 6]
 
 
 def corner(chain_gamma: float, chain_lam: float) -> list[list[float]]:

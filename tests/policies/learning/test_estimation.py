@@ -30,7 +30,7 @@ def scored(scores: list[float] = SCORES) -> Rows:
     noise = [torch.randn(mask.shape, generator=random) * mask for _ in range(4)]
     return {
         **rows,
-        "queries": torch.tensor([4, 4, 4, 2, 2, 2][:count]),
+        "groups": torch.tensor([4, 4, 4, 2, 2, 2][:count]),
         "rewards": torch.tensor(scores),
         "logprobs": noise[0] - 2.0 * mask,
         "reference_logprobs": noise[0] - 2.0 * mask - 0.3 * noise[1],

@@ -124,7 +124,7 @@ def test_an_update_learns_by_its_own_rate_and_decays_weights_by_it(path: str) ->
     """With a rate of 0 nothing moves; with rewards that teach nothing, decay alone moves weights."""
     learner = make_learner(path, "full", lr_schedule="linear", updates=2, advantage="rloo", weight_decay=0.5)
     before = learner.model.state()
-    flat = {**played(), "queries": torch.zeros(6, dtype=torch.int64), "rewards": torch.ones(6)}
+    flat = {**played(), "groups": torch.zeros(6, dtype=torch.int64), "rewards": torch.ones(6)}
     rows = ready(learner, flat) | {"advantages": torch.zeros_like(flat["mask"])}
     assert learner.update(rows, update=1)["lr"] == pytest.approx(5e-4)
     for name, array in learner.model.state().items():
@@ -221,7 +221,7 @@ def test_gradients_are_clipped_and_the_norm_before_is_reported(build: Build) -> 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo"])
 def test_the_kl_can_be_in_the_loss(path: str, advantage: str) -> None:
     learner = make_learner(path, "full", advantage=advantage, kl_estimator="k3")
-    rows = {**played(), "queries": torch.tensor([0, 0, 0, 1, 1, 1])}
+    rows = {**played(), "groups": torch.tensor([0, 0, 0, 1, 1, 1])}
     rows = ready(learner, rows)
     surrogate = -float((rows["advantages"] * rows["mask"]).sum() / rows["mask"].sum())
     difference = (rows["reference_logprobs"] - rows["logprobs"]) * rows["mask"]

@@ -9,6 +9,7 @@ from cory_env.episode import ChainEpisode
 from policies.generation.generator import Response
 from policies.learning.rows import Rows
 from policies.rllib.token_batch import rows_of
+from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import make_settings
@@ -22,7 +23,7 @@ def chain_of(num_agents: int) -> tuple[Chain, RoleMapping]:
 
 
 def play(
-    chain: Chain, mapping: RoleMapping, query: int, responses: list[list[int]], rewards: list[float]
+    chain: Chain, mapping: RoleMapping, query: int, responses: list[list[int]], rewards: list[float], sample: int = 0
 ) -> tuple[list[list[int]], MultiAgentEpisode]:
     """One episode with hand-chosen responses, token t at log-probability -t; and the prompts it showed."""
     episode = ChainEpisode(chain, chain.task.train[query])
@@ -31,7 +32,7 @@ def play(
         prompts.append(episode.prompt_ids())
         episode.respond({"tokens": tokens, "length": len(tokens)})
     sampled = [Response(tokens, [-float(token) for token in tokens]) for tokens in responses]
-    return prompts, as_rllib_episode(episode, sampled, rewards, mapping)
+    return prompts, as_rllib_episode(Deal(query, sample), episode, sampled, rewards, mapping)
 
 
 def real(rows: Rows, row: int) -> tuple[list[int], list[int]]:
@@ -59,8 +60,8 @@ def test_episodes_become_rows_of_the_llm_that_played_each_role() -> None:
 def test_rows_belong_to_the_llm_that_generated_them_after_the_roles_rotated_too() -> None:
     chain, mapping = chain_of(3)
     episodes = []
-    for answers in ([[5], [6], [7]], [[8], [9], [10]], [[11], [12], [13]]):
-        episodes.append(play(chain, mapping, 0, answers, [1.0, 2.0, 3.0])[1])
+    for sample, answers in enumerate(([[5], [6], [7]], [[8], [9], [10]], [[11], [12], [13]])):
+        episodes.append(play(chain, mapping, 0, answers, [1.0, 2.0, 3.0], sample)[1])
         mapping = mapping.rotated()
     batch = rows_of(episodes)
     # rotation r gives position p to LLM (p + r) mod 3
@@ -69,6 +70,28 @@ def test_rows_belong_to_the_llm_that_generated_them_after_the_roles_rotated_too(
     assert batch["llm_3"]["responses"].flatten().tolist() == [7, 9, 11]
     assert batch["llm_2"]["task_rewards"].tolist() == [2, 1, 3]
     assert batch["llm_2"]["positions"].tolist() == [1, 0, 2]
+
+
+def test_a_response_from_which_chains_fork_is_one_row() -> None:
+    chain, mapping = chain_of(3)
+    played = [(0, 0, 5, 1.0), (0, 0, 5, 1.0), (0, 1, 6, 2.0), (1, 0, 7, 3.0), (1, 0, 7, 3.0)]  # a chain was dropped
+    episodes = [
+        play(chain, mapping, query, [[token], [20 + at], [30 + at]], [reward, 10.0 + at, 20.0 + at], sample)[1]
+        for at, (query, sample, token, reward) in enumerate(played)
+    ]
+    pioneer, second, third = rows_of(episodes).values()
+    assert pioneer["responses"].flatten().tolist() == [5, 6, 7]
+    assert pioneer["task_rewards"].tolist() == [1, 2, 3]
+    assert pioneer["chains"].tolist() == pioneer["forks"].tolist() == [0, 2, 3]
+    for later in (second, third):
+        assert later["chains"].tolist() == [0, 1, 2, 3, 4] and later["forks"].tolist() == [0, 0, 2, 3, 3]
+    # The pioneer's responses are compared by query, later ones by what they follow; without forks these by query too.
+    assert [
+        [rows["groups"].tolist()[a] == rows["groups"].tolist()[b] for a, b in pairs]
+        for rows, pairs in ((pioneer, [(0, 1), (1, 2)]), (second, [(0, 1), (1, 2), (2, 3), (3, 4)]))
+    ] == [[True, False], [True, False, False, True]]
+    (_, alone, _) = rows_of([episodes[0], episodes[2], episodes[3]]).values()
+    assert len(set(alone["groups"].tolist())) == 2
 
 
 def test_llms_come_in_sorted_order_whoever_plays_first() -> None:

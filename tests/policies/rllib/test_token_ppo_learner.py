@@ -20,6 +20,7 @@ from policies.learning.non_finite import NonFiniteUpdate
 from policies.learning.rows import Rows
 from policies.rllib.token_batch import SharedRows, rows_of
 from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner
+from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode
 from policies.rollout.role_mapping import RoleMapping
 from policies.self_test import perturb
@@ -69,7 +70,7 @@ def play(
             episode.respond({"tokens": tokens, "length": len(tokens)})
             sampled.append(Response(tokens, [-5.0] * len(tokens)))
         rewards = [2.0 * query - position + bool(position) * bonus for position in range(len(modules))]
-        episodes.append(as_rllib_episode(episode, sampled, rewards, mapping))
+        episodes.append(as_rllib_episode(Deal(query), episode, sampled, rewards, mapping))
     return rows_of(episodes)
 
 
