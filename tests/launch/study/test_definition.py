@@ -40,13 +40,14 @@ def test_no_arm_moves_the_goal_or_the_held_out_queries(name: str) -> None:
     assert settings[0].eval_kl_coef == resolve(study.base, [], []).kl_coef
 
 
-def test_arms_of_credit_have_equal_responses_and_equal_optimizer_steps_of_each_llm() -> None:
-    study = load("credit")
+@pytest.mark.parametrize("name", ["credit", "drafts"])
+def test_arms_of_credit_have_equal_responses_and_equal_optimizer_steps_of_each_llm(name: str) -> None:
+    study = load(name)
     settings = {name: study.settings(arm, 0) for name, arm in study.arms.items()}
-    assert {s.chains * s.num_agents for s in settings.values()} == {256}
+    assert {s.responses * len(s.modules) for s in settings.values()} == {256}
     assert {s.hyperparameters.steps * s.epochs for s in settings.values()} == {4}
     assert {len(s.modules) for name, s in settings.items() if name.startswith("shared-")} == {1}
-    assert all(name in settings for name in ("ppo", "rloo", "sum", "shared-own"))
+    assert all(name in settings for name in ("ppo", "rloo", "shared-own", "shared-own-rloo"))
 
 
 def test_tier_1_has_five_seeds_and_the_six_arms_that_are_asked_for() -> None:
