@@ -133,8 +133,10 @@ def _perform(todo: "Sequence[Job]", before: "Mapping[Job, StudyRun | None]", voi
         before: all runs that were asked for, with the results that they have had so far.
         voice: tells of it.
     """
+    from launch.display.tables import shown
+    from launch.study.contrasts import FIGURE, answers
     from launch.study.runs import Performer
-    from launch.study.tables import result_line, summary_table
+    from launch.study.tables import contrasts_table, result_line, summary_table
 
     performer = Performer(lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True))
     elsewhere = 0
@@ -161,6 +163,12 @@ def _perform(todo: "Sequence[Job]", before: "Mapping[Job, StudyRun | None]", voi
     if runs:
         voice.say()
         voice.say(summary_table(runs), True)
+        asked = next(iter(before)).study.contrasts
+        if found := answers(asked, runs):
+            voice.say(
+                f"Contrasts, {shown(FIGURE).heading}, paired by seed; p by sign flips, after Holm for {len(asked)}:"
+            )
+            voice.say(contrasts_table(found), True)
     failed = [run for run in runs if run.status == "failed"]
     for run in failed:
         voice.say(f"{run.arm}, seed {run.seed}, failed: {run.reason}", True)

@@ -9,6 +9,9 @@ arms:
   ppo: {label: PPO, num_agents: 1}
   ppo-high-lr: {against: ppo, tier: 2, lr: 1.0e-3}
 
+contrasts:                       # the questions, written down before the runs (launch/study/contrasts.py)
+  - {arm: cory, against: ppo}
+
 An arm's keys are the settings in which it differs from the arm it is held `against` (else the first), and:
 
 label     its name in tables and plots
@@ -28,10 +31,11 @@ from typing import Any, NamedTuple
 from launch.console.configuration import read_preset, read_words
 from launch.console.core_yaml import Value, as_word, read_yaml
 from launch.console.errors import CommandError
+from launch.study.contrasts import Contrast, read_contrasts
 from policies.settings.settings import Settings, SettingsError, make_settings, refuse_idle
 
 _FOLDER = files("launch.study") / "studies"
-_KEYS = ("about", "base", "settings", "seeds", "arms")
+_KEYS = ("about", "base", "settings", "seeds", "arms", "contrasts")
 _OF_ARM = ("label", "tier", "against", "also", "seeds", "needs")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _SHARED = ("seed", "eval_kl_coef")
@@ -74,6 +78,7 @@ class Study(NamedTuple):
     shared: dict[str, Value]
     """Settings of all arms, over those of the preset; `eval_kl_coef` among them, so that no arm moves the goal."""
     arms: dict[str, Arm]
+    contrasts: tuple[Contrast, ...]
 
     def settings(self, arm: Arm, seed: int) -> Settings:
         """Returns every setting of a run."""
@@ -135,7 +140,8 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     labels = [arm.label for arm in arms.values()]
     if double := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
         raise CommandError(f"{where} has several arms with the label {double[0]!r}, which plots could not tell apart.")
-    study = Study(name, str(entries.get("about", "")), base, shared, arms)
+    contrasts = read_contrasts(entries.get("contrasts", []), list(arms), where)
+    study = Study(name, str(entries.get("about", "")), base, shared, arms, contrasts)
     for arm in arms.values():
         try:
             settings = study.settings(arm, 0)

@@ -211,9 +211,13 @@ def variance(runs: Iterable[StudyRun], name: str) -> float | None:
     return float(np.mean(several)) if several else None
 
 
-def paired(one: Iterable[StudyRun], other: Iterable[StudyRun], measure: Measure) -> Difference | None:
-    """Returns one arm's measure less another's, seed by seed; None where they share no seed."""
-    ours, theirs = values(one, measure), values(other, measure)
+def paired(
+    one: Iterable[StudyRun], other: Iterable[StudyRun], measure: Measure, of_other: Measure | None = None
+) -> Difference | None:
+    """Returns one arm's measure less another's, or less another measure of it, seed by seed; None without a seed that
+    both have.
+    """
+    ours, theirs = values(one, measure), values(other, of_other or measure)
     return differences({seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())})
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from launch.display.tables import FINE, MAIN, show, shown, table
 from launch.display.terminal import clock
 from launch.evaluation.intervals import over_seeds
+from launch.study.contrasts import Answer
 from launch.study.definition import Arm, Study, word
 from launch.study.measures import Measure, at_end, collapse, collapses, values
 from launch.study.results import StudyRun
@@ -69,6 +70,25 @@ def summary_table(runs: Sequence[StudyRun]) -> Table:
             f"{sum(run.cost['seconds'] for run in ended) / len(ended) / 60:.1f}",
         )
     return made
+
+
+def contrasts_table(found: Sequence[Answer]) -> Table:
+    """Returns what came of a study's contrasts: differences with their 95 % intervals, and p corrected for them all."""
+    made = table(["arm", "against"], ["seeds", "difference", "p", ""])
+    for contrast, difference, p in found:
+        made.add_row(
+            _side(contrast.arm, contrast.of),
+            _side(contrast.against, contrast.against_of),
+            str(len(difference.seeds)),
+            difference.estimate.shown("{:+.3f}"),
+            "" if p is None else f"{p:.2g}",
+            Answer(contrast, difference, p).verdict,
+        )
+    return made
+
+
+def _side(arm: str, of: str) -> str:
+    return {"bare": arm, "last": f"{arm}, last answer", "mean": f"{arm}, mean LLM"}[of]
 
 
 def _cell(runs: Sequence[StudyRun], measure: Measure, pattern: str) -> str:

@@ -1,0 +1,84 @@
+"""Contrasts against numbers computed by hand."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launch.console.errors import CommandError
+from launch.study.contrasts import Contrast, answers, holm, read_contrasts
+from launch.study.definition import load
+from launch.study.results import StudyRun
+from launch.study.tables import contrasts_table
+from tests.launch.results_of_studies import figures, study_run
+from tests.launch.study.test_tables import lines
+
+
+def test_holm_corrects_the_smallest_p_for_all_tests_the_next_for_one_less_and_keeps_the_order() -> None:
+    found = holm([0.04, 0.01, None, 0.03], 4)
+    assert found[2] is None
+    assert [p for p in found if p is not None] == pytest.approx([0.09, 0.04, 0.09])  # 0.04 * 2 is below 0.03 * 3
+    assert holm([0.5, 0.6], 2) == [1.0, 1.0]
+    assert holm([0.01], 6) == pytest.approx([0.06])  # of six that were asked for, one was made
+
+
+def runs(arm: str, rewards: list[float], last: float | None = None) -> list[StudyRun]:
+    made = [study_run(arm, seed, figures(reward, 0.0)) for seed, reward in enumerate(rewards)]
+    if last is not None:
+        for run, reward in zip(made, rewards, strict=True):
+            assert run.final is not None
+            run.final["last_answer"] = figures(reward + last, 0.0)
+    return made
+
+
+def test_contrasts_are_paired_by_seed_and_say_above_level_open_or_below() -> None:
+    found = [
+        *runs("base", [1.0, 2.0, 3.0]),
+        *runs("higher", [1.5, 2.4, 3.6], last=-1.0),
+        *runs("same", [1.01, 2.0, 2.99]),
+        *runs("wild", [2.0, 2.0, 2.9]),
+    ]
+    asked = [
+        Contrast("higher", "bare", "base", "bare"),
+        Contrast("higher", "last", "base", "bare"),
+        Contrast("same", "bare", "base", "bare"),
+        Contrast("wild", "bare", "base", "bare"),
+        Contrast("missing", "bare", "base", "bare"),
+        Contrast("base", "mean", "same", "bare"),  # has no mean LLM
+    ]
+    higher, last, same, wild = answers(asked, found)
+    assert higher.difference.values == pytest.approx((0.5, 0.4, 0.6)) and higher.verdict == "above"
+    assert last.difference.values == pytest.approx((-0.5, -0.6, -0.4)) and last.verdict == "below"
+    assert same.difference.estimate.low == pytest.approx(-0.0248, abs=1e-3) and same.verdict == "open"
+    assert answers(asked, [*found[:6], *runs("same", [1.005, 2.0, 2.995])])[2].verdict == "level"
+    assert wild.verdict == "open"
+    assert higher.p == last.p == 1.0  # 2 of 8 signs, six times
+    (alone,) = answers(asked[:1], [run for run in found if run.seed == 0])
+    assert alone.verdict == "one seed" and alone.p is None
+    shown = lines(contrasts_table([last, alone]))[2:]
+    assert shown[0] == ["higher,", "last", "answer", "base", "3", "-0.500", "[-0.748,", "-0.252]", "1", "below"]
+    assert shown[1] == ["higher", "base", "1", "+0.500", "one", "seed"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ({"arm": "one"}, "says `arm` and `against`"),
+        ({"arm": "one", "against": "two", "by": "kl"}, "says `arm` and `against`"),
+        ({"arm": "three", "against": "two"}, "names three, which is no arm of it: one, two"),
+        ({"arm": "one", "against": "two", "of": "best"}, "has of: best, which is none of bare, last, mean"),
+    ],
+)
+def test_a_contrast_that_could_never_be_answered_is_refused(entry: dict[str, str], complaint: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(complaint)):
+        read_contrasts([entry], ["one", "two"], "mine.yaml")
+
+
+def test_a_study_s_file_has_its_contrasts(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    head = "base: imdb-tiny\nsettings: {dtype: fp32, final_queries: 9}\narms:\n  one: {}\n  two: {num_agents: 1}\n"
+    file.write_text(f"{head}contrasts:\n  - {{arm: two, of: last, against: one}}\n")
+    assert load(str(file)).contrasts == (Contrast("two", "last", "one", "bare"),)
+    file.write_text(f"{head}contrasts: {{arm: two}}\n")
+    with pytest.raises(CommandError, match="must be a list"):
+        load(str(file))
