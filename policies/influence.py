@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Query, Split
 from policies.cory import Cory
 from policies.generation.generator import EVALUATION_STREAM, Response, sampling_seed
+from policies.rollout.dealing import Deal
 
 _RESAMPLES = 1000
 
@@ -103,29 +104,40 @@ class Played:
 
 
 def measure_influence(algorithm: Cory, queries: int = 300, split: Split = "test", drafts: int = 2) -> Played:
-    """Plays the first two roles of an algorithm's chain with its present weights, on one runner.
+    """Lets an algorithm's chain go on several times from several responses of the pioneer, with its present weights.
 
     Args:
-        algorithm: with two agents or more.
+        algorithm: with two agents or more; the second one is the observer.
         queries: at most so many.
         split: of the task.
         drafts: so many responses of the pioneer per query, and of the observer per response of the pioneer.
 
+    Returns:
+        Of the queries none of whose rewards failed (`on_reward_error: skip`).
+
     Raises:
-        GenerationError: the runner failed.
+        GenerationError: no runner came back in time.
         RewardError: the reward failed.
     """
-    s, mapping = algorithm.settings, algorithm.mapping
-    chain = s.make_chain(algorithm.task, s.make_tokenizer())
-
-    def answer(position: int, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Sequence[Response]:
-        found: list[Response] = algorithm.runners.call_one(
-            "probe", module_id=mapping(chain.roles[position]), prompts=prompts, seeds=seeds
-        )
-        return found
-
-    with RewardWorker(algorithm.task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error) as worker:
-        return play_twice(chain, algorithm.task.queries(split)[:queries], answer, worker, s.seed, drafts)
+    count = min(queries, len(algorithm.task.queries(split)))
+    deals = [Deal(query, sample) for query in range(count) for sample in range(drafts)]
+    rollouts = algorithm.runners.play(
+        deals, stream=EVALUATION_STREAM, mapping=algorithm.mapping, split=split, siblings=drafts
+    )
+    chains: dict[int, list[Any]] = {}
+    for rollout in rollouts:
+        for deal, sample in zip(rollout.deals, rollout.samples, strict=True):
+            chains.setdefault(deal.query, []).append(sample["responses"])
+    whole = [each for each in chains.values() if len(each) == drafts**2]
+    firsts = range(0, drafts**2, drafts)
+    return Played(
+        drafts=[[each[at][0]["text"] for at in firsts] for each in whole],
+        answers=[[[turns[1]["text"] for turns in each[at : at + drafts]] for at in firsts] for each in whole],
+        draft_rewards=np.array([[each[at][0]["task_reward"] for at in firsts] for each in whole]),
+        answer_rewards=np.array(
+            [[[turns[1]["task_reward"] for turns in each[at : at + drafts]] for at in firsts] for each in whole]
+        ),
+    )
 
 
 def play_twice(

@@ -110,6 +110,12 @@ def _queries(arms: Sequence[ArmRuns]) -> str:
     return f" ({counts.pop()})" if len(counts) == 1 and 0 not in counts else ""
 
 
+def _no_influence(arm: ArmRuns) -> bool:
+    """Returns whether the influence was measured, and its interval holds 0 in every run."""
+    lows = [last["influence"]["low"] for run in arm.counted if (last := run.result.final) and "influence" in last]
+    return bool(lows) and all(low is None or low <= 0 for low in lows)
+
+
 def _rule(arms: Sequence[ArmRuns]) -> str:
     """Returns by what a run counts as collapsed (`study.measures.collapse`)."""
 
@@ -149,6 +155,12 @@ def _caveats(arms: Sequence[ArmRuns]) -> list[str]:
         found.append(f"Trained for different numbers of updates, and compared all the same: {', '.join(names)}.")
     if names := [arm.label for arm in arms if len({run.settings.seed for run in arm.runs}) < len(arm.runs)]:
         found.append(f"Runs with the same seed count as one each, which they are not: {', '.join(names)}.")
+    found += [
+        f"Agents of {arm.label} are paid for each other's rewards, but what the pioneer writes explains nothing of the "
+        "next agent's reward that would show (influence, below): such a payment can only add noise."
+        for arm in arms
+        if arm.settings.pays_for_others and _no_influence(arm)
+    ]
     if any(sum(value == value for value in ends_of(arm, "combined_reward")) == 2 for arm in arms):
         found.append("Two seeds say little: the 95 % interval of their mean is 13 standard errors to either side.")
     return found

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from policies.cory import Cory
     from policies.rollout.chain_runner import Rollout
 
+PROBED = 200
+"""Held-out queries, at most, on which the influence is measured: two responses of the pioneer to each, two to each of
+these."""
 OF_RESPONSE = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
 """What is measured of a response; `eos_rate` is 1 where it ended by itself, else 0."""
 
@@ -32,6 +35,17 @@ class Responses(TypedDict):
     """By the names in `OF_RESPONSE`."""
 
 
+class FinalInfluence(TypedDict):
+    """How much of the variance of the second agent's reward the pioneer's response explains (`policies.influence`)."""
+
+    share: float | None
+    """None where no reward varies."""
+    low: float | None
+    high: float | None
+    """Ends of its 95 % interval."""
+    queries: int
+
+
 class Final(TypedDict):
     """What `final.json` holds."""
 
@@ -42,6 +56,8 @@ class Final(TypedDict):
     last_answer: NotRequired[dict[str, Responses]]
     """Of the chain, by who plays it, such as `llm_1,llm_2`, in every order that role exchange brings. `kl` is to the
     reference on the bare query; the figures hold `seen_kl` too, to that in the last agent's prompt."""
+    influence: NotRequired[FinalInfluence]
+    """Of a chain whose agents see the earlier responses, on the first `PROBED` of these queries at most."""
 
 
 def final_responses(algo: "Cory", count: int) -> Final:
@@ -70,7 +86,19 @@ def final_responses(algo: "Cory", count: int) -> Final:
             rollouts, figures = algo.evaluator.measure(deals, alone, "test")
         if figures:
             final["policy"][AVERAGE] = _of_role(rollouts, figures, 0)
+    if "last_answer" in final:
+        final["influence"] = _influence(algo, min(count, PROBED))
     return final
+
+
+def _influence(algo: "Cory", queries: int) -> FinalInfluence:
+    from policies.influence import components, measure_influence, share_interval
+
+    rewards = measure_influence(algo, queries).answer_rewards
+    if len(rewards) < 2:
+        return FinalInfluence(share=None, low=None, high=None, queries=len(rewards))
+    low, high = share_interval(rewards)
+    return FinalInfluence(share=components(rewards).share, low=low, high=high, queries=len(rewards))
 
 
 def _of_role(rollouts: "Sequence[Rollout]", figures: "Mapping[str, Mapping[str, np.ndarray]]", at: int) -> Responses:
@@ -101,8 +129,9 @@ def read(file: Path) -> Final | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         kept = Final(update=found["update"], policy=dict(found["policy"]))
-        if "last_answer" in found:
-            kept["last_answer"] = dict(found["last_answer"])
+        for key in ("last_answer", "influence"):
+            if key in found:
+                kept[key] = dict(found[key])
         return kept
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(

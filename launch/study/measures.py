@@ -77,6 +77,11 @@ def of_average(name: str) -> Measure:
     return lambda run: None if run.final is None else run.final["policy"].get(AVERAGE, {}).get(name)
 
 
+def influence(run: StudyRun) -> float | None:
+    """Returns the share of the variance of the second agent's reward that the pioneer's response explains."""
+    return None if run.final is None or "influence" not in run.final else run.final["influence"]["share"]
+
+
 def best(name: str) -> Measure:
     """Returns the measure of a figure of the run's policy that has the highest combined reward.
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
 from launch.run_folder.environment import Hardware
-from launch.run_folder.final import Final
+from launch.run_folder.final import Final, FinalInfluence
 from launch.run_folder.journal import replace_text
 from launch.run_folder.records import Figures, SampleLine, Update, mean_over_policies, plain
 from policies.settings.settings import Settings, SettingsError, kept_settings
@@ -70,6 +70,7 @@ class FinalFigures(TypedDict):
     last_answer: NotRequired[Figures]
     """Of the chain on the same queries, a mean over the orders of its policies; `kl` is to the base on the bare
     query."""
+    influence: NotRequired[FinalInfluence]
     responses: dict[str, dict[str, list[float | None]]]
     """By policy the `task_reward` of each response, in the order of the queries."""
     texts: dict[str, list[Text]]
@@ -252,6 +253,8 @@ def final_figures(final: Final, modules: Sequence[str]) -> FinalFigures:
     )
     if "last_answer" in final:
         made["last_answer"] = mean_over_policies([_means(each["figures"]) for each in final["last_answer"].values()])
+    if "influence" in final:
+        made["influence"] = final["influence"]
     made = cast(FinalFigures, rounded(made))
     for module, found in final["policy"].items():
         figures = found["figures"]

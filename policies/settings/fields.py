@@ -312,6 +312,12 @@ class Fields(BaseModel):
         return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.rewarded)
 
     @property
+    def pays_for_others(self) -> bool:
+        """Whether an agent is paid for the rewards of others."""
+        share = self.partner_reward if self.credit == "sum" else self.chain_gamma
+        return self.num_agents > 1 and share != 0
+
+    @property
     def critic(self) -> bool:
         """Whether policies have a value head."""
         return self.hyperparameters.critic

@@ -199,6 +199,22 @@ def test_what_does_not_compare_is_said_to(html: str) -> None:
     assert "of different tasks, data or rewards" in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "low", "said"), [({}, -0.01, True), ({}, 0.1, False), ({"partner_reward": 0.0}, -0.01, False)]
+)
+def test_what_is_paid_for_others_without_influence_is_called_noise(
+    tmp_path: Path, settings: dict[str, float], low: float, said: bool
+) -> None:
+    run = record(tmp_path / "run", Settings.model_validate(settings), updates=range(2))
+    figures = {key: [1.0] for key in ("task_reward", "kl", "combined_reward")}
+    answered = {"query": [0], "prompt": ["a"], "text": ["b"], "figures": {**figures, "repetition": [0.0]}}
+    influence = {"share": 0.04, "low": low, "high": 0.2, "queries": 9}
+    final = {"update": 1, "policy": dict.fromkeys(("llm_1", "llm_2"), answered), "influence": influence}
+    run.final.write_text(json.dumps(final))
+    page = Words(written(tmp_path, run)).text
+    assert ("can only add noise" in page) == said and "4%" in page
+
+
 def test_settings_that_differ_come_first_and_all_are_there(html: str) -> None:
     text = Words(html).text
     assert text.index("What differs") < text.index("All settings of")

@@ -35,7 +35,9 @@ def test_the_mean_is_told_and_evaluated_beside_the_llms_everywhere(tmp_path: Pat
     evaluated = lines[-1]["evaluation"]
     assert list(evaluated) == ["llm_1", "llm_2", "llm_mean", "mean"]
     assert evaluated["mean"]["kl"] == pytest.approx((evaluated["llm_1"]["kl"] + evaluated["llm_2"]["kl"]) / 2)
-    final = json.loads(run.final.read_text())["policy"]
+    whole = json.loads(run.final.read_text())
+    assert whole["influence"]["queries"] == QUERIES and whole["influence"]["low"] <= whole["influence"]["high"]
+    final = whole["policy"]
     assert list(final) == ["llm_1", "llm_2", "llm_mean"]
     rows = read(run.path / "evaluation" / "found" / "evaluation.json")["rows"]
     assert {"llm_mean", "llm_mean after llm_mean"} < set(rows)
