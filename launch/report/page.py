@@ -12,6 +12,7 @@ from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
 from launch.display.plot import Plot
 from launch.report import ends, plots, tables
+from launch.report.costs import costs
 from launch.report.runs import ArmRuns, Run, arms_of, method
 from launch.report.samples import moments_of
 from launch.report.series import ends_of
@@ -48,7 +49,7 @@ def page(runs: Sequence[Run], claims: Sequence[tables.JudgedClaim] = ()) -> Page
         overview += ends.pareto(evaluated)
     if len(arms) > 1 and evaluated:
         overview += ends.side_by_side(arms)
-    over_training = plots.comparisons(arms) if len(arms) > 1 else []
+    over_training = [*plots.comparisons(arms), *costs(arms)] if len(arms) > 1 else []
     sensitivity = ends.sweeps(evaluated)
     curves = [(arm, plots.curves_of(arm, f"curves-{number}")) for number, arm in enumerate(arms, start=1)]
     health = plots.health(arms)
