@@ -33,7 +33,7 @@ def test_every_preset_resolves_and_says_what_it_is(name: str) -> None:
 
 
 def test_ppo_and_cory_differ_in_the_number_of_agents_alone() -> None:
-    cory, ppo = (resolve(name, [], []).model_dump() for name in ("imdb-tiny", "imdb-tiny-ppo"))
+    cory, ppo = (resolve(name, [], []).model_dump() for name in ("imdb-tiny-paper", "imdb-tiny-ppo"))
     assert {key for key in cory if cory[key] != ppo[key]} == {"num_agents"}
     assert ppo["num_agents"] == 1
 
@@ -187,7 +187,7 @@ def test_a_run_is_named_after_its_preset_or_else_its_file() -> None:
 
 
 def test_a_preset_builds_on_its_base() -> None:
-    assert read_preset("imdb-tiny-ppo")["lr"] == read_preset("imdb-tiny")["lr"]
+    assert read_preset("imdb-tiny-ppo")["lr"] == read_preset("imdb-tiny-paper")["lr"]
     assert "base" not in read_preset("imdb-tiny-ppo")
 
 
