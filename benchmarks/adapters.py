@@ -106,8 +106,8 @@ def rollouts(path: str, vocabulary: int, count: int, rounds: int) -> list[Figure
     }
     sizes: dict[str, Any] = {"max_prompt": 64, "max_response": longest, "max_sequences": count}
     backends: dict[str, Generator] = {
-        "vllm": VLLMGenerator(path, MODULES, **common, **sizes),
-        "transformers": TransformersGenerator(path, MODULES, **common),
+        "vllm": VLLMGenerator(dict.fromkeys(MODULES, path), **common, **sizes),
+        "transformers": TransformersGenerator(dict.fromkeys(MODULES, path), **common),
     }
     initial = adapted(shared_base(path, torch.device("cpu")), LORA).named_parameters()
     weights = {name: parameter.detach().numpy() for name, parameter in initial if parameter.requires_grad}

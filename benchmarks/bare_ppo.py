@@ -32,8 +32,8 @@ class BarePPO:
     def __init__(self, settings: Settings, reference: PreTrainedModel | None = None) -> None:
         """Loads the policy, and the reference unless one is lent."""
         self.settings = settings
-        self.lm = load_language_model(settings.model_path)
-        self.reference = reference or load_language_model(settings.model_path).requires_grad_(False)
+        self.lm = load_language_model(settings.model_paths["llm_1"])
+        self.reference = reference or load_language_model(settings.model_paths["llm_1"]).requires_grad_(False)
         self.head = nn.Linear(self.lm.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

@@ -104,7 +104,7 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
 
 def product_speed(s: Settings) -> float:
     """GFLOP per CPU second of the largest matrix products in the model's layers, in its compute type."""
-    width = AutoConfig.from_pretrained(s.model_path).hidden_size
+    width = AutoConfig.from_pretrained(s.model_paths["llm_1"]).hidden_size
     dtype = compute_dtype(s.dtype, torch.device("cpu"))
     left, right = torch.randn(2048, width).to(dtype), torch.randn(width, 4 * width).to(dtype)
     products, started = 0, time.process_time()
@@ -116,7 +116,7 @@ def product_speed(s: Settings) -> float:
 
 def build(s: Settings) -> dict[str, PolicyLearner]:
     """Each LLM's learner as an algorithm builds it, with one intra-op thread pool as pinned by OMP_NUM_THREADS."""
-    told = module_config(s)
+    told = module_config(s, "llm_1")
     path = model_path(told.pop("model"))
     return {
         name: PolicyLearner(PolicyModel(path, **told), s.hyperparameters, name=name, stream=stream)

@@ -46,7 +46,7 @@ class TwoTrainers:
         self.trainers = [
             PPOTrainer(
                 PPOConfig(**config),
-                AutoModelForCausalLMWithValueHead.from_pretrained(s.model_path),
+                AutoModelForCausalLMWithValueHead.from_pretrained(s.model_paths["llm_1"]),
                 tokenizer=tokenizer,
             )
             for _ in self.chain.roles

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 DEFAULT_TOKENIZER = Path(__file__).parent / "assets" / "imdb-gpt2-tiny"
 GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # the class of transformers ≥ 5, and its older name
 
+_PROBE = "It isn't \tO'Hara's  naïve résumé:\n\n 12,345 + 67 = 'x_1'; 漢字 😀"
+"""A text that tokenizers of other rules cut otherwise."""
+
 
 def load_tokenizer(
     tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None, trust_remote_code: bool = False
@@ -48,6 +51,29 @@ def load_tokenizer(
     if not loaded("a", add_special_tokens=False)["input_ids"]:  # transformers makes one up where its file is missing
         raise ValueError(f"The tokenizer of {name!r} has no tokens. Put its tokenizer.json beside the model.")
     return loaded
+
+
+def difference(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat: bool = False) -> str:
+    """Returns the first thing in which two tokenizers differ that matters to a response, in words; empty: none.
+
+    Args:
+        one: A tokenizer.
+        other: Another.
+        chat: Chat templates matter too.
+    """
+    known, others = one.get_vocab(), other.get_vocab()
+    if len(known) != len(others):
+        return f"{len(known)} and {len(others)} tokens"
+    if moved := sorted(text for text in known if others.get(text) != known[text])[:1]:
+        return f"{moved[0]!r} is token {known[moved[0]]} and {others.get(moved[0], 'none')}"
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        if getattr(one, name) != getattr(other, name):
+            return f"{name} is {getattr(one, name)!r} and {getattr(other, name)!r}"
+    if set(one.all_special_ids) != set(other.all_special_ids):
+        return "other tokens are special"
+    if one(_PROBE)["input_ids"] != other(_PROBE)["input_ids"]:
+        return "they cut a text into other tokens"
+    return "chat templates" if chat and one.chat_template != other.chat_template else ""
 
 
 @lru_cache(maxsize=2)

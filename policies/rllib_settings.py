@@ -43,7 +43,7 @@ def derive(config: AlgorithmConfig, s: Settings) -> None:
     config.rl_module(
         rl_module_spec=MultiRLModuleSpec(
             rl_module_specs={
-                module_id: RLModuleSpec(module_class=CausalLMModule, model_config=module_config(s))
+                module_id: RLModuleSpec(module_class=CausalLMModule, model_config=module_config(s, module_id))
                 for module_id in s.modules
             }
         )

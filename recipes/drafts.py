@@ -296,7 +296,7 @@ def measure(folder: Path, queries: int) -> Figures:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     chain = Chain(task, tokenizer, max_prompt=MAX_PROMPT, max_response=MAX_RESPONSE)
     generator = TransformersGenerator(
-        str(folder), ["llm"], stop_token_ids=chain.stop_token_ids, dtype="fp32", device=torch.device("cpu")
+        {"llm": str(folder)}, stop_token_ids=chain.stop_token_ids, dtype="fp32", device=torch.device("cpu")
     )
 
     def answer(_: int, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:

@@ -6,13 +6,13 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launch.cluster.room import GB, Node, counted, living_nodes, pack
 from launch.console.parser import Parser, run
 
 if TYPE_CHECKING:
-    from policies.settings.memory import Memory
+    from policies.settings.memory import Memory, Shape
     from policies.settings.placement import Process
     from policies.settings.settings import Settings
 
@@ -68,9 +68,11 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
     preset, pairs = split(words)
     settings = resolve(preset or DEFAULT_PRESET, files, pairs)
     session.quiet_libraries(debug)
-    check_folder(settings.model_path)
+    for path in settings.model_paths.values():
+        check_folder(path)
     settings.check_model(settings.make_tokenizer())
-    needs = _needs(settings, memory.shape(settings))
+    models = memory.shapes(settings)
+    needs = _needs(settings, models)
     kinds = processes(settings)
     if "RAY_ADDRESS" in os.environ:
         nodes = _cluster()
@@ -78,6 +80,10 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
         session.check_driver(settings)
         nodes = [_machine(settings)]
     _show(settings, kinds, needs)
+    if len(set(settings.models.values())) > 1:
+        print()
+        for (policy, name), model in zip(settings.models.items(), models, strict=True):
+            print(f"{policy}: {name}, {model.parameters / 1e6:,.1f} M parameters")
     filled, lacking = pack(kinds, nodes, needs)
     print()
     for node in filled:
@@ -89,11 +95,11 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
     return LACKING if lacking else 0
 
 
-def _needs(settings: Settings, model: Any) -> dict[str, list[Memory]]:
+def _needs(settings: Settings, models: Sequence[Shape]) -> dict[str, list[Memory]]:
     """Returns the memory of each kind of process; a driver may do several kinds of work."""
     from policies.settings import memory
 
-    learns, generates = memory.learner(settings, model), memory.runner(settings, model)
+    learns, generates = memory.learner(settings, models), memory.runner(settings, models)
     leads = memory.Memory("cpu", {"libraries": memory.LIBRARIES["learner"]}, 0.0)
     needs = {"runner": [generates], "learner": [learns], "driver": [leads if settings.num_learners else learns]}
     if settings.num_runners == 0:

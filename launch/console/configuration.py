@@ -5,8 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import get_args
 
-from launch.console.core_yaml import Value, read_yaml, scalar, spelled
+from launch.console.core_yaml import Scalar, Value, read_yaml, scalar, spelled
 from launch.console.errors import CommandError
 from policies.settings.settings import Settings, make_settings, nearest_key, refuse_idle
 
@@ -102,7 +103,7 @@ def read_words(words: Sequence[str]) -> dict[str, Value]:
             raise CommandError(
                 f"`{word}` has no value: is a shell variable not set? Write {key}=null if it is to be none."
             )
-        values[key] = scalar(text)
+        values[key] = scalar(text, lists=_takes_lists(key))
     return values
 
 
@@ -123,12 +124,17 @@ def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]
     for key, value in loaded.items():
         if key not in also:
             _check_key(str(key), f"in {where}")
-        if not isinstance(value, Value):
+        if not isinstance(value, Scalar) and not (isinstance(value, list) and _takes_lists(key)):
             raise CommandError(
-                f"`{key}` in {where} holds a {'list' if isinstance(value, list) else 'mapping'}, but every setting is "
+                f"`{key}` in {where} holds a {'list' if isinstance(value, list) else 'mapping'}, but this setting is "
                 "one value. Put a text that begins with a bracket or a brace in quotes."
             )
     return dict(loaded)
+
+
+def _takes_lists(key: str) -> bool:
+    """Whether a setting may have several values."""
+    return list[str] in get_args(Settings.model_fields[key].annotation)
 
 
 def _check_key(key: str, where: str) -> None:

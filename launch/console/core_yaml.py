@@ -13,11 +13,12 @@ import yaml
 
 from launch.console.errors import CommandError
 
-Value = str | int | float | bool | None
+Scalar = str | int | float | bool | None
+Value = Scalar | list[str]
 QUOTES = ("'", '"')
 
 _TAG = "tag:yaml.org,2002:"
-_CORE: dict[str, tuple[str, Callable[[str], Value]]] = {
+_CORE: dict[str, tuple[str, Callable[[str], Scalar]]] = {
     "null": (r"~|null|Null|NULL|", lambda text: None),
     "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
     "int": (r"[-+]?[0-9]+", int),
@@ -61,7 +62,7 @@ class _Loader(yaml.SafeLoader):
             )
         return node
 
-    def construct_core(self, node: yaml.ScalarNode) -> Value:
+    def construct_core(self, node: yaml.ScalarNode) -> Scalar:
         """Makes a value of a scalar; what its tag calls a number, `!!int many`, may be none."""
         kind = node.tag.removeprefix(_TAG)
         pattern, convert = _CORE[kind]
@@ -115,31 +116,42 @@ def read_yaml(text: str, where: str) -> Any:
         raise CommandError(f"{where} is not valid YAML: {' '.join(reason.split())}.") from error
 
 
-def scalar(text: str) -> Value:
-    """Returns the YAML scalar that `text` spells: a number, true, false, null, quoted text; or else `text` itself."""
+def scalar(text: str, lists: bool = False) -> Value:
+    """Returns the YAML scalar that `text` spells: a number, true, false, null, quoted text; or else `text` itself.
+
+    Args:
+        text: as it stands in a word.
+        lists: it may be a list in brackets too.
+    """
     try:
         value = yaml.load(text, _Loader)
     except (yaml.YAMLError, RecursionError):
         return text
     if isinstance(value, str):
         return value if text.lstrip().startswith(QUOTES) else text
+    if isinstance(value, list):
+        return value if lists else text
     return value if isinstance(value, bool | int | float | None) else text
 
 
 def spelled(value: Value) -> str:
     """Returns a value as one line of YAML, which `scalar` and `read_yaml` read back."""
-    return write_yaml(value).removesuffix("\n").removesuffix("\n...")
+    return write_yaml(value, flow=True).removesuffix("\n").removesuffix("\n...")
 
 
 def as_word(value: Value) -> str:
     """Returns a value as it stands on a command line, which `scalar` reads back: a text as it is, if that will do."""
+    if isinstance(value, list):
+        return spelled(value)
     if not isinstance(value, str):
         return json.dumps(value)
-    plain = scalar(value) == value.strip() and value.isprintable() and not value.startswith(QUOTES)
+    plain = scalar(value, lists=True) == value.strip() and value.isprintable() and not value.startswith(QUOTES)
     return value if plain else spelled(value)
 
 
-def write_yaml(value: object) -> str:
-    """Returns values, lists and mappings as YAML, each text on one line, in the order given."""
-    text: str = yaml.dump(value, Dumper=_Dumper, width=math.inf, allow_unicode=True, sort_keys=False)
+def write_yaml(value: object, flow: bool = False) -> str:
+    """Returns values, lists and mappings as YAML, each text on one line, in the order given; or all on one line."""
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=flow, width=math.inf, allow_unicode=True, sort_keys=False
+    )
     return text

@@ -81,4 +81,5 @@ def _title(settings: Settings) -> str:
         method += f" played by {len(settings.modules)} LLM{'s' * (len(settings.modules) > 1)}"
     if not alone and not settings.critic:
         method += f" by {settings.algorithm}"
-    return f"{method}  ·  {settings.task}  ·  {Path(settings.model).name}"
+    names = ", ".join(Path(name).name for name in settings.started_from.split(", "))
+    return f"{method}  ·  {settings.task}  ·  {names}"

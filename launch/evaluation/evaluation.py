@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -47,11 +47,8 @@ class Lineup(NamedTuple):
     trained: bool
     modules: tuple[str, ...]
     """By position."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The policies as results call them: before anything is trained, all are the base."""
-        return self.modules if self.trained else (BASE,) * len(self.modules)
+    names: tuple[str, ...]
+    """The same as results call them."""
 
 
 class Plan(NamedTuple):
@@ -69,16 +66,28 @@ class Plan(NamedTuple):
 
     @property
     def lineups(self) -> list[Lineup]:
-        """The base, then the policies of the checkpoint in every order that role exchange brings: each in each role."""
+        """The base, then the policies of the checkpoint in every order that role exchange brings: each in each role.
+
+        LLMs that start from one model are one and the same before anything is trained, the base. Where they start from
+        different ones their bases play in the same orders, each called after the first LLM that started from it.
+        """
         modules = self.settings.modules
-        trained: list[tuple[str, ...]] = [(module,) for module in modules]
+        orders: list[tuple[str, ...]] = [(module,) for module in modules]
         if self.settings.knowledge_transfer:  # else nobody sees another's response
-            orders = (RoleMapping(self.settings.roles, modules, turn) for turn in range(len(modules)))
-            trained = [tuple(order.as_dict().values()) for order in orders]
+            turns = (RoleMapping(self.settings.roles, modules, turn) for turn in range(len(modules)))
+            orders = [tuple(turn.as_dict().values()) for turn in turns]
+        models = self.settings.models
+        first = {model: module for module, model in reversed(models.items())}
+        called = {module: BASE if len(first) == 1 else f"{BASE} of {first[models[module]]}" for module in modules}
+        bases: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for order in orders:
+            bases.setdefault(tuple(called[module] for module in order), order)
+        lineups = [Lineup(False, order, names) for names, order in bases.items()]
+        if self.checkpoint is None:
+            return lineups
         if self.settings.evaluate_average:  # in all roles, as it has no other to play with
-            trained.append((AVERAGE,) * len(trained[0]))
-        lineups = [Lineup(False, trained[0])]
-        return lineups + [Lineup(True, each) for each in trained] if self.checkpoint is not None else lineups
+            orders.append((AVERAGE,) * len(orders[0]))
+        return lineups + [Lineup(True, order, order) for order in orders]
 
     def batches(self) -> list[tuple[Lineup, list[tuple[int, int]]]]:
         """All the work, in order: for a lineup pairs of query and sample, as many at once as an update has queries."""
@@ -96,7 +105,7 @@ class Plan(NamedTuple):
             "settings": {**self.settings.model_dump(include=ASKED), "eval_kl_coef": self.settings.report_kl_coef},
             "at_once": self.settings.queries,
             "reward_code": _code(self.task.reward),
-            "model_files": _stamp(Path(self.settings.model_path)),
+            "model_files": _stamp(map(Path, dict.fromkeys(self.settings.model_paths.values()))),
             "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),
             "split": self.split,
             "data": {"queries": self.queries, "checksum": zlib.crc32(repr(queries).encode())},
@@ -246,9 +255,9 @@ def _how_to_go_on(folder: EvaluationFolder, total: int) -> str:
     return f"{len(folder.batches())} of {total} batches are kept in {folder.path}; the same command goes on from there."
 
 
-def _stamp(folder: Path) -> int:
-    """Tells a model's files apart from others that lay there before, by their sizes and times; nothing of the hub's."""
-    files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+def _stamp(folders: Iterable[Path]) -> int:
+    """Tells models' files apart from others that lay there before, by their sizes and times; nothing of the hub's."""
+    files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir()) if file.is_file()]
     return zlib.crc32(repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]).encode())
 
 

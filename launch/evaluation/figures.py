@@ -18,7 +18,8 @@ AMOUNTS = ("kl", "response_length")
 REWARDS = ("task_reward", "combined_reward")
 """Figures that may be a no or a yes, if the task's reward is; all that are neither are shares, from 0 to 1."""
 BASE, ALL = "base", "all"
-"""Whose figures those are that are of no trained policy, or of every one; `AVERAGE` is none of these."""
+"""Whose figures those are that are of no trained policy, or of every one; `AVERAGE` is none of these. Where LLMs start
+from different models, `base of llm_1` and others."""
 PIONEER = role_names(1)[0]
 GAP = 3
 """Between two columns: the padding of both, and their border, which is a space."""
@@ -78,7 +79,7 @@ def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, Standing]
             policy: np.array([of_query(of_policy.get(query, []), scoring) for query in range(scoring.queries)])
             for policy, of_policy in answers[position].items()
         }
-        together = [figures for policy, figures in found.items() if policy not in (BASE, AVERAGE)]
+        together = [figures for policy, figures in found.items() if policy != AVERAGE and not policy.startswith(BASE)]
         if position > 0 and longest > 2 and together:
             found[ALL] = np.mean(together, axis=0)  # NaN where any policy lacks it, as all means over policies
         for policy, figures in found.items():
@@ -138,7 +139,10 @@ def tables(standings: Mapping[str, Standing], names: Sequence[str], width: int) 
     standings = {
         label: each
         for label, each in standings.items()
-        if each["role"] == PIONEER or each["after"] is not None or each["policy"] in (BASE, ALL)
+        if each["role"] == PIONEER
+        or each["after"] is not None
+        or each["policy"] == ALL
+        or each["policy"].startswith(BASE)
     }
     blocks: list[dict[str, list[str]]] = []
     room = 0

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import torch
 
+from cory_env.tokenizer import load_tokenizer
 from launch.console.errors import CommandError
 from launch.models.exported import generation_config, save_adapter, whole_model
 from launch.models.model_card import model_card
 from launch.models.trained import Trained
 from launch.run_folder.storage import check_place
+from policies.models.model_names import model_path
 from policies.models.whole_folder import whole_folder
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -48,7 +50,7 @@ def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool, s
     except OSError as error:
         raise CommandError(f"The folder {place} cannot be made: {error.strerror}.") from error
     try:
-        tokenizer = settings.make_tokenizer()
+        tokenizer = load_tokenizer(model_path(trained.base(policy)), settings.trust_remote_code)
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
     sampling = generation_config(settings, tokenizer)

@@ -15,6 +15,7 @@ from launch.models.trained import Trained
 from policies.models.adapters import adapted, peft_config, peft_names
 from policies.models.average import scaled
 from policies.models.language_model import empty_language_model, load_language_model
+from policies.models.model_names import model_path
 from policies.settings.settings import Settings
 
 
@@ -38,11 +39,12 @@ def whole_model(trained: Trained, policy: str, step: float = 1.0) -> PreTrainedM
             f"The adapter was trained on a base in {settings.quantization}. Merged into anything else it would answer "
             "otherwise: leave --merge out."
         )
-    model = load_language_model(settings.model_path, settings.trust_remote_code)
+    path = model_path(trained.base(policy))
+    model = load_language_model(path, settings.trust_remote_code)
     lora = trained.lora(policy)
     if lora is None:
         weights = trained.weights(policy)
-        trained.check_base(weights, dict(model.named_parameters()))
+        trained.check_base(policy, weights, dict(model.named_parameters()))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 reached = torch.from_numpy(np.array(weights[name]))
@@ -55,7 +57,7 @@ def whole_model(trained: Trained, policy: str, step: float = 1.0) -> PreTrainedM
         set_peft_model_state_dict(with_adapter, _tensors(trained, policy, torch.float32, step))
         model = cast(PreTrainedModel, with_adapter.merge_and_unload())
     # Training switches dropout off in the configuration; who trains on may want it back.
-    model.config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=settings.trust_remote_code)
+    model.config = AutoConfig.from_pretrained(path, trust_remote_code=settings.trust_remote_code)
     return model
 
 
@@ -74,20 +76,20 @@ def save_adapter(trained: Trained, policy: str, folder: Path, dtype: torch.dtype
         ModelError: there is no base.
         OSError: the folder cannot be written.
     """
-    settings, lora = trained.settings, trained.lora(policy)
+    lora = trained.lora(policy)
     base = _check_adapter(trained, policy)
     assert lora is not None
     config = peft_config(base, lora)
-    config.base_model_name_or_path = base_name(settings)
+    config.base_model_name_or_path = base_name(trained, policy)
     config.inference_mode = True
     config.save_pretrained(folder)
     save_file(_tensors(trained, policy, dtype, step), folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def base_name(settings: Settings) -> str:
-    """Returns where an adapter's base is: a hub id, or a folder whatever folder one is in."""
-    path = Path(settings.model_path)
-    return str(path.resolve()) if path.is_dir() else settings.model_path
+def base_name(trained: Trained, policy: str) -> str:
+    """Returns where a policy's base is: a hub id, or a folder whatever folder one is in."""
+    path = model_path(trained.base(policy))
+    return str(Path(path).resolve()) if Path(path).is_dir() else path
 
 
 def generation_config(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
@@ -109,9 +111,9 @@ def _check_adapter(trained: Trained, policy: str) -> PreTrainedModel:
     """Returns the base without its weights; an adapter must fit it."""
     settings, lora = trained.settings, trained.lora(policy)
     assert lora is not None
-    base = empty_language_model(settings.model_path, settings.trust_remote_code)
+    base = empty_language_model(model_path(trained.base(policy)), settings.trust_remote_code)
     own = {name: p for name, p in adapted(base, lora).named_parameters() if p.requires_grad}
-    trained.check_base(trained.weights(policy), own)
+    trained.check_base(policy, trained.weights(policy), own)
     return base
 
 

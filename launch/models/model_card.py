@@ -17,7 +17,7 @@ from launch.run_folder.manifest import own_version
 from launch.run_folder.records import Figures
 from launch.training.summary import COLUMNS
 from policies.generation.vllm_lora import MOST, room
-from policies.models.model_names import AVERAGE
+from policies.models.model_names import AVERAGE, model_path
 from policies.settings.settings import Settings, deciding
 
 PAPER = "https://arxiv.org/abs/2410.06101"
@@ -67,9 +67,9 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
     """
     settings = trained.settings
     return CARD.format(
-        header=_header(settings, adapter),
+        header=_header(settings, trained.base(policy), adapter),
         name=f"{policy} of {trained.run.path.resolve().name}",
-        base=_base_name(settings),
+        base=_base_name(trained.base(policy)),
         task=settings.task,
         updates=trained.update,
         how=_how(settings),
@@ -95,13 +95,13 @@ def _training(settings: Settings) -> dict[str, object]:
     return {name: value for name, value in settings.model_dump().items() if name in told and value is not None}
 
 
-def _header(settings: Settings, adapter: bool) -> str:
-    named = settings.model == settings.model_path and not Path(settings.model).is_dir()  # no name of ours: a hub id
-    base = _base_card(settings)
+def _header(settings: Settings, model: str, adapter: bool) -> str:
+    named = model == model_path(model) and not Path(model).is_dir()  # no name of ours: a hub id
+    base = _base_card(model)
     data = ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
-        base_model=settings.model if named else None,
+        base_model=model if named else None,
         license=base.license,
         language=base.language,
         tags=["cory", "multi-agent", "ppo" if settings.critic else settings.advantage, "reinforcement-learning"],
@@ -109,10 +109,10 @@ def _header(settings: Settings, adapter: bool) -> str:
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _base_card(settings: Settings) -> ModelCardData:
+def _base_card(model: str) -> ModelCardData:
     """Returns the header of the base model's own card, empty where it has none that can be read."""
     file = cached_file(
-        settings.model_path,
+        model_path(model),
         "README.md",
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
@@ -123,8 +123,8 @@ def _base_card(settings: Settings) -> ModelCardData:
         return ModelCardData()
 
 
-def _base_name(settings: Settings) -> str:
-    return Path(settings.model).name if Path(settings.model).is_dir() else settings.model
+def _base_name(model: str) -> str:
+    return Path(model).name if Path(model).is_dir() else model
 
 
 def _how(settings: Settings) -> str:
@@ -180,8 +180,8 @@ def _serve(trained: Trained, policy: str, adapter: bool) -> str:
     if lora.rank > MOST:
         return f"vLLM serves adapters of a rank up to {MOST}, and this one has {lora.rank}: export it with --merge."
     command = (
-        f"`vllm serve {base_name(settings)} --enable-lora --max-lora-rank {room(lora)} --lora-modules NAME=FOLDER "
-        "--generation-config FOLDER`"
+        f"`vllm serve {base_name(trained, policy)} --enable-lora --max-lora-rank {room(lora)} "
+        "--lora-modules NAME=FOLDER --generation-config FOLDER`"
     )
     return f"{command} serves it, where vLLM can adapt its family (GPT-2: export it with --merge)."
 

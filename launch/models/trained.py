@@ -90,11 +90,17 @@ class Trained(NamedTuple):
         lora = self.settings.lora
         return stacked_lora(lora, len(self.settings.modules)) if lora and policy == AVERAGE else lora
 
-    def check_base(self, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
+    def base(self, policy: str) -> str:
+        """The name of the model that a policy started from; that of an `AVERAGE` is everyone's."""
+        models = self.settings.models
+        return models[self.settings.modules[0] if policy == AVERAGE else policy]
+
+    def check_base(self, policy: str, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
         """Refuses a base model that is not the one that training started from.
 
         Args:
-            weights: a policy's.
+            policy: one of the run's, or the `AVERAGE` of them.
+            weights: its.
             parameters: those that they are for, of the base, or of a new adapter on it.
 
         Raises:
@@ -103,7 +109,7 @@ class Trained(NamedTuple):
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         if shapes != {name: array.shape for name, array in weights.items()}:
             raise CommandError(
-                f"The model {self.settings.model} is not the one that {self.run.shown(self.run.path)} started "
+                f"The model {self.base(policy)} is not the one that {self.run.shown(self.run.path)} started "
                 "from: the trained weights have other names or shapes. Put that model back."
             )
 

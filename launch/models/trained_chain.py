@@ -52,8 +52,7 @@ class TrainedChain:
         self.chain = settings.make_chain(task, tokenizer, num_agents=len(players))
         policies = tuple(dict.fromkeys(players))
         self.generator = TransformersGenerator(
-            settings.model_path,
-            policies,
+            {policy: settings.model_paths[policy] for policy in policies},
             stop_token_ids=self.chain.stop_token_ids,
             dtype=settings.dtype,
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
@@ -63,7 +62,7 @@ class TrainedChain:
         )
         for policy in policies:
             weights = trained.weights(policy)
-            trained.check_base(weights, self.generator.own[policy])
+            trained.check_base(policy, weights, self.generator.own[policy])
             self.generator.load(policy, weights, trained.update)
 
     def answer(self, number: int, text: str, printer: TokenPrinter | None = None) -> Answered:

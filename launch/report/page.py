@@ -101,7 +101,7 @@ def _title(arms: Sequence[ArmRuns]) -> str:
 
 def _subtitle(runs: Sequence[Run]) -> str:
     tasks = ", ".join(dict.fromkeys(run.settings.task for run in runs))
-    models = ", ".join(dict.fromkeys(run.settings.model for run in runs))
+    models = ", ".join(dict.fromkeys(run.settings.started_from for run in runs))
     return f"Task {tasks} · model {models} · {len(runs)} run{'s' * (len(runs) > 1)}"
 
 

@@ -227,7 +227,7 @@ def show_value(value: Value) -> str:
     """Returns a value as it is written on the command line, numbers with four digits at most."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else as_word(value) if isinstance(value, list) else str(value)
 
 
 def exact_value(value: Value) -> str:

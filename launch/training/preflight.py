@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load_task(settings: Settings) -> "tuple[Task, PreTrainedTokenizerBase]":
-    """Checks the model, and reads its tokenizer and the task's data and templates.
+    """Checks the models, and reads its tokenizer and the task's data and templates.
 
     Raises:
         CommandError: no such task, or a setting, file or template that cannot be used.
@@ -21,7 +21,8 @@ def load_task(settings: Settings) -> "tuple[Task, PreTrainedTokenizerBase]":
     """
     from policies.models.model_check import check_folder  # brings transformers along
 
-    check_folder(settings.model_path)
+    for path in settings.model_paths.values():
+        check_folder(path)
     try:
         tokenizer = settings.make_tokenizer()
         settings.check_model(tokenizer)

@@ -272,7 +272,7 @@ def _what(settings: Settings, arrow: str) -> str:
     if settings.num_siblings > 1:
         times += f", {settings.num_siblings} chains from each response of the pioneer"
     return (
-        f"{who} task {settings.task}, starting from {settings.model}.\n"
+        f"{who} task {settings.task}, starting from {settings.started_from}.\n"
         f"{updates} of {settings.queries} queries{times}{exchange}. Generation: {settings.backend}."
     )
 

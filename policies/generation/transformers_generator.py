@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -52,8 +52,7 @@ class TransformersGenerator:
 
     def __init__(
         self,
-        path: str,
-        modules: Sequence[str],
+        models: Mapping[str, str],
         *,
         stop_token_ids: Sequence[int],
         dtype: str,
@@ -62,11 +61,10 @@ class TransformersGenerator:
         lora: Lora | None = None,
         quantization: Quantization = "none",
     ) -> None:
-        """Loads the initial weights for every LLM in `modules`.
+        """Loads the initial weights of every LLM.
 
         Args:
-            path: folder or hub id of the model.
-            modules: the LLMs.
+            models: by LLM, the folder or hub id of its model; where there are adapters, the same for all.
             stop_token_ids: each ends a response.
             dtype: `auto`, `bf16` or `fp32`.
             device: where to run.
@@ -81,7 +79,7 @@ class TransformersGenerator:
         self.base: PreTrainedModel | None = None  # held, so that a learner of this process finds it
         self.own: dict[str, dict[str, Tensor]] = {}
         """Per LLM what `load` replaces: all parameters, or the adapter's."""
-        for module_id in modules:
+        for module_id, path in models.items():
             if lora is None:
                 model = load_language_model(path, trust_remote_code).to(device)
             else:

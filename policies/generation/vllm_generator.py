@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -79,8 +79,7 @@ class VLLMGenerator:
 
     def __init__(
         self,
-        path: str,
-        modules: Sequence[str],
+        models: Mapping[str, str],
         *,
         stop_token_ids: Sequence[int],
         dtype: str,
@@ -99,8 +98,7 @@ class VLLMGenerator:
         """Starts the engines, with the initial weights.
 
         Args:
-            path: folder or hub id of the model.
-            modules: the LLMs.
+            models: by LLM, the folder or hub id of its model; where there are adapters, the same for all.
             stop_token_ids: each ends a response.
             dtype: `auto`, `bf16` or `fp32`.
             device: where to run.
@@ -121,14 +119,17 @@ class VLLMGenerator:
         self.tensor_parallel = tensor_parallel
         self.timeout = timeout
         self.lora = lora
-        self.modules = list(modules)
+        self.modules = list(models)
+        self._paths = dict(models) if lora is None else {_SHARED: models[self.modules[0]]}
+        """By engine."""
+        self._caches: dict[str, int] = {}
+        """On a CPU, the bytes of each engine's KV cache on each of its devices."""
         self._weights: dict[str, tuple[Weights, int]] = {}
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if self.in_process else "1"
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         self._arguments: dict[str, Any] = {
-            "model": path,
             "dtype": "bfloat16" if compute_dtype(dtype, device) == torch.bfloat16 else "float32",
             "seed": seed,
             "trust_remote_code": trust_remote_code,
@@ -145,10 +146,9 @@ class VLLMGenerator:
             # Inside a Ray actor vLLM may choose Ray, whose workers would want GPUs beside those of the runner.
             self._arguments["distributed_executor_backend"] = "policies.generation.vllm_executor.OwnedExecutor"
         if lora is not None:
-            self._arguments |= vllm_lora.engine_arguments(lora, len(modules))
-        engines = [_SHARED] if lora is not None else self.modules
+            self._arguments |= vllm_lora.engine_arguments(lora, len(models))
         if device.type == "cuda":
-            self._arguments["gpu_memory_utilization"] = 0.9 * min(gpu_share, 1.0) / len(engines)
+            self._arguments["gpu_memory_utilization"] = 0.9 * min(gpu_share, 1.0) / len(self._paths)
         else:
             self._arguments["enforce_eager"] = True
             if tensor_parallel > 1:  # each worker would start as many threads as this process may
@@ -156,12 +156,12 @@ class VLLMGenerator:
             # A prompt that is cut into chunks makes vLLM 0.32 rewind its request's seed, which CPU generators cannot.
             self._arguments["enable_chunked_prefill"] = False
             self._arguments["max_num_batched_tokens"] = max(_STEP_TOKENS, max_prompt + max_response)
-            cache = self._cache_bytes(path, max_sequences, trust_remote_code)
-            self._arguments["kv_cache_memory_bytes"] = cache
-            self._check_memory(cache * tensor_parallel * len(engines), max_sequences)
-        self.engines: dict[str, LLM] = {name: self._start() for name in engines}
+            for name, path in self._paths.items():
+                self._caches[name] = self._cache_bytes(path, max_sequences, trust_remote_code)
+            self._check_memory(sum(self._caches.values()) * tensor_parallel, max_sequences)
+        self.engines: dict[str, LLM] = {name: self._start(name) for name in self._paths}
 
-    def _start(self) -> LLM:
+    def _start(self, name: str) -> LLM:
         """Starts an engine.
 
         Raises:
@@ -170,10 +170,10 @@ class VLLMGenerator:
         from vllm import LLM
 
         try:
-            return LLM(**self._arguments)
+            return LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
         except Exception as error:  # of any kind: vLLM's own, pydantic's, torch's
             raise EngineStartError(
-                f"vLLM could not start an engine for `{self._arguments['model']}`: {type(error).__name__}: "
+                f"vLLM could not start an engine for `{self._paths[name]}`: {type(error).__name__}: "
                 f"{' '.join(str(error).split()).rstrip('.')}. If memory is short, lower max_prompt, max_response, "
                 "queries or num_agents."
             ) from error
@@ -316,7 +316,7 @@ class VLLMGenerator:
         if (dead := self.engines.pop(name, None)) is not None:
             dead.llm_engine.engine_core.shutdown()
         try:
-            self.engines[name] = self._start()
+            self.engines[name] = self._start(name)
         except EngineStartError as error:
             raise GenerationError(f"{what}, and no new one could be started. {error}") from error
         for module_id in self.modules if name == _SHARED else [name]:

@@ -17,10 +17,12 @@ from policies.models.model_names import model_path
 from policies.settings.settings import Settings
 
 
-def module_config(settings: Settings) -> dict[str, Any]:
-    """What a `CausalLMModule` is told of the settings, as its `model_config`."""
+def module_config(settings: Settings, module_id: str) -> dict[str, Any]:
+    """What the `CausalLMModule` of an LLM is told of the settings, as its `model_config`."""
     return {
-        "model": settings.model,  # each process finds it by itself: folders lie elsewhere on another machine
+        "model": settings.models[
+            module_id
+        ],  # each process finds it by itself: folders lie elsewhere on another machine
         "critic": settings.critic,
         "critic_agents": settings.num_agents if settings.critic_inputs == "chain" else 0,
         "temperature": settings.temperature,

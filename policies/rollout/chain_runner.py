@@ -100,8 +100,7 @@ class ChainRunner(StatelessRunner):
             from policies.generation.vllm_generator import VLLMGenerator
 
             self.generator = VLLMGenerator(
-                s.model_path,
-                s.modules,
+                s.model_paths,
                 **common,
                 max_prompt=s.max_prompt,
                 max_response=s.max_response,
@@ -115,7 +114,7 @@ class ChainRunner(StatelessRunner):
         else:
             from policies.generation.transformers_generator import TransformersGenerator
 
-            self.generator = TransformersGenerator(s.model_path, s.modules, **common, quantization=s.quantization)
+            self.generator = TransformersGenerator(s.model_paths, **common, quantization=s.quantization)
 
     def sample(
         self,

@@ -21,6 +21,7 @@ def refuse_contradictions(settings: Fields) -> None:
             f"num_policies={policies} LLMs cannot play num_agents={agents} roles in equal numbers. Numbers of policies "
             f"that would work: {fitting}."
         )
+    _refuse_models(settings)
     if settings.num_siblings > 1 and (agents == 1 or not settings.knowledge_transfer):
         raise ValueError(
             f"num_siblings={settings.num_siblings} lets several chains go on from what the pioneer wrote, which nobody "
@@ -131,6 +132,29 @@ def refuse_contradictions(settings: Fields) -> None:
                 f"{of}_resources={wanted} places processes that num_{of}s=0 does not start: the driver does their "
                 f"work. Set num_{of}s to 1 or more, or {of}_resources=null."
             )
+
+
+def _refuse_models(settings: Fields) -> None:
+    """Checks that each LLM has a model, and where they differ that nothing asks for weights in common."""
+    count, policies = len(settings.model), len(settings.modules)
+    if not isinstance(settings.model, str) and count != policies:
+        raise ValueError(
+            f"model lists {count} for {policies} LLM{'s' * (policies > 1)}. List one for each, or name a single one "
+            "that all start from."
+        )
+    if len(set(settings.models.values())) == 1:
+        return
+    if settings.weights == "lora":
+        raise ValueError(
+            f"weights=lora trains adapters on one base, and model lists different ones: {settings.started_from}. Set "
+            "weights=full, or name a single model."
+        )
+    averaged = {"average_period": settings.average_period, "evaluate_average": settings.evaluate_average}
+    if asked := [name for name, on in {**averaged, "select_by=mean": settings.select_by == "mean"}.items() if on]:
+        raise ValueError(
+            f"{' and '.join(asked)}: there is no mean of LLMs that start from different models, "
+            f"{settings.started_from}. Leave {'it' if len(asked) == 1 else 'them'} out, or name a single model."
+        )
 
 
 def _refuse_credit(settings: Fields) -> None:

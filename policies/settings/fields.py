@@ -64,8 +64,9 @@ class Fields(BaseModel):
     """What a failing reward does: stop the run, or drop that query and count it."""
     reward_timeout: float = of_computing(300.0, gt=0)
     """Seconds that one reward call may take before its process is killed."""
-    model: str = of_policy(BUNDLED_LM)
-    """A Hugging Face causal LM: a bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id."""
+    model: str | list[str] = of_policy(BUNDLED_LM)
+    """A Hugging Face causal LM: a bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id; or a list of
+    one per LLM, `[small, large]`, which have the same tokenizer (docs/chains.md)."""
     start_from: str | None = of_policy(None)
     """Start from the policies of another run, its folder or URI: those of its best checkpoint. The reference stays
     `model`, and optimizers start anew."""
@@ -290,6 +291,18 @@ class Fields(BaseModel):
         return tuple(f"llm_{k + 1}" for k in range(self.num_policies or self.num_agents))
 
     @property
+    def models(self) -> dict[str, str]:
+        """By LLM, the model that it starts from, which is its reference."""
+        names = [self.model] * len(self.modules) if isinstance(self.model, str) else self.model
+        return dict(zip(self.modules, names, strict=True))
+
+    @property
+    def started_from(self) -> str:
+        """The models as texts name them: one, or those of all LLMs in their order."""
+        names = list(self.models.values())
+        return ", ".join(names if len(set(names)) > 1 else names[:1])
+
+    @property
     def chains(self) -> int:
         """Chains played per update."""
         return self.queries * self.num_generations * self.num_siblings
@@ -373,6 +386,7 @@ class Fields(BaseModel):
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
             raise ValueError("should be a number, not true or false")
-        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
             raise ValueError("should be text in UTF-8, but holds bytes or half characters that are not")
         return value

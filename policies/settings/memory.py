@@ -4,6 +4,7 @@ Weights, optimizer, reference and KV caches are counted; activations are a rule 
 top of all are what was measured (docs/plan.md).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -65,13 +66,19 @@ class Memory(NamedTuple):
         return sum(self.parts.values())
 
 
-def shape(settings: Settings) -> Shape:
-    """Reads a model's sizes, without its weights.
+def shapes(settings: Settings) -> list[Shape]:
+    """Reads the sizes of each LLM's model, without its weights.
 
     Raises:
         ModelError: there is no such model, or `tensor_parallel` cannot split it.
     """
-    model = empty_language_model(settings.model_path, settings.trust_remote_code)
+    paths = list(settings.model_paths.values())
+    found = {path: _shape(path, settings) for path in dict.fromkeys(paths)}
+    return [found[path] for path in paths]
+
+
+def _shape(path: str, settings: Settings) -> Shape:
+    model = empty_language_model(path, settings.trust_remote_code)
     config = model.config.get_text_config()
     check_split(config, settings.tensor_parallel)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -93,38 +100,40 @@ def shape(settings: Settings) -> Shape:
     )
 
 
-def learner(settings: Settings, model: Shape) -> Memory:
-    """Estimates a process that learns: the driver, or a learner."""
+def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
+    """Estimates a process that learns: the driver, or a learner. Takes what `shapes` gives."""
     device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
     size = _bytes(settings, device)
-    policies = len(settings.modules)
     if settings.lora is None:
-        trained = policies * model.parameters
+        trained = sum(model.parameters for model in models)
+        references = dict(zip(settings.models.values(), models, strict=True)).values()
         parts = {
             "weights": 4.0 * trained,
-            "reference": 4.0 * model.parameters,
+            f"reference{'s' * (len(references) > 1)}": 4.0 * sum(model.parameters for model in references),
         }
     else:
-        trained = policies * model.adapter
-        parts = {"base and reference": _base(settings, model, device), "adapters": 4.0 * trained}
+        trained = sum(model.adapter for model in models)
+        parts = {"base and reference": _base(settings, models[0], device), "adapters": 4.0 * trained}
     parts |= {"gradients": 4.0 * trained, "Adam": 8.0 * trained}
     if size == 2 and settings.lora is None:
-        parts["bf16 copy"] = 2.0 * model.parameters  # autocast's, of the policy in work
+        parts["bf16 copy"] = 2.0 * max(model.parameters for model in models)  # autocast's, of the policy in work
     rows = min(settings.micro_batch, settings.minibatch // max(settings.num_learners, 1))
     tokens = rows * (settings.max_prompt + settings.max_response)
     kept = 2 if settings.gradient_checkpointing else ACTIVATIONS
-    layers = model.layers * kept + (ACTIVATIONS if settings.gradient_checkpointing else 0)
-    parts["activations"] = tokens * model.hidden * layers * size / 2
-    parts["logits"] = LOGITS * 4.0 * rows * settings.max_response * model.vocabulary
+    again = ACTIVATIONS if settings.gradient_checkpointing else 0
+    parts["activations"] = tokens * max(m.hidden * (m.layers * kept + again) for m in models) * size / 2
+    parts["logits"] = LOGITS * 4.0 * rows * settings.max_response * max(model.vocabulary for model in models)
     return _placed(parts, device, LIBRARIES["learner"])
 
 
-def runner(settings: Settings, model: Shape) -> Memory:
-    """Estimates a process that generates, with its reward process (whose own model is not known here)."""
+def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
+    """Estimates a process that generates, with its reward process (whose own model is not known here). Takes what
+    `shapes` gives.
+    """
     device = torch.device("cuda" if settings.gpus_per_runner else "cpu")
     size = _bytes(settings, device)
-    policies = len(settings.modules)
-    engines = 1 if settings.lora is not None else policies
+    engines = models if settings.lora is None else models[:1]
+    adapters = 4.0 * sum(model.adapter for model in models)
     at_once = min(settings.chains, 256)
     context = settings.max_prompt + settings.max_response
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
@@ -132,21 +141,21 @@ def runner(settings: Settings, model: Shape) -> Memory:
     if settings.backend == "vllm":
         blocks = at_once * -(-context // BLOCK) + 16
         parts = {
-            "weights": engines * float(size) * model.parameters / split,
-            "adapters": 4.0 * policies * model.adapter,  # on each device, at most
-            "KV caches": engines * float(blocks * BLOCK * max(model.heads // split, 1) * model.head * size),
+            "weights": float(size) * sum(model.parameters for model in engines) / split,
+            "adapters": adapters,  # on each device, at most
+            "KV caches": float(blocks * BLOCK * size * sum(max(m.heads // split, 1) * m.head for m in engines)),
         }
         if device.type == "cpu":
             parts = {name: split * held for name, held in parts.items()}
         if split > 1:
-            libraries += engines * (split + 1) * LIBRARIES["vllm"]
+            libraries += len(engines) * (split + 1) * LIBRARIES["vllm"]
         share = GPU_SHARE * min(settings.gpus_per_runner, 1.0) if device.type == "cuda" else None
         return _placed(parts, device, libraries, share)
-    held = _base(settings, model, device) if settings.lora is not None else 4.0 * policies * model.parameters
+    held = 4.0 * sum(model.parameters for model in models)
     parts = {
-        "weights": held,
-        "adapters": 4.0 * policies * model.adapter,
-        "KV cache": float(at_once * context * model.heads * model.head * size),
+        "weights": held if settings.lora is None else _base(settings, models[0], device),
+        "adapters": adapters,
+        "KV cache": float(at_once * context * max(model.heads * model.head for model in models) * size),
     }
     return _placed(parts, device, libraries)
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from cory_env.chain import Chain
 from cory_env.tasks import Task, make_task
-from cory_env.tokenizer import load_tokenizer, tokens_holding
+from cory_env.tokenizer import difference, load_tokenizer, tokens_holding
 from policies.models.model_names import model_path
 from policies.settings.about import Decides, about
 from policies.settings.contradictions import refuse_contradictions
@@ -49,12 +49,22 @@ class Settings(Fields):
         )
 
     def make_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer.
+        """The tokenizer of all models.
 
         Raises:
             ValueError: none can be loaded.
+            SettingsError: the models do not have the same.
         """
-        return load_tokenizer(self.model_path, trust_remote_code=self.trust_remote_code)
+        first, *others = dict.fromkeys(self.models.values())
+        tokenizer = load_tokenizer(model_path(first), trust_remote_code=self.trust_remote_code)
+        for name in others:
+            other = load_tokenizer(model_path(name), trust_remote_code=self.trust_remote_code)
+            if found := difference(tokenizer, other, self.chat):
+                raise SettingsError(
+                    f"The models `{first}` and `{name}` have different tokenizers: {found}. All LLMs of a chain "
+                    "need the same one: list models of one family, or name a single model."
+                )
+        return tokenizer
 
     def make_chain(self, task: Task, tokenizer: PreTrainedTokenizerBase, num_agents: int | None = None) -> Chain:
         """The chain these settings describe, or one of another length.
@@ -88,27 +98,30 @@ class Settings(Fields):
         names = [*same.split(), *also.split()]
         tokenizer = self.make_tokenizer()
         return {name: getattr(self, name) for name in names} | {
-            "tokenizer": self.model_path,
+            "tokenizer": next(iter(self.model_paths.values())),
             "vocab_size": self.check_model(tokenizer),
             "stop_token_ids": self.stop_token_ids(tokenizer),
         }
 
     def check_model(self, tokenizer: PreTrainedTokenizerBase) -> int:
-        """Checks that there is a model that can be used with a tokenizer, and with the lengths of these settings.
+        """Checks that every LLM's model can be used with a tokenizer, and with the lengths of these settings.
 
         Returns:
-            Rows of its embedding, which may be more than the tokenizer has tokens.
+            Rows of the largest embedding, which may be more than the tokenizer has tokens.
 
         Raises:
-            ModelError: there is none.
+            ModelError: one is not there, or cannot.
         """
         from policies.models.model_check import check_model  # brings torch along
 
         longest = self.max_prompt + self.max_response
-        return check_model(self.model_path, len(tokenizer), longest, self.trust_remote_code, self.tensor_parallel)
+        return max(
+            check_model(path, len(tokenizer), longest, self.trust_remote_code, self.tensor_parallel)
+            for path in dict.fromkeys(self.model_paths.values())
+        )
 
     def stop_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """The tokens that end a response beside the tokenizer's own: those that the model names, and those of `stop`.
+        """The tokens that end a response beside the tokenizer's own: those that a model names, and those of `stop`.
 
         Raises:
             ModelError: there is no model.
@@ -116,23 +129,26 @@ class Settings(Fields):
         """
         from policies.models.language_model import stop_token_ids
 
-        ends = stop_token_ids(self.model_path, self.trust_remote_code)
+        paths = dict.fromkeys(self.model_paths.values())
+        ends = list(dict.fromkeys(end for path in paths for end in stop_token_ids(path, self.trust_remote_code)))
         if self.stop is None:
             return ends
         found = tokens_holding(tokenizer, self.stop)
         if not found:
-            raise SettingsError(f"stop={self.stop!r}: no single token of `{self.model}` holds it. Set a shorter text.")
+            raise SettingsError(
+                f"stop={self.stop!r}: no single token of `{self.started_from}` holds it. Set a shorter text."
+            )
         return [*ends, *found]
 
     @property
-    def model_path(self) -> str:
-        """What `from_pretrained` is given, in this process.
+    def model_paths(self) -> dict[str, str]:
+        """By LLM, what `from_pretrained` is given for its model, in this process.
 
         Raises:
             SmolLM2Error: `smollm2` is named, but its package is not installed.
             CacheError: `smollm2` is named for the first time, and the cache cannot be written.
         """
-        return model_path(self.model)
+        return {module_id: model_path(name) for module_id, name in self.models.items()}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -44,7 +44,7 @@ MakeCory = Callable[..., Cory]
 
 def make_model(path: str, **settings: Any) -> PolicyModel:
     """One LLM as a learner holds it, without an algorithm."""
-    config = module_config(make_settings({"model": path, "dtype": "fp32", **settings}))
+    config = module_config(make_settings({"model": path, "dtype": "fp32", **settings}), "llm_1")
     return PolicyModel(model_path(config.pop("model")), **config)
 
 

@@ -160,18 +160,31 @@ def plan(chosen: Settings, trained: bool = True) -> Plan:
     return Plan(chosen, chosen.make_task(), "test", queries=5, samples=3, checkpoint=checkpoint)
 
 
+ORDERS = [("llm_1", "llm_2", "llm_3"), ("llm_2", "llm_3", "llm_1"), ("llm_3", "llm_1", "llm_2")]
+
+
 def test_every_policy_plays_every_role_once() -> None:
     bundled = SETTINGS.model_copy(update={"model": Settings().model})
     assert plan(bundled).lineups == [
-        Lineup(False, ("llm_1", "llm_2", "llm_3")),
-        Lineup(True, ("llm_1", "llm_2", "llm_3")),
-        Lineup(True, ("llm_2", "llm_3", "llm_1")),
-        Lineup(True, ("llm_3", "llm_1", "llm_2")),
+        Lineup(False, ("llm_1", "llm_2", "llm_3"), ("base",) * 3),
+        *(Lineup(True, order, order) for order in ORDERS),
     ]
     silent = bundled.model_copy(update={"knowledge_transfer": False, "num_agents": 2})
     assert [lineup.modules for lineup in plan(silent).lineups] == [("llm_1",), ("llm_1",), ("llm_2",)]
     alone = bundled.model_copy(update={"num_agents": 1})
-    assert plan(alone, trained=False).lineups == [Lineup(False, ("llm_1",))]
+    assert plan(alone, trained=False).lineups == [Lineup(False, ("llm_1",), ("base",))]
+
+
+def test_bases_that_differ_play_every_order_too_once_each_and_are_called_after_the_first_llm_of_each() -> None:
+    differing = SETTINGS.model_copy(update={"model": ["imdb-gpt2-tiny", "drafts-llama-tiny", "imdb-gpt2-tiny"]})
+    found = plan(differing).lineups
+    assert [lineup.modules for lineup in found] == [*ORDERS, *ORDERS]
+    one, two = "base of llm_1", "base of llm_2"
+    assert [lineup.names for lineup in found if not lineup.trained] == [
+        (one, two, one),
+        (two, one, one),
+        (one, one, two),
+    ]
 
 
 def test_batches_hold_every_sample_of_every_query_once_and_no_more_than_an_update() -> None:

@@ -13,7 +13,7 @@ from launch.console.configuration import presets, resolve
 from launch.console.errors import CommandError
 from policies.cory_config import CoryConfig
 from policies.models.model_check import ModelError
-from policies.settings.memory import Memory, learner, runner, shape
+from policies.settings.memory import Memory, learner, runner, shapes
 from policies.settings.placement import Process, processes
 from policies.settings.settings import make_settings
 from tests.launch.conftest import ENVIRONMENT
@@ -37,9 +37,9 @@ def test_the_estimate_is_near_what_the_benchmarks_measured() -> None:
     settings = make_settings(
         {"queries": 128, "minibatch": 64, "micro_batch": 64, "max_response": 12, "dtype": "bf16", "epochs": 2}
     )
-    model = shape(settings)
-    assert model.parameters == 4_273_664
-    total = learner(settings, model).total + runner(settings, model).total
+    models = shapes(settings)
+    assert [model.parameters for model in models] == [4_273_664] * 2
+    total = learner(settings, models).total + runner(settings, models).total
     assert 0.8 < total / 2.4e9 < 1.2
 
 
@@ -49,25 +49,25 @@ def test_adapters_are_counted_as_peft_makes_them_and_cost_less_than_copies() -> 
 
     settings = make_settings({"weights": "lora", "lora_rank": 4, "lora_targets": "c_attn"})
     assert settings.lora is not None
-    model = adapted(load_language_model(settings.model_path).requires_grad_(False), settings.lora)
+    model = adapted(load_language_model(settings.model_paths["llm_1"]).requires_grad_(False), settings.lora)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert shape(settings).adapter == trained > 0
+    assert [each.adapter for each in shapes(settings)] == [trained] * 2 and trained > 0
     full = make_settings({})
-    assert learner(settings, shape(settings)).total < learner(full, shape(full)).total
+    assert learner(settings, shapes(settings)).total < learner(full, shapes(full)).total
 
 
 def test_each_of_the_gpus_that_an_engine_is_split_over_holds_its_part_and_on_a_cpu_all_parts_are_one_sum() -> None:
     whole = make_settings({"gpus_per_runner": 1, "dtype": "bf16"})
     split = make_settings({"gpus_per_runner": 2, "tensor_parallel": 2, "dtype": "bf16"})
-    model = shape(split)
-    one, each = runner(whole, model), runner(split, model)
-    assert each.parts["weights"] == one.parts["weights"] / 2 == 2 * model.parameters
+    models = shapes(split)
+    one, each = runner(whole, models), runner(split, models)
+    assert each.parts["weights"] == one.parts["weights"] / 2 == 2 * models[0].parameters
     assert each.parts["KV caches"] == one.parts["KV caches"] / 2
     assert each.host > one.host and each.share == one.share == 0.9
-    copied = runner(split, model._replace(heads=1))
-    assert copied.parts["KV caches"] == runner(whole, model._replace(heads=1)).parts["KV caches"]
-    on_cpu = runner(make_settings({"runner_threads": 2, "tensor_parallel": 2, "dtype": "bf16"}), model)
-    assert on_cpu.parts["weights"] == runner(make_settings({"dtype": "bf16"}), model).parts["weights"]
+    few = [model._replace(heads=1) for model in models]
+    assert runner(split, few).parts["KV caches"] == runner(whole, few).parts["KV caches"]
+    on_cpu = runner(make_settings({"runner_threads": 2, "tensor_parallel": 2, "dtype": "bf16"}), models)
+    assert on_cpu.parts["weights"] == runner(make_settings({"dtype": "bf16"}), models).parts["weights"]
 
 
 def test_a_split_engine_finds_room_on_gpus_that_would_not_hold_it_alone_but_not_on_those_of_two_nodes() -> None:

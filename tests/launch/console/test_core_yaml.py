@@ -104,8 +104,8 @@ def test_a_value_means_what_version_1_2_of_yaml_makes_of_it_or_else_itself(text:
         ("- " * 3000 + "a", "nests lists or mappings too deeply"),
         ("lr: 1\nprompt: a\x00b\n", "line 2 holds the character '\\x00'"),
         ("lr: 1\n<<: {seed: 1}\n", "Unknown setting `<<`"),
-        ("lr: 1\nprompt: {query}\n", "`prompt` in FILE holds a mapping, but every setting is one value."),
-        ("data: [a.jsonl, b.jsonl]\n", "`data` in FILE holds a list, but every setting is one value."),
+        ("lr: 1\nprompt: {query}\n", "`prompt` in FILE holds a mapping, but this setting is one value."),
+        ("data: [a.jsonl, b.jsonl]\n", "`data` in FILE holds a list, but this setting is one value."),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_sentence_with_its_place(tmp_path: Path, text: str, says: str) -> None:

@@ -115,7 +115,7 @@ def lora_of(way: str) -> Lora | None:
 def test_transformers_follows_new_weights(tmp_path: Path, way: str, family: str, tied: bool) -> None:
     path = save_model(tmp_path, family, tied)
     lora = lora_of(way)
-    generator = TransformersGenerator(path, ["llm_1"], stop_token_ids=[0], dtype="fp32", device=CPU, lora=lora)
+    generator = TransformersGenerator({"llm_1": path}, stop_token_ids=[0], dtype="fp32", device=CPU, lora=lora)
     check(follow(generator, path, way))
 
 
@@ -127,8 +127,7 @@ def follow_with_vllm(folder: Path) -> dict[tuple[str, str, bool], dict[str, floa
         path = save_model(folder / f"{way}-{family}-{tied}", family, tied)
         generators.append(
             VLLMGenerator(
-                path,
-                ["llm_1"],
+                {"llm_1": path},
                 stop_token_ids=[0],
                 dtype="fp32",
                 device=CPU,

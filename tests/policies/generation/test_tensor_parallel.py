@@ -46,8 +46,7 @@ def observe(path: str, way: str, parts: int) -> Seen:
     """Runs in a process of its own: vLLM decides once per process where its engines run."""
     settings: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4, "lora": lora_of(way)}
     generator = VLLMGenerator(
-        path,
-        ["llm_1"],
+        {"llm_1": path},
         stop_token_ids=[0],
         dtype="fp32",
         device=torch.device("cpu"),

@@ -22,7 +22,7 @@ def test_penalties_of_the_model_s_own_do_not_change_what_is_sampled(tmp_path: Pa
     prompts = [load_tokenizer()(text)["input_ids"] for text in ("This movie is", "I really liked")]
     settings: dict[str, Any] = {"stop_token_ids": [0], "dtype": "fp32", "device": torch.device("cpu")}
     plain, penalized = (
-        TransformersGenerator(str(path), ["llm_1"], lora=lora, **settings).generate(
+        TransformersGenerator({"llm_1": str(path)}, lora=lora, **settings).generate(
             prompts, "llm_1", Sampling(1.0, 8, [1, 2])
         )
         for path, lora in ((DEFAULT_TOKENIZER, None), (tmp_path / "model", Lora(4, 8.0)))
@@ -39,10 +39,10 @@ def test_any_of_several_stop_tokens_ends_a_response() -> None:
     settings = {"dtype": "fp32", "device": torch.device("cpu")}
     path = str(DEFAULT_TOKENIZER)
     sampling = Sampling(1.0, 8, [1, 2])
-    unbounded = TransformersGenerator(path, ["llm_1"], stop_token_ids=eos, **settings)  # type: ignore[arg-type]
+    unbounded = TransformersGenerator({"llm_1": path}, stop_token_ids=eos, **settings)  # type: ignore[arg-type]
     whole = unbounded.generate(prompts, "llm_1", sampling)
     stops = [*eos, whole[0].tokens[2], whole[1].tokens[1]]
-    bounded = TransformersGenerator(path, ["llm_1"], stop_token_ids=stops, **settings)  # type: ignore[arg-type]
+    bounded = TransformersGenerator({"llm_1": path}, stop_token_ids=stops, **settings)  # type: ignore[arg-type]
     ended = bounded.generate(prompts, "llm_1", sampling)
     assert [response.tokens for response in ended] == [whole[0].tokens[:3], whole[1].tokens[:2]]
     assert [len(response.logprobs) for response in ended] == [3, 2]

@@ -46,7 +46,7 @@ def make_generator(modules: Sequence[str] = ("llm_1",), **settings: Any) -> VLLM
         "max_sequences": 64,
         **settings,
     }
-    return VLLMGenerator(MODEL, modules, **arguments)
+    return VLLMGenerator(dict.fromkeys(modules, MODEL), **arguments)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def folder(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
     """The model, unpacked into a cache of this module's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield Path(make_settings({"model": "smollm2"}).model_path)
+        yield Path(make_settings({"model": "smollm2"}).model_paths["llm_1"])
 
 
 @pytest.fixture(scope="module")

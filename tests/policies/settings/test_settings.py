@@ -112,7 +112,7 @@ def test_the_combined_rewards_coefficient_is_the_initial_kl_coef_unless_set() ->
 
 
 def test_a_model_that_is_not_there_a_context_too_long_and_a_tokenizer_too_big_are_named() -> None:
-    path = make_settings({}).model_path
+    path = make_settings({}).model_paths["llm_1"]
     assert check_model(path, 4096, 80) == 4096
     with pytest.raises(ModelError, match="no-such-model"):
         check_model("./no-such-model", 4096, 80)
