@@ -40,6 +40,23 @@ LONGEST = (
 )
 
 
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a random GPT-2 that is smaller than the bundled one, with its tokenizer and some rows to spare."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from cory_env.tokenizer import load_tokenizer
+
+    folder = tmp_path_factory.mktemp("models") / "small"
+    tokenizer = load_tokenizer()
+    config = GPT2Config(
+        vocab_size=len(tokenizer) + 64, n_positions=128, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts the files; the order inside each stays."""
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))

@@ -30,6 +30,7 @@ EPILOG = """what is measured:
   RUN (a run's folder or URI): every policy of a checkpoint, on the bare query and in each later role of the chain. Of
   chains of three or more the table shows later roles with all policies together; evaluation.json has each.
   MODEL (a folder, hub id or bundled name): the model, on the bare query.
+  Where LLMs start from different models, their bases play the same roles in the same orders.
   Beside the untouched base: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2
   (over all responses to a query), and pass@k where the task says what is correct; with 95 % intervals.
 

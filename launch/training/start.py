@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from launch.console.core_yaml import as_word
 from launch.console.errors import CommandError
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.mirror import read_run
@@ -26,7 +27,7 @@ def starting_policies(settings: Settings) -> Path | None:
     differing += ["num_policies"] if theirs.modules != settings.modules else []
     differing += ["advantage"] if settings.critic and not theirs.critic else []
     if differing:
-        shown = ", ".join(f"{name}={getattr(theirs, name)}" for name in differing if name != "num_policies")
+        shown = ", ".join(f"{name}={as_word(getattr(theirs, name))}" for name in differing if name != "num_policies")
         shown += f"{', ' * bool(shown)}{len(theirs.modules)} policies" if "num_policies" in differing else ""
         raise CommandError(
             f"start_from={settings.start_from}: that run has {shown}, so its policies do not fit this run's. Set these "

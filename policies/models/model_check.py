@@ -65,8 +65,9 @@ def check_split(config: PreTrainedConfig, parts: int) -> None:
     groups = key_value_heads(config)
     fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (groups % n == 0 or n % groups == 0)]
     if parts not in fitting:
+        name = config.name_or_path or "a model"
         raise ModelError(
-            f"tensor_parallel={parts} cannot split a model with {heads} attention heads and {groups} of keys and "
+            f"tensor_parallel={parts} cannot split {name} with {heads} attention heads and {groups} of keys and "
             f"values. What would work: {', '.join(map(str, fitting))}."
         )
 

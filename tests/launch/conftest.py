@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.run_folder.directory import RunDirectory
+from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import Settings
 
 Cory = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -99,6 +100,16 @@ def policies_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     for update in (5, 6):
         run.checkpoints.save(update, lambda folder, seed=update: write_policies(folder, RUN_SETTINGS, seed))  # type: ignore[misc]
     run.checkpoints.name_best(5)
+    run.unlock()
+    return run
+
+
+@pytest.fixture(scope="session")
+def two_models_run(tmp_path_factory: pytest.TempPathFactory, small_model: str) -> RunDirectory:
+    """A run whose second LLM started from a smaller model, saved after update 1."""
+    settings = RUN_SETTINGS.model_copy(update={"model": [BUNDLED_LM, small_model]})
+    run = record(tmp_path_factory.mktemp("runs") / "two_models", settings, updates=range(2))
+    run.checkpoints.save(1, lambda place: write_policies(place, settings, seed=1))
     run.unlock()
     return run
 

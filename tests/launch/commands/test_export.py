@@ -143,6 +143,32 @@ def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
     assert capsys.readouterr().out.startswith("This movie")
 
 
+@pytest.mark.parametrize(("policy", "width", "base"), [("llm_1", 256, "imdb-gpt2-tiny"), ("llm_2", 64, "small")])
+def test_each_llm_is_exported_with_its_own_models_configuration_and_named_after_it(
+    two_models_run: RunDirectory, tmp_path: Path, policy: str, width: int, base: str
+) -> None:
+    assert main([str(two_models_run.path), "--policy", policy, "--out", str(tmp_path / "out")]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    weights = open_trained(two_models_run.path).weights(policy)
+    assert model.config.n_embd == width
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, torch.tensor(weights[name]), atol=0, rtol=0)
+    assert f"\n`{base}`, trained by reinforcement" in (tmp_path / "out" / "README.md").read_text()
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")(TEXT)["input_ids"] == load_tokenizer()(TEXT)["input_ids"]
+
+
+def test_llms_of_different_models_have_no_mean(
+    two_models_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, told in (
+        ([], "Which policy? Name it with --policy: llm_1, llm_2.\n"),
+        (["--policy", "mean"], "no mean of"),
+    ):
+        assert main([str(two_models_run.path), *words, "--out", str(tmp_path / "out")]) == 2
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_mean_of_all_policies_is_exported_and_any_policy_at_a_longer_step_from_the_base(
     policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

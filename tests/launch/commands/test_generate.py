@@ -52,6 +52,13 @@ def test_what_is_told_is_what_is_answered_and_what_a_batch_without_a_stream_samp
     ]
 
 
+def test_llms_of_different_models_answer_each_with_its_own(two_models_run: RunDirectory) -> None:
+    made = TrainedChain(open_trained(two_models_run.path), ("llm_2", "llm_1"), 1.0, 0)
+    widths = {name: model.config.n_embd for name, model in made.generator.models.items()}
+    assert widths == {"llm_2": 64, "llm_1": 256}
+    assert [each["policy"] for each in made.answer(0, "This movie")["responses"]] == ["llm_2", "llm_1"]
+
+
 def test_one_policy_alone_answers_the_bare_query_and_at_temperature_0_whatever_the_seed(
     policies_run: RunDirectory,
 ) -> None:

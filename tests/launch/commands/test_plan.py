@@ -13,6 +13,7 @@ from launch.console.configuration import presets, resolve
 from launch.console.errors import CommandError
 from policies.cory_config import CoryConfig
 from policies.models.model_check import ModelError
+from policies.models.model_names import BUNDLED_LM
 from policies.settings.memory import Memory, learner, runner, shapes
 from policies.settings.placement import Process, processes
 from policies.settings.settings import make_settings
@@ -54,6 +55,30 @@ def test_adapters_are_counted_as_peft_makes_them_and_cost_less_than_copies() -> 
     assert [each.adapter for each in shapes(settings)] == [trained] * 2 and trained > 0
     full = make_settings({})
     assert learner(settings, shapes(settings)).total < learner(full, shapes(full)).total
+
+
+def test_each_llm_counts_with_the_sizes_of_its_own_model(
+    small_model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    large, small, both = (
+        make_settings({"model": model, "dtype": "fp32"})
+        for model in (BUNDLED_LM, small_model, [BUNDLED_LM, small_model])
+    )
+    one, other = shapes(large)[0], shapes(small)[0]
+    assert one.parameters > 5 * other.parameters and shapes(both) == [one, other]
+    of_all = 4.0 * (one.parameters + other.parameters)
+    parts = learner(both, [one, other]).parts
+    assert parts["weights"] == parts["references"] == parts["gradients"] == parts["Adam"] / 2 == of_all
+    assert learner(large, [one, one]).parts["reference"] == 4.0 * one.parameters
+    engines = runner(both, [one, other]).parts
+    assert engines["weights"] == of_all
+    assert 2 * engines["KV caches"] == sum(runner(each, shapes(each)).parts["KV caches"] for each in (large, small))
+    assert plan(["imdb-tiny", f"model=[{BUNDLED_LM}, {small_model}]"]) == 0
+    output = capsys.readouterr().out
+    assert f"llm_1: {BUNDLED_LM}, 4.3 M parameters\nllm_2: {small_model}, 0.4 M parameters\n" in output
+    with pytest.raises(ModelError, match=f"tensor_parallel=4 cannot split {small_model} with 2 attention heads"):
+        plan(["imdb-tiny", f"model=[{BUNDLED_LM}, {small_model}]", "gpus_per_runner=4", "tensor_parallel=4"])
 
 
 def test_each_of_the_gpus_that_an_engine_is_split_over_holds_its_part_and_on_a_cpu_all_parts_are_one_sum() -> None:
@@ -120,7 +145,7 @@ def test_this_machine_holds_the_preset_and_no_gpu_it_does_not_have(
     assert plan(["imdb-tiny", "num_learners=1", "gpus_per_learner=64"]) == 1
     output = capsys.readouterr().out
     assert "Lacking: no room for 1 of 1 learner: this machine" in output and output.endswith("It does not fit.\n")
-    with pytest.raises(ModelError, match="tensor_parallel=8 cannot split a model with 4 attention heads"):
+    with pytest.raises(ModelError, match=r"tensor_parallel=8 cannot split .*imdb-gpt2-tiny with 4 attention heads"):
         plan(["imdb-tiny", "gpus_per_runner=8", "tensor_parallel=8"])
     assert plan(["imdb-tiny", "gpus_per_runner=4", "tensor_parallel=4"]) == 1
     output = capsys.readouterr().out

@@ -15,7 +15,7 @@ from launch.console.configuration import (
     resolve,
     run_name,
 )
-from launch.console.core_yaml import Value, scalar
+from launch.console.core_yaml import Value, as_word, scalar
 from launch.console.errors import CommandError
 from policies.settings.settings import Settings, SettingsError, make_settings
 from tests.launch.console.test_core_yaml import AWKWARD
@@ -107,6 +107,18 @@ def test_what_looks_like_a_number_or_a_truth_value_and_is_none_is_refused(word: 
 def test_yes_and_no_are_truth_values_where_a_setting_is_one_and_text_where_it_is_text() -> None:
     found = resolve("imdb-tiny", [], ["wandb=yes", "self_test=off", "chat=on", "system=no"])
     assert (found.wandb, found.self_test, found.chat, found.system) == (True, False, True, "no")
+
+
+def test_models_are_a_list_in_a_file_or_a_word_and_come_back_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("model: [a, ./b]\nprompt: '[a]'\n")
+    for files, words in (([tmp_path / "mine.yaml"], []), ([], ["model=[a,./b]", "prompt=[a]"])):
+        settings = resolve("imdb-tiny", files, words)
+        assert (settings.model, settings.prompt) == (["a", "./b"], "[a]")
+        (tmp_path / "saved.yaml").write_text(as_yaml(settings))
+        assert make_settings(read_file(tmp_path / "saved.yaml")) == settings
+    for model in (["a", "b, c]", "'d': é😀"], "[a, b]", "[a", "a"):
+        assert read_words([f"model={as_word(model)}"]) == {"model": model}
+    assert as_word(["a", "./b"]) == "[a, ./b]"
 
 
 def test_a_value_as_long_as_a_book_is_named_by_its_beginning() -> None:

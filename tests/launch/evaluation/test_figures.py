@@ -93,6 +93,21 @@ def test_each_policy_in_each_role_of_a_longer_chain_and_all_of_them_together() -
     ]
 
 
+def test_bases_of_different_models_have_rows_of_their_own_and_no_part_in_all_policies_together() -> None:
+    def batch(number: int, *policies: str) -> Batch:
+        return Batch(batch=number, chains=[chain(0, 0, *(response(each, float(len(each)), [1]) for each in policies))])
+
+    standings = summarise(
+        [batch(0, "base of llm_1", "base of llm_2", "base of llm_1"), batch(1, "a", "a", "a")], SCORING
+    )
+    assert standings["all as observer_1"]["figures"]["task_reward"].mean == 1.0
+    assert {"base of llm_1", "base of llm_2 as observer_1", "base of llm_1 as observer_2"} < set(standings)
+    out = io.StringIO()
+    for table in tables(standings, ["task_reward"], 100):
+        Console(file=out, width=100).print(table)
+    assert "base of llm_2 as observer_1" in out.getvalue() and "a as observer_1" not in out.getvalue()
+
+
 def test_tables_show_every_figure_within_the_width_and_a_dash_for_what_is_unknown() -> None:
     rows = summarise([Batch(batch=0, chains=[chain(0, 0, response("base", 0.25, [9], ended=True))])], SCORING)
     for width in range(40, 121):

@@ -36,6 +36,7 @@ def test_the_best_checkpoint_is_taken_or_else_the_latest(like: Settings, tmp_pat
         ({"num_policies": 1}, "that run has 2 policies, so"),
         ({"weights": "lora"}, "that run has weights=full, so"),
         ({"model": "smollm2", "num_agents": 3}, "that run has model=imdb-gpt2-tiny, 2 policies, so"),
+        ({"model": ["imdb-gpt2-tiny", "smollm2"]}, "that run has model=imdb-gpt2-tiny, so"),
         ({"advantage": "gae"}, "that run has advantage=rloo, so"),
     ],
 )

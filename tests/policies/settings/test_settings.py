@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
-from transformers import LlamaConfig
+from transformers import GenerationConfig, LlamaConfig
 
 from cory_env import cory_v0
+from cory_env.tokenizer import DEFAULT_TOKENIZER, difference, load_tokenizer
 from policies.cory_config import CoryConfig
 from policies.models.model_check import ModelError, check_model, check_split
+from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import SettingsError, kept_settings, make_settings
 
 
@@ -82,6 +90,16 @@ def test_defaults_are_the_papers() -> None:
         ({"evaluate_average": True, "num_agents": 1}, "evaluate_average=true evaluates the mean of LLMs, and with num"),
         ({"average_share": 0.5}, "average_share=0.5 has no effect without averaging. Set average_period, or leave"),
         ({"average_period": 2, "average_share": 0}, "Setting `average_share`=0: Input should be greater than 0"),
+        ({"model": ["a", "b"], "num_agents": 3}, "model lists 2 for 3 LLMs. List one for each, or name a single one"),
+        ({"model": [], "num_agents": 1}, "model lists 0 for 1 LLM. List one"),
+        ({"model": ["a", 1]}, "Setting `model`=['a', 1]: Input should be a valid string."),
+        ({"model": ["a", "\ud83d"]}, "should be text in UTF-8"),
+        ({"model": ["a", "b"], "weights": "lora"}, "different ones: a, b. Set weights=full, or name a single model."),
+        ({"model": ["a", "b"], "average_period": 2}, "average_period: there is no mean of LLMs that start from diff"),
+        (
+            {"model": ["a", "b"], "evaluate_average": True, "select_by": "mean"},
+            "evaluate_average and select_by=mean: there is no mean of LLMs that start from different models, a, b.",
+        ),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "which NCCL, by which they average gradients, refuses"),
         ({"runner_resources": "sampling"}, "`sampling` is not a custom resource and how much of it"),
@@ -144,6 +162,77 @@ def test_the_longest_response_is_drawn_anew_for_each_update_from_the_seed_and_is
     assert drawn == [make_settings(s.model_dump()).response_limit(update) for update in range(400)]
     other = make_settings({"min_response": 4, "max_response": 15, "seed": 2})
     assert drawn != [other.response_limit(update) for update in range(400)]
+
+
+def test_each_llm_has_its_own_model_or_all_have_one() -> None:
+    listed = make_settings({"model": ["a", "b"], "num_agents": 4, "num_policies": 2})
+    assert (listed.models, listed.started_from) == ({"llm_1": "a", "llm_2": "b"}, "a, b")
+    assert kept_settings(json.loads(json.dumps(listed.model_dump()))) == listed
+    single = make_settings({"model": "a"})
+    assert (single.model, single.models, single.started_from) == ("a", {"llm_1": "a", "llm_2": "a"}, "a")
+    alike = {"model": ["a", "a"], "weights": "lora", "average_period": 1}
+    assert make_settings(alike).models == single.models
+
+
+def test_models_may_pad_their_embeddings_and_name_ends_of_their_own(small_model: str, tmp_path: Path) -> None:
+    s = make_settings({"model": [BUNDLED_LM, small_model]})
+    tokenizer = s.make_tokenizer()
+    assert s.check_model(tokenizer) == len(tokenizer) + 64
+    ends = GenerationConfig.from_pretrained(small_model)
+    ends.eos_token_id = [0, 7]
+    other = Path(shutil.copytree(small_model, tmp_path / "other"))
+    ends.save_pretrained(other)
+    assert make_settings({"model": [BUNDLED_LM, str(other)]}).stop_token_ids(tokenizer) == [0, 7]
+
+
+def lose_a_word(tokenizer: dict[str, Any]) -> None:
+    tokenizer["model"]["vocab"] = {word: token for word, token in tokenizer["model"]["vocab"].items() if token < 4095}
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-1]
+
+
+def swap_two(tokenizer: dict[str, Any]) -> None:
+    words = tokenizer["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+
+
+def merge_otherwise(tokenizer: dict[str, Any]) -> None:
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][::-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "chat", "found"),
+    [
+        (lose_a_word, False, "4096 and 4095 tokens"),
+        (swap_two, False, "'a' is token"),
+        (merge_otherwise, False, "they cut a text into other tokens"),
+        (None, True, "chat templates"),
+        (None, False, None),
+    ],
+)
+def test_models_with_different_tokenizers_are_refused_with_what_differs(
+    small_model: str, tmp_path: Path, change: Callable[[dict[str, Any]], None] | None, chat: bool, found: str | None
+) -> None:
+    other = Path(shutil.copytree(small_model, tmp_path / "other"))
+    (other / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    if change is not None:
+        content = json.loads((other / "tokenizer.json").read_text())
+        change(content)
+        (other / "tokenizer.json").write_text(json.dumps(content))
+    settings = make_settings({"model": [small_model, str(other)], "chat": chat})
+    if found is None:
+        assert len(settings.make_tokenizer()) == 4096
+        return
+    with pytest.raises(SettingsError) as raised:
+        settings.make_tokenizer()
+    assert str(raised.value).startswith(f"The models `{small_model}` and `{other}` have different tokenizers: {found}")
+    assert "list models of one family, or name a single model." in str(raised.value)
+
+
+def test_another_special_token_is_a_difference() -> None:
+    one, other = load_tokenizer(DEFAULT_TOKENIZER), load_tokenizer(DEFAULT_TOKENIZER)
+    assert difference(one, other) == ""
+    other.eos_token = "a"
+    assert difference(one, other) == f"eos_token is {one.eos_token!r} and 'a'"
 
 
 def test_minibatches_may_divide_all_responses_of_an_update_and_a_kl_weight_of_0_needs_no_estimator() -> None:

@@ -1,0 +1,94 @@
+"""LLMs that start from different models: everything that is a model's is each LLM's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from policies.cory import Cory
+from policies.generation.vllm_generator import vllm_installed
+from policies.models.language_model import load_language_model
+from policies.models.model_names import BUNDLED_LM, model_path
+from policies.models.weights import checksum
+from tests.policies.conftest import MakeCory
+from tests.policies.test_cory import assert_same_learner, learner_state
+
+
+def figures(algorithm: Cory) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = algorithm.evaluator.held_out()["evaluation"]
+    return found
+
+
+def test_each_llm_learns_from_its_own_model_which_stays_its_reference(make_cory: MakeCory, small_model: str) -> None:
+    models = {"llm_1": BUNDLED_LM, "llm_2": small_model}
+    algorithm = make_cory(
+        model=[*models.values()],
+        self_test=True,
+        exchange_period=1,
+        lr=1e-3,
+        num_siblings=2,
+        minibatch=4,
+        credit="chain",
+        critic_inputs="chain",
+    )
+    bases = {name: dict(load_language_model(model_path(model)).named_parameters()) for name, model in models.items()}
+
+    def assert_references() -> None:
+        of = algorithm.learners.ask(lambda learner: {name: p.model.reference() for name, p in learner.policies.items()})
+        for name, base in bases.items():
+            reference = dict(of[name].named_parameters())
+            assert reference.keys() == base.keys()
+            assert all(torch.equal(reference[key], base[key]) for key in base)
+
+    for name, base in bases.items():
+        assert {key: array.shape for key, array in algorithm.weights(name).items()} == {
+            key: tuple(parameter.shape) for key, parameter in base.items()
+        }
+        assert figures(algorithm)[name]["kl"] == pytest.approx(0.0, abs=1e-6)
+    reports = [algorithm.train()["cory"] for _ in range(2)]
+    assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2"]
+    assert max(report["sampler_gap_max"] for report in reports) < 1e-4
+    assert all(figures(algorithm)[name]["kl"] > 1e-4 for name in models)
+    assert_references()
+    held = algorithm.env_runner_group.local_env_runner.generator.own
+    for name in models:
+        engine = {key: parameter.numpy() for key, parameter in held[name].items()}
+        assert checksum(engine) == checksum(algorithm.weights(name))
+
+
+def test_a_run_of_two_models_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
+    make_cory: MakeCory, small_model: str, tmp_path: Path
+) -> None:
+    algorithm = make_cory(model=[small_model, BUNDLED_LM], exchange_period=1)
+    algorithm.train()
+    algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    algorithm.train()
+    resumed = Cory.from_checkpoint(tmp_path / "checkpoint")
+    assert resumed.settings.models == {"llm_1": small_model, "llm_2": BUNDLED_LM}
+    resumed.train()
+    assert_same_learner(learner_state(algorithm), learner_state(resumed))
+    assert algorithm.mapping == resumed.mapping
+    resumed.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+def test_vllm_has_an_engine_of_its_own_size_for_each_llm(make_cory: MakeCory, small_model: str) -> None:
+    algorithm = make_cory(
+        model=[BUNDLED_LM, small_model], backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3
+    )
+    for probe in algorithm.probes.values():
+        assert probe.perturbed < 1e-3 < probe.moved
+    reports: list[dict[str, Any]] = [algorithm.train()["cory"] for _ in range(2)]
+    assert all(report["sampler_gap_max"] < 1e-3 and report["weight_version_lag"] == 0 for report in reports)
+    names = algorithm.settings.modules
+    weights = {name: algorithm.weights(name) for name in names}
+    loaded = algorithm.runners.call_one("load_weights", weights=weights, version=2)
+    assert [loaded[name].checksum for name in names] == [checksum(weights[name]) for name in names]
+    sizes = [sum(int(np.prod(array.shape)) for array in weights[name].values()) for name in names]
+    assert sizes[0] > 5 * sizes[1]
