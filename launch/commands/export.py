@@ -78,22 +78,10 @@ def export(options: argparse.Namespace) -> int:
 
     place = free_folder(options.out)
     trained = open_trained(options.run, options.checkpoint)
-    bases = set(trained.settings.models.values())
     if options.policy is None and len(trained.settings.modules) > 1:
-        mean = ", mean" if len(bases) == 1 else ""
-        raise CommandError(f"Which policy? Name it with --policy: {', '.join(trained.settings.modules)}{mean}.")
-    policy = options.policy or trained.settings.modules[0]
-    if policy in ("mean", AVERAGE):
-        policy = AVERAGE
-        if len(trained.settings.modules) == 1:
-            raise CommandError(f"{options.run} has one LLM only, so there is no mean of several. Leave --policy out.")
-        if len(bases) > 1:
-            raise CommandError(
-                f"There is no mean of LLMs that start from different models, {trained.settings.started_from}. Name one "
-                f"with --policy: {', '.join(trained.settings.modules)}."
-            )
-    else:
-        trained.check_policies([policy])
+        known = ", ".join("mean" if name == AVERAGE else name for name in trained.policies)
+        raise CommandError(f"Which policy? Name it with --policy: {known}.")
+    (policy,) = trained.named([options.policy or trained.settings.modules[0]])
     for text in warnings_of(trained, policy):
         print(f"Warning: at update {trained.update}, {text}", file=sys.stderr)
 

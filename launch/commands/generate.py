@@ -20,6 +20,7 @@ base model is loaded as in training, its own code included if the run has trust_
 examples:
   cory generate runs/demo "This movie"
   cory generate runs/demo "This movie" --roles llm_2         one policy alone
+  cory generate runs/demo "This movie" --roles mean          the mean of the weights of all (docs/averaging.md)
   cory generate runs/demo --roles llm_2,llm_1 --json < queries.txt
 """
 
@@ -72,8 +73,7 @@ def generate(options: argparse.Namespace) -> int:
         raise CommandError("The query is empty. Write what is asked, or leave it out to be asked for it.")
     trained = open_trained(options.run, options.checkpoint)
     settings = trained.settings
-    players = options.roles.replace(" ", "").split(",") if options.roles else trained.players
-    trained.check_policies(players)
+    players = trained.named(options.roles.replace(" ", "").split(",")) if options.roles else trained.players
     print(f"{' then '.join(players)}, after update {trained.update} of {options.run}", file=sys.stderr)
 
     from cory_env.chain import QueryTooLong

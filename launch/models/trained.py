@@ -53,16 +53,34 @@ class Trained(NamedTuple):
             mapping = mapping.rotated() if line["exchanged"] else mapping
         return tuple(mapping.as_dict().values())
 
-    def check_policies(self, names: Sequence[str]) -> None:
-        """Refuses names that no policy of the run has.
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The names of its policies; with several LLMs that started from one model, also `AVERAGE`, their mean."""
+        modules = self.settings.modules
+        return (*modules, AVERAGE) if len(modules) > 1 and len(set(self.settings.models.values())) == 1 else modules
+
+    def named(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Returns policies by the names that users give them; `mean` is `AVERAGE`.
 
         Raises:
-            CommandError: names those that there are.
+            CommandError: one has no such name; names those that there are.
         """
-        for name in names:
-            if name not in self.settings.modules:
-                where, known = self.run.shown(self.run.path), ", ".join(self.settings.modules)
-                raise CommandError(f"{where} has no policy `{name}`. Its policies are: {known}.")
+        found = tuple(AVERAGE if name == "mean" else name for name in names)
+        for name in found:
+            if name in self.policies:
+                continue
+            modules = ", ".join(self.settings.modules)
+            if name != AVERAGE:
+                raise CommandError(
+                    f"{self.run.shown(self.run.path)} has no policy `{name}`. Its policies are: {modules}."
+                )
+            why = (
+                "there is one LLM only"
+                if len(self.settings.modules) == 1
+                else (f"its LLMs start from different models, {self.settings.started_from}")
+            )
+            raise CommandError(f"{self.run.shown(self.run.path)} has no mean of LLMs: {why}. Name one of: {modules}.")
+        return found
 
     def weights(self, policy: str) -> Weights:
         """Reads the weights of a policy, without its value head, by Hugging Face names.

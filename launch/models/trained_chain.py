@@ -15,6 +15,7 @@ from launch.training.preflight import load_task
 from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
 from policies.generation.token_stream import TokenStream
 from policies.generation.transformers_generator import TransformersGenerator
+from policies.models.model_names import AVERAGE, model_path
 
 COLDEST = 1e-4
 """The temperature that stands for 0: always the likeliest token, without a division by zero."""
@@ -46,13 +47,18 @@ class TrainedChain:
                 "From the third one on, the policies of this run see the best of the earlier responses, and which one "
                 f"that is only the reward can tell. Let fewer answer: --roles {','.join(players[:2])}."
             )
+        if settings.lora is not None and AVERAGE in players:
+            raise CommandError(
+                "The mean of adapters has a higher rank than they, so it cannot answer here. Write it with `cory "
+                "export --policy mean`, or name policies of the run with --roles."
+            )
         self.players = players
         self.temperature = max(temperature, COLDEST)
         self.seed = seed
         self.chain = settings.make_chain(task, tokenizer, num_agents=len(players))
         policies = tuple(dict.fromkeys(players))
         self.generator = TransformersGenerator(
-            {policy: settings.model_paths[policy] for policy in policies},
+            {policy: model_path(trained.base(policy)) for policy in policies},
             stop_token_ids=self.chain.stop_token_ids,
             dtype=settings.dtype,
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),

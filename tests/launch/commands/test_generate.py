@@ -20,6 +20,8 @@ from launch.models.trained import POLICIES, open_trained
 from launch.models.trained_chain import TrainedChain, _check_prompts
 from launch.run_folder.directory import RunDirectory
 from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
+from policies.models.language_model import load_language_model
+from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import CausalLMModule
 from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS
 
@@ -106,6 +108,28 @@ def test_roles_checkpoint_and_seed_are_those_of_the_run_unless_others_are_named(
         assert main([str(policies_run.path), *words]) == 0
         assert json.loads(capsys.readouterr().out) == other
     assert [response["role"] for response in other["responses"]] == ["pioneer", "observer_1", "observer_2"]
+
+
+def test_the_mean_of_all_llms_answers_as_their_mean_weights_do(
+    policies_run: RunDirectory, adapters_run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--roles", "mean", "--temperature", "0", "--json"]
+    assert main([str(policies_run.path), QUERIES[0], *words]) == 0
+    output, errors = capsys.readouterr()
+    assert errors.startswith("llm_mean, after update 5")
+    trained = open_trained(policies_run.path, "best")
+    model = load_language_model(model_path(trained.base("llm_1")))
+    for name, parameter in model.named_parameters():
+        both = [torch.from_numpy(trained.weights(policy)[name].copy()) for policy in ("llm_1", "llm_2")]
+        parameter.data = (both[0] + both[1]) / 2
+    tokenizer = trained.settings.make_tokenizer()
+    prompt = tokenizer(QUERIES[0], return_tensors="pt")["input_ids"]
+    limit = trained.settings.max_response
+    expected = model.generate(prompt, max_new_tokens=limit, do_sample=False)[0, prompt.shape[1] :]
+    (response,) = json.loads(output)["responses"]
+    assert response["text"] == tokenizer.decode(expected)
+    assert main([str(adapters_run.path), QUERIES[0], *words]) == 2
+    assert "The mean of adapters has a higher rank" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -120,4 +120,4 @@ def test_code_in_a_checkpoint_is_not_run(run: RunDirectory, tmp_path: Path) -> N
 
 def test_a_policy_that_there_is_not_is_refused_with_those_there_are(policies_run: RunDirectory) -> None:
     with pytest.raises(CommandError, match=r"no policy `llm_3`\. Its policies are: llm_1, llm_2\."):
-        open_trained(policies_run.path).check_policies(["llm_1", "llm_3"])
+        open_trained(policies_run.path).named(["llm_1", "llm_3"])

@@ -106,7 +106,7 @@ def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.Capt
     ):
         open_trained(uri, "6")
     with pytest.raises(CommandError, match=rf"^{re.escape(uri)} has no policy `llm_3`"):
-        open_trained(uri, "5").check_policies(["llm_3"])
+        open_trained(uri, "5").named(["llm_3"])
     with pytest.raises(CommandError, match=rf"{re.escape(uri)}x is not a run's folder"):
         read_run(f"{uri}x")
     with pytest.raises(CommandError, match="holds a password"):
