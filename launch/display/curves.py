@@ -81,5 +81,5 @@ def _title(settings: Settings) -> str:
         method += f" played by {len(settings.modules)} LLM{'s' * (len(settings.modules) > 1)}"
     if not alone and not settings.critic:
         method += f" by {settings.algorithm}"
-    names = ", ".join(Path(name).name for name in settings.started_from.split(", "))
+    names = ", ".join(Path(name).name for name in dict.fromkeys(settings.models.values()))
     return f"{method}  ·  {settings.task}  ·  {names}"
