@@ -158,8 +158,8 @@ def _caveats(arms: Sequence[ArmRuns]) -> list[str]:
         found.append(f"Runs with the same seed count as one each, which they are not: {', '.join(names)}.")
     found += [
         f"Agents of {arm.label} are paid for each other's rewards, but in the end what the pioneer writes explains "
-        "nothing of the next agent's reward that would show (influence, below). Unless its responses to a query have all become "
-        "alike, such a payment can only add noise."
+        "nothing of the next agent's reward that would show (influence, below). Unless its responses to a query have "
+        "all become alike, such a payment can only add noise."
         for arm in arms
         if arm.settings.pays_for_others and _no_influence(arm)
     ]
