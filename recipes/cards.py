@@ -66,7 +66,7 @@ the tokens it was cut from. No query occurs twice, in one file or across both; a
 are more frequent."""
 
 DRAFTS = """\
-A Llama of less than half a million parameters that adds two numbers of four digits, a character a token, for trying and
+A Llama of a quarter of a million parameters that adds three numbers of two digits, a character a token, for trying and
 testing reinforcement fine-tuning of chains on a CPU, offline. It goes with the task `drafts`, and is of no other use.
 
 ```python
@@ -74,9 +74,9 @@ AutoModelForCausalLM.from_pretrained("cory_env/assets/drafts-llama-tiny")
 ```
 
 ```text
-4728+6135=             ⟶ 10863, or working: 10080513, the columns' sums 10, 08, 05, 13
-4728+6135~10853=       ⟶ 10863
-4728+6135~10080513=    ⟶ 10863
+48+61+35=            ⟶ 144, or working: 109+035, what is left once the first two numbers are added
+48+61+35~134=        ⟶ 144
+48+61+35~109+035=    ⟶ 144
 ```
 
 ## Data
@@ -84,19 +84,21 @@ Sums drawn at random. None has the numbers of one of the task's 10,000 queries, 
 
 ## Recipe
 The loss is that of answers, which are always right, whatever the draft before them was, and of drafts that are right.
-The first part ends as soon as enough responses to bare queries are right, long before there are no mistakes; the second
-is short, mostly with drafts, at a falling learning rate.
+Training ends long before there are no mistakes.
 
 ## What this favours
-- **Chains.** Every second document has a draft, and its kinds and mistakes were chosen. That drafts have an influence
+- **Chains.** Most documents have a draft, and its kinds and mistakes were chosen. That drafts have an influence
   is made, not found: the task is there to show what credit does where there is some. It says nothing of whether drafts
   have one elsewhere; with film reviews, and with larger models that never trained on drafts, they had next to none.
-- **Two steps over one.** Working splits the sum into steps that are easier than the whole. A response is the answer or
-  nothing, and the model never saw both in one, so a single agent cannot write working first and answer after it, as
-  larger models do.
-- **Trust in working.** Working is right more often among the training drafts than among what the model itself writes.
-- **Copying.** The observer often repeats the draft. A right answer before it helps; after a wrong one it is
-  right less often than a bare response to the same query, so repairing is left to be learned.
+- **Two steps over one.** Few documents teach a sum of three numbers in one step: 15 % are a bare prompt with its
+  answer, most are working and what follows it. So a single agent starts low, and how far a chain gets ahead of it
+  was chosen by this: with more bare prompts and longer pre-training, the single agent comes close. A response is the
+  answer or nothing, and the model never saw both in one, so a single agent cannot write working first and answer
+  after it, as larger models do.
+- **Finding working.** A good part of the responses to bare queries are working, and right working is written more often
+  than right answers, so there is little to explore.
+- **Trust in drafts.** Nine in ten drafts that are working were right in training, far more than of what the model
+  writes itself. Wrong answers are more often repeated than mended.
 - **Chains of two.** No document has two drafts."""
 
 DRAWN = "Apache-2.0, as the project. The data is drawn by the recipe."

@@ -1,15 +1,15 @@
-"""`drafts-llama-tiny`: a Llama of under half a million parameters that adds numbers, and has seen drafts before that.
+"""`drafts-llama-tiny`: a Llama of a quarter of a million parameters that adds numbers, and has seen drafts before that.
 
 A document is a prompt of the task `drafts` and what follows it. Answers are always right. Drafts are right answers,
 answers with a wrong digit or two, and workings, some of which have such too, so that a draft is worth reading, but not
-worth repeating blindly. The loss is that of answers, and of drafts that are right. No query of the task is among the
-documents.
+worth repeating blindly. The loss is that of answers, and of drafts that are right. Few documents teach the whole sum in
+one step, so that a chain can get ahead of a single agent. No query of the task is among the documents.
 """
 
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.optim.lr_scheduler import LambdaLR
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cory_env.chain import Chain
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import drafts
 from cory_env.tasks.drafts import OBSERVER_PROMPT, PROMPT
+from cory_env.tasks.task import Query
 from policies.generation.generator import Response, Sampling
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.influence import Played, components, play_twice, share_interval
@@ -38,35 +38,31 @@ MAX_PROMPT, MAX_RESPONSE = 24, 10  # as in the presets
 class DraftsRecipe:
     """How the model is built."""
 
-    documents: int = 128_000
-    """the most training documents, each seen once"""
-    enough: float = 0.25
-    """share of right responses to bare queries at which the first part ends, looked at after every 100 steps"""
-    finish: int = 500
-    """steps of the second part, with a learning rate that falls to 0"""
-    finish_seen: float = 0.8
-    """share of documents with a draft in the second part"""
+    documents: int = 80_000
+    """training documents, each seen once"""
     layers: int = 2
     """transformer blocks"""
-    width: int = 128
+    width: int = 96
     """hidden size"""
     heads: int = 4
-    """attention heads"""
+    """attention heads, of 32 dimensions each"""
+    rope_theta: float = 100.0
+    """base of the rotary positions, low since prompts are short"""
     batch: int = 32
     """documents of one optimizer step"""
-    lr: float = 2e-2
+    lr: float = 6e-3
     """learning rate of Muon, which trains the matrices of the blocks; a tenth of it is Adam's, for the rest"""
     warmup: int = 100
-    """steps over which the learning rate rises; what is kept is a moving average of the weights, instead of a decay"""
-    average: float = 0.98
-    """what a step leaves of the moving average"""
-    seen: float = 0.5
-    """share of documents with a draft in the first part"""
+    """steps over which the learning rate rises"""
+    decay: float = 0.25
+    """last part of the steps, over which the learning rate falls to 0"""
+    seen: float = 0.75
+    """share of documents with a draft"""
     working: float = 0.4
     """share of working among what answers a bare query"""
-    draft_working: float = 0.6
+    draft_working: float = 0.85
     """share of working among drafts"""
-    wrong_working: float = 0.3
+    wrong_working: float = 0.1
     """share of drafts that are working which have a wrong digit or two"""
     wrong_answer: float = 0.6
     """share of drafts that are answers which have a wrong digit or two"""
@@ -129,6 +125,8 @@ def new_model(recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase) -> Llama
         intermediate_size=3 * recipe.width,
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
+        head_dim=32,  # a size that vLLM serves on CPUs
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
         max_position_embeddings=POSITIONS,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.eos_token_id,
@@ -145,12 +143,12 @@ class Documents:
         """Every draw follows the recipe's seed; the task's own queries are never drawn."""
         self._recipe = recipe
         self._draw = random.Random(recipe.seed)
-        self._task = {frozenset(map(int, query.text.split("+"))) for split in drafts.draw_queries() for query in split}
+        self._task = {tuple(sorted(drafts.read(query.text))) for split in drafts.draw_queries() for query in split}
 
-    def draw_terms(self) -> tuple[int, int]:
+    def draw_terms(self) -> drafts.Terms:
         """Returns the numbers of a sum that is none of the task's."""
         terms = drafts.draw_terms(self._draw)
-        while frozenset(terms) in self._task:
+        while tuple(sorted(terms)) in self._task:
             terms = drafts.draw_terms(self._draw)
         return terms
 
@@ -158,7 +156,7 @@ class Documents:
         """Returns one document as pieces of text, each with whether it is learned from."""
         draw, recipe = self._draw, self._recipe
         terms = self.draw_terms()
-        query, answer, working = "{}+{}".format(*terms), str(sum(terms)), drafts.working(terms)
+        query, answer, working = drafts.write(terms), str(sum(terms)), drafts.working(terms)
         if draw.random() >= recipe.seen:
             return [(PROMPT.format(query=query), False), (working if draw.random() < recipe.working else answer, True)]
         is_working = draw.random() < recipe.draft_working
@@ -184,29 +182,47 @@ def batch(
     """Returns tokens and labels of documents, int64 `[B, T]` each; labels are −100 on what is not learned from."""
     rows = [[*document, (EOS, True)] for document in documents]
     length = max(sum(len(text) if text != EOS else 1 for text, _ in row) for row in rows)
-    tokens, labels = torch.full((len(rows), length), tokenizer.eos_token_id), torch.full((len(rows), length), -100)
+    tokens, labels = np.full((len(rows), length), tokenizer.eos_token_id), np.full((len(rows), length), -100)
+    vocabulary = tokenizer.get_vocab()
     for number, row in enumerate(rows):
         at = 0
         for text, learned in row:
-            piece = torch.tensor(tokenizer(text)["input_ids"])
+            piece = [vocabulary[character] for character in ([text] if text == EOS else text)]
             tokens[number, at : at + len(piece)] = piece
             if learned:
                 labels[number, at : at + len(piece)] = piece
             at += len(piece)
-    return tokens, labels
+    return torch.from_numpy(tokens), torch.from_numpy(labels)
 
 
 def train(recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]) -> LlamaForCausalLM:
     """Trains a model on documents.
-
-    First until enough bare queries are answered, then a little more, mostly with drafts.
 
     Args:
         recipe: Sizes, budget, shares and seed.
         tokenizer: The model's.
         log: Takes one line of progress.
     """
-    return finish(begin(recipe, tokenizer, log), recipe, tokenizer, log)
+    model = new_model(recipe, tokenizer)
+    steps = max(1, round(recipe.documents / recipe.batch))
+    optimizers = make_optimizers(model, recipe.lr)
+    schedules = [LambdaLR(each, lambda step: learning_rate(recipe, step, steps)) for each in optimizers]
+    documents = Documents(recipe)
+    began, losses = time.monotonic(), []
+    for step in range(1, steps + 1):
+        drawn = [documents.draw() for _ in range(recipe.batch)]
+        tokens, labels = batch(drawn, tokenizer)
+        loss = model(tokens, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        model.zero_grad()
+        losses.append(float(loss.detach()))
+        if step % 100 == 0 or step == steps:
+            log(f"step {step}/{steps}: loss {np.mean(losses[-100:]):.3f}, {time.monotonic() - began:.0f} s")
+    return model.eval()
 
 
 def make_optimizers(model: LlamaForCausalLM, lr: float) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
@@ -216,73 +232,9 @@ def make_optimizers(model: LlamaForCausalLM, lr: float) -> tuple[torch.optim.Opt
     return Muon(matrices, lr), torch.optim.AdamW(rest, lr / 10, (0.9, 0.98), weight_decay=0.0)
 
 
-def learn(
-    model: LlamaForCausalLM,
-    documents: Sequence[Sequence[tuple[str, bool]]],
-    tokenizer: PreTrainedTokenizerBase,
-    optimizers: Sequence[torch.optim.Optimizer],
-    schedules: Sequence[LambdaLR],
-) -> float:
-    """Takes one step, and returns the loss before it."""
-    tokens, labels = batch(documents, tokenizer)
-    loss = model(tokens, labels=labels).loss
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer, schedule in zip(optimizers, schedules, strict=True):
-        optimizer.step()
-        schedule.step()
-    model.zero_grad()
-    return float(loss.detach())
-
-
-def finish(
-    model: LlamaForCausalLM, recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
-) -> LlamaForCausalLM:
-    """The second part: few steps, mostly with drafts, at a falling learning rate."""
-    optimizers = make_optimizers(model, recipe.lr)
-    schedules = [LambdaLR(each, lambda step: max(0.0, 1 - step / max(recipe.finish, 1))) for each in optimizers]
-    documents = Documents(replace(recipe, seen=recipe.finish_seen, seed=recipe.seed + 1))
-    losses = []
-    for step in range(1, recipe.finish + 1):
-        drawn = [documents.draw() for _ in range(recipe.batch)]
-        losses.append(learn(model, drawn, tokenizer, optimizers, schedules))
-        if step % 100 == 0:
-            right = share_right(model, tokenizer, documents)
-            log(f"second part, step {step}: loss {np.mean(losses[-100:]):.3f}, right {right:.3f}")
-    return model.eval()
-
-
-def begin(recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]) -> LlamaForCausalLM:
-    """The first part: until enough bare queries are answered; a moving average of the weights is kept."""
-    model = new_model(recipe, tokenizer)
-    optimizers = make_optimizers(model, recipe.lr)
-    schedules = [LambdaLR(each, lambda step: min(1.0, (step + 1) / recipe.warmup)) for each in optimizers]
-    kept = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(recipe.average))
-    documents = Documents(recipe)
-    began, losses = time.monotonic(), []
-    for step in range(1, max(1, round(recipe.documents / recipe.batch)) + 1):
-        drawn = [documents.draw() for _ in range(recipe.batch)]
-        losses.append(learn(model, drawn, tokenizer, optimizers, schedules))
-        kept.update_parameters(model)
-        if step % 100 == 0:
-            right = share_right(kept.module, tokenizer, documents)
-            log(f"step {step}: loss {np.mean(losses[-100:]):.3f}, right {right:.3f}, {time.monotonic() - began:.0f} s")
-            if right >= recipe.enough:
-                break
-    found: LlamaForCausalLM = kept.module.eval()
-    return found
-
-
-@torch.no_grad()
-def share_right(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Documents, count: int = 400
-) -> float:
-    """Returns how many of the responses sampled to bare queries are right, of sums that training does not see."""
-    sums = [documents.draw_terms() for _ in range(count)]
-    prompts = tokenizer([PROMPT.format(query="{}+{}".format(*terms)) for terms in sums], return_tensors="pt")
-    responses = model.generate(**prompts, do_sample=True, top_k=0, max_new_tokens=MAX_RESPONSE)
-    texts = tokenizer.batch_decode(responses[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-    return sum(text == str(sum(terms)) for text, terms in zip(texts, sums, strict=True)) / count
+def learning_rate(recipe: DraftsRecipe, step: int, steps: int) -> float:
+    """Returns the share of the learning rate in a step: it rises, stays, and falls."""
+    return min(1.0, (step + 1) / recipe.warmup) * min(1.0, (steps - step) / (recipe.decay * steps))
 
 
 def measure(folder: Path, queries: int) -> Figures:
@@ -306,13 +258,19 @@ def measure(folder: Path, queries: int) -> Figures:
     with RewardWorker(task.reward) as worker:
         played = play_twice(chain, asked, answer, worker)
     parameters = sum(weight.numel() for weight in generator.models["llm"].parameters())
-    return {"parameters": parameters, "vocabulary": len(tokenizer), **figures(played)}
+    return {"parameters": parameters, "vocabulary": len(tokenizer), **figures(played, asked)}
 
 
-def figures(played: Played) -> Figures:
+def figures(played: Played, asked: Sequence[Query]) -> Figures:
     """Returns accuracies and the influence, over all drafts and over those that are no working."""
     rewards, right = played.answer_rewards, played.draft_rewards == 1
     works = np.array([[drafts.is_working(draft) for draft in two] for two in played.drafts])
+    right_working = np.array(
+        [
+            [draft == drafts.working(drafts.read(query.text)) for draft in two]
+            for query, two in zip(asked, played.drafts, strict=True)
+        ]
+    )
     wrong, answers = ~works & ~right, ~works.any(axis=1)
     repeats = np.array([[np.mean([a == d for a in to]) for d, to in zip(*two, strict=True)] for two in _pairs(played)])
     found: Figures = {
@@ -325,7 +283,9 @@ def figures(played: Played) -> Figures:
         "right after a wrong answer": _mean(rewards[wrong]),
         "right, another bare response where one was a wrong answer": _mean(right[:, ::-1][wrong]),
         "wrong answers that the observer repeats": _mean(repeats[wrong]),
-        "right after working": _mean(rewards[works]),
+        "right working, of the working": _mean(right_working[works]),
+        "right after right working": _mean(rewards[right_working]),
+        "right after wrong working": _mean(rewards[works & ~right_working]),
     }
     for name, chosen in (("", rewards), (", both drafts answers", rewards[answers])):
         if len(chosen) < 2:

@@ -1,31 +1,35 @@
-"""Drafts: sums of two numbers of four digits, in which an earlier answer matters.
+"""Drafts: sums of three numbers of two digits, in which an earlier answer matters.
 
-    4728+6135=             pioneer
-    4728+6135~10080513=    observer, after the pioneer wrote 10080513
+    48+61+35=            pioneer
+    48+61+35~109+035=    observer, after the pioneer wrote 109+035
 
-The reward is 1 where the whole response is the sum (10863), else 0. A response may also be the working: the sum of each
-column in two digits, here 10, 08, 05 and 13. It is worth nothing by itself, but whoever sees it has only to carry. So
-what the pioneer writes can be right for itself (the sum) or useful to the observer (the working), and only a share in
-the observer's reward can teach it the latter.
+The reward is 1 where the whole response is the sum (144), else 0. A response may also be the working: the sum of the
+first two numbers and the third, each in three digits, which is what is left to add. It is worth nothing by itself, but
+whoever sees it has one plain sum of two numbers to do. So what the pioneer writes can be right for itself (the sum) or
+useful to the observer (the working), and only a share in the observer's reward can teach it the latter.
 
 Nothing is downloaded: the queries are drawn, the same ones at each call. The bundled model `drafts-llama-tiny` reads
 these prompts, a character a token, and has seen drafts, right and wrong; its card says what that favours.
 """
 
 import random
+import re
 
 from cory_env.tasks.answers import ANSWER, AnswerTask
 from cory_env.tasks.rows import HOLD_OUT_EVERY, Source, read_queries, read_splits
 from cory_env.tasks.task import Query, Task
 from cory_env.tasks.template import placeholders
 
-LOW, HIGH = 1000, 10_000
+LOW, HIGH = 10, 100
 QUERIES = 10_000
+WORKING = re.compile(r"\d{3}\+\d{3}")
 REWARD = "cory_env.rewards.answer:whole_is_right"
 
 PROMPT = "{query}="
 OBSERVER_PROMPT = "{query}~{reference}="
 REFERENCE_SEPARATOR = "~"  # three agents or more
+
+Terms = tuple[int, int, int]
 
 
 def make(
@@ -38,7 +42,7 @@ def make(
 ) -> Task:
     """Builds the task; see `cory_env.tasks.make_task` for the settings and errors.
 
-    Queries of one's own have the columns `query`, such as `4728+6135`, and `answer`. With a reward of one's own there
+    Queries of one's own have the columns `query`, such as `48+61+35`, and `answer`. With a reward of one's own there
     are no gold answers.
     """
     train, test = draw_queries()
@@ -67,30 +71,41 @@ def draw_queries() -> tuple[list[Query], list[Query]]:
     Two are different where they are not the same numbers in another order, so no sum is in both.
     """
     draw = random.Random("drafts")
-    seen: set[frozenset[int]] = set()
+    seen: set[tuple[int, ...]] = set()
     train: list[Query] = []
     test: list[Query] = []
     while len(seen) < QUERIES:
         terms = draw_terms(draw)
-        if (same := frozenset(terms)) in seen:
+        if (same := tuple(sorted(terms))) in seen:
             continue
         seen.add(same)
         split = train if len(seen) % HOLD_OUT_EVERY else test
-        split.append(Query(len(split), "{}+{}".format(*terms), {ANSWER: str(sum(terms))}))
+        split.append(Query(len(split), write(terms), {ANSWER: str(sum(terms))}))
     return train, test
 
 
-def draw_terms(draw: random.Random) -> tuple[int, int]:
+def draw_terms(draw: random.Random) -> Terms:
     """Draws the numbers of one sum."""
-    return draw.randrange(LOW, HIGH), draw.randrange(LOW, HIGH)
+    return draw.randrange(LOW, HIGH), draw.randrange(LOW, HIGH), draw.randrange(LOW, HIGH)
 
 
-def working(terms: tuple[int, int]) -> str:
-    """Returns the sum of each column in two digits, as in `10080513`."""
-    columns = zip(*(map(int, str(term)) for term in terms), strict=True)
-    return "".join(f"{sum(column):02d}" for column in columns)
+def write(terms: Terms) -> str:
+    """Returns a sum as a query has it, as in `48+61+35`."""
+    return "+".join(map(str, terms))
+
+
+def read(query: str) -> Terms:
+    """Returns the numbers of a query of the task."""
+    first, second, third = map(int, query.split("+"))
+    return first, second, third
+
+
+def working(terms: Terms) -> str:
+    """Returns what is left to add once the first two numbers are, in three digits each, as in `109+035`."""
+    first, second, third = terms
+    return f"{first + second:03d}+{third:03d}"
 
 
 def is_working(response: str) -> bool:
-    """Whether a response is as long as working, right or not, and so longer than any sum."""
-    return response.isdigit() and len(response) == 2 * len(str(LOW))
+    """Whether a response has the form of working, right or not."""
+    return WORKING.fullmatch(response) is not None

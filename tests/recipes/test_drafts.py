@@ -9,32 +9,41 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cory_env.tasks.drafts import draw_queries, is_working, working
+from cory_env.tasks.drafts import draw_queries, is_working, read, working
 from recipes import command, drafts
 from recipes.command import main
-from recipes.drafts import EOS, Documents, DraftsRecipe, batch, make_tokenizer, measure, orthogonal, spoilt
+from recipes.drafts import (
+    EOS,
+    Documents,
+    DraftsRecipe,
+    batch,
+    learning_rate,
+    make_tokenizer,
+    measure,
+    orthogonal,
+    spoilt,
+)
 
 MODEL = command.BUNDLED / command.DRAFTS
 FIGURES = json.loads((MODEL / "figures.json").read_text(encoding="utf-8"))
 
 
 def test_no_query_of_the_task_is_among_the_documents_and_every_answer_is_right() -> None:
-    documents = Documents(DraftsRecipe())
-    task = {frozenset(query.text.split("+")) for split in draw_queries() for query in split}
+    documents = Documents(DraftsRecipe(seen=0.5, working=0.4, draft_working=0.6, wrong_working=0.3, wrong_answer=0.6))
+    task = {tuple(sorted(read(query.text))) for split in draw_queries() for query in split}
     kinds = {"bare": 0, "working": 0, "right draft": 0, "wrong draft": 0}
     for _ in range(2000):
         (before, _), *others = documents.draw()
-        terms = before.rstrip("=~").split("+")
-        assert frozenset(terms) not in task
-        first, second = map(int, terms)
-        right = {str(first + second), working((first, second))}
+        terms = read(before.rstrip("=~"))
+        assert tuple(sorted(terms)) not in task
+        answer, right = str(sum(terms)), {str(sum(terms)), working(terms)}
         if before.endswith("="):
             kinds["working" if is_working(others[0][0]) else "bare"] += 1
             assert others[0][0] in right
         else:
-            (draft, learned), _, answer = others
+            (draft, learned), _, last = others
             kinds["right draft" if learned else "wrong draft"] += 1
-            assert (draft in right) == learned and answer == (str(first + second), True)
+            assert (draft in right) == learned and last == (answer, True)
     assert {kind: count / 2000 for kind, count in kinds.items()} == pytest.approx(
         {"bare": 0.3, "working": 0.2, "right draft": 0.29, "wrong draft": 0.21}, abs=0.04
     )
@@ -42,7 +51,7 @@ def test_no_query_of_the_task_is_among_the_documents_and_every_answer_is_right()
 
 def test_a_spoilt_text_differs_in_one_digit_or_two() -> None:
     draw = random.Random(0)
-    changed = [sum(a != b for a, b in zip("10863", spoilt("10863", draw), strict=True)) for _ in range(300)]
+    changed = [sum(a != b for a, b in zip("109+035", spoilt("109+035", draw), strict=True)) for _ in range(300)]
     assert {*changed} == {1, 2}
 
 
@@ -62,10 +71,16 @@ def test_orthogonal_matrices_have_singular_values_near_one() -> None:
 
 def test_the_tokenizer_has_a_token_per_character_and_gives_back_any_prompt() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    prompt = "4728+6135~10080513="
+    prompt = "48+61+35~109+035="
     ids = tokenizer(prompt)["input_ids"]
     assert len(ids) == len(prompt) and tokenizer.decode(ids) == prompt
     assert tokenizer.eos_token_id not in ids and tokenizer("x")["input_ids"] == [tokenizer.unk_token_id]
+
+
+def test_the_learning_rate_rises_stays_and_falls() -> None:
+    recipe = DraftsRecipe(warmup=10, decay=0.5)
+    rates = [learning_rate(recipe, step, 100) for step in (0, 9, 50, 75, 100)]
+    assert rates == pytest.approx([0.1, 1.0, 1.0, 0.5, 0.0])
 
 
 def test_the_model_loads_in_float32_and_fits_its_tokenizer() -> None:
@@ -77,9 +92,10 @@ def test_the_model_loads_in_float32_and_fits_its_tokenizer() -> None:
 
 def test_a_draft_matters_to_it_as_much_as_its_card_says() -> None:
     found = measure(MODEL, 100)
-    for name in ("right, a response to the bare query", "right, the chain's last answer", "influence of the draft"):
+    for name in ("right, a response to the bare query", "right, the chain's last answer"):
         assert found[name] == pytest.approx(FIGURES[name], abs=0.12), name
-    assert 0.2 < FIGURES["right, a response to the bare query"] < 0.4 and FIGURES["influence of the draft"] > 0.15
+    shares = [FIGURES[f"right after {draft}"] for draft in ("a wrong answer", "a right answer", "right working")]
+    assert shares == sorted(shares) and FIGURES["influence of the draft"] > 0.3
 
 
 @pytest.mark.slow
