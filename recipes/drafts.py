@@ -38,7 +38,7 @@ MAX_PROMPT, MAX_RESPONSE = 24, 10  # as in the presets
 class DraftsRecipe:
     """How the model is built."""
 
-    documents: int = 80_000
+    documents: int = 88_000
     """training documents, each seen once"""
     layers: int = 2
     """transformer blocks"""
@@ -56,9 +56,9 @@ class DraftsRecipe:
     """steps over which the learning rate rises"""
     decay: float = 0.25
     """last part of the steps, over which the learning rate falls to 0"""
-    seen: float = 0.75
+    seen: float = 0.62
     """share of documents with a draft"""
-    working: float = 0.4
+    working: float = 0.5
     """share of working among what answers a bare query"""
     draft_working: float = 0.85
     """share of working among drafts"""
