@@ -77,6 +77,7 @@ def test_the_tokenizer_gives_back_any_text() -> None:
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
+@pytest.mark.slow
 def test_the_language_model_reads_held_out_reviews_at_the_loss_its_card_states(reviews: Corpus) -> None:
     tokenizer = AutoTokenizer.from_pretrained(LANGUAGE_MODEL)
     model = AutoModelForCausalLM.from_pretrained(LANGUAGE_MODEL)
