@@ -136,7 +136,7 @@ def test_two_llms_learn_from_siblings_with_as_many_steps_in_either_role(make_cor
         states = algorithm.learners.ask(
             lambda learner: [list(each.optimizer.state.values()) for each in learner.policies.values()]
         )
-        assert [float(state[0]["step"]) for state in states[0]] == [2.0 * (turn + 1)] * 2
+        assert [float(state[0]["step"]) for state in states] == [2.0 * (turn + 1)] * 2
 
 
 def test_credit_along_the_chain_trains_and_goes_on_from_a_checkpoint(make_cory: MakeCory, tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ def test_figures_are_those_of_the_last_evaluation(study: Path) -> None:
     assert (cory["collapsed"], ppo["collapsed"], eta["collapsed"]) == (0, 1, 1)
     assert eta["figures"][0].text == "+1.50" and eta["figures"][0].small.endswith(", 2 of 3")  # one diverged
     assert cory["more"][2].text == "-"  # its last answers were not kept
-    assert cory["more"][3].text == "1"  # of each policy
-    assert cory["more"][6].text == "0.2"  # 10 s of updates
+    assert cory["more"][3].text == "-"  # nor was the influence measured
+    assert cory["more"][4].text == "1"  # of each policy
+    assert cory["more"][7].text == "0.2"  # 10 s of updates
 
 
 def test_what_the_critic_leaves_of_the_returns_is_shown_where_it_is_known(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_what_the_critic_leaves_of_the_returns_is_shown_where_it_is_known(tmp_pa
         line["policy"]["llm_1"] |= {"value_loss": loss}
     keep(tmp_path, run, study_run("cory", 0, figures(1.0, 2.0), place=1))
     ppo, older = tables.arm_rows(arms_of(read([tmp_path])))
-    assert (ppo["more"][4].text, older["more"][4].text) == ("0.20", "-")
+    assert (ppo["more"][5].text, older["more"][5].text) == ("0.20", "-")
 
 
 def test_differences_are_of_runs_with_the_same_seed(study: Path) -> None:
