@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -20,7 +19,6 @@ from policies.models.model_check import ModelError, first_line, load_config
 _SHORT = 128  # tokens of a row
 _chosen: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()  # attention as loaded
 _frozen: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()
-_loading = threading.Lock()  # LLMs that learn at the same time may ask at the same time
 
 Quantization = Literal["none", "nf4"]
 
@@ -120,14 +118,13 @@ def shared_base(
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     key = (path, str(device), dtype, quantization)
-    with _loading:
-        model = _frozen.get(key)
-        if model is None:
-            model = load_language_model(path, trust_remote_code, dtype, quantization).requires_grad_(False)
-            if quantization == "none":
-                model = model.to(device)
-            _frozen[key] = model
-        return model
+    model = _frozen.get(key)
+    if model is None:
+        model = load_language_model(path, trust_remote_code, dtype, quantization).requires_grad_(False)
+        if quantization == "none":
+            model = model.to(device)
+        _frozen[key] = model
+    return model
 
 
 def base_dtype(setting: str, device: torch.device) -> torch.dtype:

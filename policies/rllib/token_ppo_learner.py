@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +16,6 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
 from policies.settings.settings import Settings
 
-T = TypeVar("T")
 UPDATE, KL_COEFS = "update", "kl_coefs"
 
 
@@ -47,13 +43,12 @@ class TokenPPOLearner(TorchLearner):
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Makes the LLM's learner; RLlib is told of its optimizer, whose state it keeps."""
         known = sorted(self.module.keys())
-        hyperparameters = self.settings.hyperparameters
         learner = PolicyLearner(
             self.module[module_id].unwrapped().policy,
-            replace(hyperparameters, micro_batch=-(-hyperparameters.micro_batch // self._at_once)),
+            self.settings.hyperparameters,
             name=module_id,
             stream=known.index(module_id),
-            group=dist.group.WORLD if self.distributed else None,
+            group=dist.group.WORLD if self.config.num_learners > 1 else None,
         )
         self.policies[module_id] = learner
         self.policies = {name: self.policies[name] for name in known if name in self.policies}
@@ -64,10 +59,7 @@ class TokenPPOLearner(TorchLearner):
 
     def score(self, rows: dict[str, Rows]) -> dict[str, Rows]:
         """Scores every LLM's rows; all learners must call it alike."""
-        names = sorted(rows)
-        return dict(
-            zip(names, self._each(lambda name: on_cpu(self.policies[name].score(rows[name])), names), strict=True)
-        )
+        return {name: on_cpu(self.policies[name].score(rows[name])) for name in sorted(rows)}
 
     def update(self, training_data: TrainingData, *, timesteps: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Every LLM learns from its rows.
@@ -81,35 +73,10 @@ class TokenPPOLearner(TorchLearner):
             NonFiniteUpdate: a gradient was not finite.
         """
         training_data.solve_refs()
-        batch, update = training_data.batch, int(timesteps[UPDATE])
-        names = sorted(batch)
-        learned = self._each(
-            lambda name: self.policies[name].update(batch[name], update, kwargs[KL_COEFS][name]), names
-        )
-        for name, figures in zip(names, learned, strict=True):
+        for name, rows in sorted(training_data.batch.items()):
+            figures = self.policies[name].update(rows, int(timesteps[UPDATE]), kwargs[KL_COEFS][name])
             self.metrics.log_dict(figures, key=name, window=1)
         return self.metrics.reduce()
-
-    @property
-    def _at_once(self) -> int:
-        """How many LLMs learn at the same time: on CPUs that this process alone learns on, each on some of the threads.
-
-        Operations leave threads idle that are small. Several processes must add up one LLM's gradients before the next
-        one's, and a GPU does one thing at a time anyway.
-        """
-        alone = not self.distributed and self.device.type == "cpu"
-        return min(len(self.settings.modules), torch.get_num_threads()) if alone else 1
-
-    def _each(self, function: Callable[[str], T], names: Sequence[str]) -> list[T]:
-        """Calls a function for every LLM."""
-        at_once, threads = min(self._at_once, len(names)), torch.get_num_threads()
-        if at_once < 2:
-            return [function(name) for name in names]
-        try:
-            with ThreadPoolExecutor(at_once, initializer=torch.set_num_threads, initargs=(threads // at_once,)) as pool:
-                return list(pool.map(function, names))
-        finally:
-            torch.set_num_threads(threads)  # of threads that begin later, too
 
     def forget(self) -> None:
         """Forgets Adam's moments of every LLM."""

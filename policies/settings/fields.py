@@ -171,7 +171,7 @@ class Fields(BaseModel):
     minibatch: int = of_learning(256, ge=1, clone=True)
     """Responses of one policy per optimizer step, over all learners."""
     micro_batch: int = of_computing(64, ge=1)
-    """Responses per forward and backward pass, of all LLMs together that learn at the same time."""
+    """Responses per forward and backward pass."""
     epochs: int = of_learning(4, ge=1, clone=True)
     """PPO passes over each batch."""
     lr: float = of_learning(1.41e-5, gt=0, clone=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -190,38 +189,3 @@ def test_rllib_s_module_gives_what_the_model_gives_and_runners_do_without_its_va
     runner = type(module)(model_config=module.model_config, inference_only=True)
     runner.set_state(sent)
     assert torch.equal(runner.forward_inference(rows)[Columns.ACTION_LOGP], logprobs)
-
-
-def test_llms_learn_at_the_same_time_what_they_learn_one_after_the_other(weights: str) -> None:
-    threads = torch.get_num_threads()
-    learners = []
-    try:
-        for count in (4, 1):
-            torch.set_num_threads(count)
-            learner = build(weights=weights, micro_batch=3)
-            assert [policy.hyperparameters.micro_batch for policy in learner.policies.values()] == [
-                -(-3 // min(count, 2))
-            ] * 2
-            started: list[int] = []
-            for policy in learner.policies.values():
-                policy.update = partial(begun, policy.update, started)  # type: ignore[method-assign]
-            figures = update(learner, play(learner))
-            assert torch.get_num_threads() == count
-            learners.append((learner, figures, started))
-    finally:
-        torch.set_num_threads(threads)
-    (both, found, started), (single, expected, alone) = learners
-    assert started == [2, 2] and alone == [1, 1]  # threads that each had
-    for module_id in BOTH:
-        assert found[module_id] == pytest.approx(expected[module_id], rel=1e-4)
-        one, other = state(both, module_id), state(single, module_id)
-        apart = np.concatenate([np.abs(one[name] - other[name]).ravel() for name in one])
-        assert (
-            apart.mean() < 1e-6
-        )  # Adam's first step goes by signs, which rounding turns around where they are nearly 0
-
-
-def begun(function: Callable[..., dict[str, float]], started: list[int], *args: Any) -> dict[str, float]:
-    """Calls the function, and notes the threads that operations have meanwhile."""
-    started.append(torch.get_num_threads())
-    return function(*args)
