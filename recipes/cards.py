@@ -93,9 +93,8 @@ Training ends long before there are no mistakes.
 - **Two steps over one.** Few documents teach a sum of three numbers in one step: 19 % are a bare prompt with its
   answer, most are working and what follows it. So a single agent starts low, and how far a chain gets ahead of it
   was chosen by this: with more bare prompts and longer pre-training the single agent comes close, and with fewer it
-  hardly learns. A response is the
-  answer or nothing, and the model never saw both in one, so a single agent cannot write working first and answer
-  after it, as larger models do.
+  hardly learns. A response is the answer or nothing, and the model never saw both in one, so a single agent cannot
+  write working first and answer after it, as larger models do.
 - **Finding working.** Half of the responses to bare queries are working, and nearly all of it is right, so there is
   little to explore.
 - **Trust in drafts.** Nine in ten drafts that are working were right in training. Of wrong answers, more are repeated

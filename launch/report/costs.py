@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from matplotlib.axes import Axes
 
 from launch.display.drawing import colours_of, points, style
 from launch.display.plot import Key, Panel, Plot
 from launch.report.marks import bars, limit_to
-from launch.report.plots import TOGETHER, held_out_queries, with_interval
+from launch.report.plots import dealt_out, held_out_queries, with_interval
 from launch.report.runs import ArmRuns, Run
 from launch.report.series import Series, held_out_mean, is_evaluated
 from launch.run_folder.records import Update
@@ -45,13 +45,7 @@ COSTS: dict[str, Callable[[Run, Update], float]] = {
 
 def costs(arms: Sequence[ArmRuns]) -> list[Plot]:
     """Returns the arms' held-out curves over each cost, some arms at a time; nothing where none is evaluated."""
-    arms = [arm for arm in arms if is_evaluated(arm)]
-    plots = math.ceil(len(arms) / TOGETHER)
-    ends = [math.ceil(len(arms) * part / plots) for part in range(plots + 1)]
-    return [
-        _plot("costs" if plots == 1 else f"costs-{part}", arms[start:end])
-        for part, (start, end) in enumerate(pairwise(ends), start=1)
-    ]
+    return [_plot(*each) for each in dealt_out("costs", [arm for arm in arms if is_evaluated(arm)])]
 
 
 def _plot(name: str, arms: Sequence[ArmRuns]) -> Plot:

@@ -111,18 +111,18 @@ def _dealt_out(
     of_arm: Callable[[ArmRuns, str], Drawn],
     figures: Sequence[tuple[str, str, str]],
 ) -> list[Plot]:
-    """Deals arms out to as few plots as can hold them, as many to each."""
+    return [
+        _over_updates(part, title, note, some, {arm.label: partial(of_arm, arm) for arm in some}, figures)
+        for part, some in dealt_out(name, arms)
+    ]
+
+
+def dealt_out(name: str, arms: Sequence[ArmRuns]) -> list[tuple[str, Sequence[ArmRuns]]]:
+    """Deals arms out to as few plots as can hold them, as many to each; returns each plot's name and arms."""
     plots = math.ceil(len(arms) / TOGETHER)
     ends = [math.ceil(len(arms) * part / plots) for part in range(plots + 1)]
     return [
-        _over_updates(
-            f"{name}-{part}" if plots > 1 else name,
-            title,
-            note,
-            arms[start:end],
-            {arm.label: partial(of_arm, arm) for arm in arms[start:end]},
-            figures,
-        )
+        (f"{name}-{part}" if plots > 1 else name, arms[start:end])
         for part, (start, end) in enumerate(pairwise(ends), start=1)
     ]
 

@@ -20,9 +20,8 @@ from policies.settings.settings import Settings
 def module_config(settings: Settings, module_id: str) -> dict[str, Any]:
     """What the `CausalLMModule` of an LLM is told of the settings, as its `model_config`."""
     return {
-        "model": settings.models[
-            module_id
-        ],  # each process finds it by itself: folders lie elsewhere on another machine
+        # Its name, from which each process finds it by itself: folders lie elsewhere on another machine.
+        "model": settings.models[module_id],
         "critic": settings.critic,
         "critic_agents": settings.num_agents if settings.critic_inputs == "chain" else 0,
         "temperature": settings.temperature,
