@@ -131,6 +131,11 @@ def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, promp
     assert [response.tokens for response in together] == [response.tokens for response in alone]
 
 
+def test_an_engine_on_a_cpu_compiles_nothing(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
+    generator.generate(prompts, "llm_1", sampling(prompts))
+    assert not torch._dynamo.utils.counters["frames"]
+
+
 def test_any_of_several_stop_tokens_ends_a_response(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
     whole = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
     eos = generator.stop_token_ids
