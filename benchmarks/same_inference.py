@@ -31,13 +31,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("study", type=Path)
     parser.add_argument("--single", required=True, help="an arm of one agent")
     parser.add_argument("--chain", required=True, help="an arm of one LLM in both roles")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: all that have runs of both")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.1])
     parser.add_argument("--queries", type=int, default=1000)
     options = parser.parse_args(argv)
     runs = {arm: _runs(options.study, arm) for arm in (options.single, options.chain)}
-    seeds = sorted(runs[options.single].keys() & runs[options.chain].keys())
-    if not seeds:
-        parser.error(f"no seed of {options.study} has runs of both {options.single} and {options.chain}")
+    both = sorted(runs[options.single].keys() & runs[options.chain].keys())
+    seeds = both if options.seeds is None else options.seeds
+    if not seeds or not set(seeds) <= set(both):
+        parser.error(f"runs of both {options.single} and {options.chain} in {options.study} are of the seeds {both}")
     for temperature in options.temperatures:
         found: Shares = {BARE: {}, CHAIN: {}, LAST: {}}
         for seed in seeds:
