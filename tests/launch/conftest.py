@@ -1,5 +1,6 @@
 """The `cory` command as a user runs it, a run's folder recorded without training, and one with policies in it."""
 
+import io
 import math
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.main import main
 from launch.run_folder.directory import RunDirectory
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import Settings
@@ -26,6 +28,21 @@ def cory(tmp_path: Path) -> Cory:
         command = [sys.executable, "-m", "launch.main", *words]
         env = {**ENVIRONMENT, **environment}
         return subprocess.run(command, cwd=tmp_path, env=env, input=said, capture_output=True, text=True, timeout=240)
+
+    return run
+
+
+@pytest.fixture
+def cory_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cory:
+    """Runs `cory ...` as `cory` does, but in this process: for what starts neither Ray nor an engine."""
+
+    def run(*words: str, said: str = "") -> "subprocess.CompletedProcess[str]":
+        capfd.readouterr()
+        with monkeypatch.context() as meanwhile:
+            meanwhile.chdir(tmp_path)
+            meanwhile.setattr(sys, "stdin", io.StringIO(said))
+            code = main([*words])
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return run
 

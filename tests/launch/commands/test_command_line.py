@@ -189,32 +189,32 @@ def test_resume_refuses_what_would_change_the_training(refusal: Refusal, key: st
     assert "Start a new run" in refusal("train", "--resume", "runs/any", key)
 
 
-def test_print_config_prints_every_setting_as_yaml_and_takes_it_back(cory: Cory, tmp_path: Path) -> None:
-    first = cory("train", "imdb-tiny-ppo", "lr=3e-5", "exchange_period=null", "--print-config")
+def test_print_config_prints_every_setting_as_yaml_and_takes_it_back(cory_here: Cory, tmp_path: Path) -> None:
+    first = cory_here("train", "imdb-tiny-ppo", "lr=3e-5", "exchange_period=null", "--print-config")
     (tmp_path / "saved.yaml").write_text(first.stdout)
-    second = cory("train", "-c", "saved.yaml", "--print-config")
+    second = cory_here("train", "-c", "saved.yaml", "--print-config")
     assert first.returncode == second.returncode == 0
     settings = yaml.safe_load(first.stdout)
     assert settings == yaml.safe_load(second.stdout)
     assert (settings["num_agents"], settings["lr"], settings["exchange_period"]) == (1, 3e-5, None)
 
 
-def test_preset_gives_way_to_files_in_order_and_files_to_words(cory: Cory, tmp_path: Path) -> None:
+def test_preset_gives_way_to_files_in_order_and_files_to_words(cory_here: Cory, tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("lr: 1.0e-5\nupdates: 11\nseed: 1\n")
     (tmp_path / "two.yaml").write_text("updates: 22\nseed: 2\n")
-    settings = yaml.safe_load(cory("train", "-c", "one.yaml", "-c", "two.yaml", "seed=3", "--print-config").stdout)
-    default = yaml.safe_load(cory("train", "--print-config").stdout)
+    settings = yaml.safe_load(cory_here("train", "-c", "one.yaml", "-c", "two.yaml", "seed=3", "--print-config").stdout)
+    default = yaml.safe_load(cory_here("train", "--print-config").stdout)
     changed = {key: value for key, value in settings.items() if value != default[key]}
     assert changed == {"lr": 1e-5, "updates": 22, "seed": 3}
 
 
-def test_validate_proves_the_bundled_task(cory: Cory) -> None:
-    result = cory("validate", "imdb")
+def test_validate_proves_the_bundled_task(cory_here: Cory) -> None:
+    result = cory_here("validate", "imdb")
     assert result.returncode == 0 and "The task is sound." in result.stdout
 
 
-def test_validate_finds_what_is_wrong_with_a_task_of_ones_own(cory: Cory, tmp_path: Path) -> None:
+def test_validate_finds_what_is_wrong_with_a_task_of_ones_own(cory_here: Cory, tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text("def half(completions):\n    return [0.5]\n")
     (tmp_path / "mine.jsonl").write_text('{"query": "One"}\n{"query": "Two"}\n{"query": "Three"}\n')
-    result = cory("validate", "custom", "data=mine.jsonl", "reward=rewards:half")
+    result = cory_here("validate", "custom", "data=mine.jsonl", "reward=rewards:half")
     assert result.returncode == 2 and "rewards:half" in result.stdout

@@ -27,9 +27,9 @@ def test_a_run_in_its_first_updates_and_with_missing_figures_is_drawn(tmp_path: 
     assert (tmp_path / "elsewhere.pdf").stat().st_size > 1000
 
 
-def test_plot_says_where_the_curves_are(cory: Cory, tmp_path: Path) -> None:
+def test_plot_says_where_the_curves_are(cory_here: Cory, tmp_path: Path) -> None:
     record(tmp_path / "run", Settings())
-    result = cory("plot", "run")
+    result = cory_here("plot", "run")
     assert (result.returncode, result.stdout) == (0, "run/curves.png\n")
 
 
@@ -65,7 +65,7 @@ def exit_code(command: Callable[[], int]) -> int | str | None:
         return ended.code
 
 
-def test_a_run_without_metrics_cannot_be_drawn(cory: Cory, tmp_path: Path) -> None:
+def test_a_run_without_metrics_cannot_be_drawn(cory_here: Cory, tmp_path: Path) -> None:
     record(tmp_path / "run", Settings(), updates=[])
-    result = cory("plot", "run")
+    result = cory_here("plot", "run")
     assert result.returncode == 2 and "no metrics yet" in result.stderr

@@ -304,9 +304,9 @@ def test_runs_are_named_by_the_last_parts_of_their_path_or_uri(tmp_path: Path) -
     assert names(["s3://bucket/one?region=here", "s3://bucket/two/?region=here"]) == ["one", "two"]
 
 
-def test_it_says_where_the_report_is(cory: Cory, tmp_path: Path) -> None:
+def test_it_says_where_the_report_is(cory_here: Cory, tmp_path: Path) -> None:
     record(tmp_path / "run", Settings(num_agents=1, updates=12)).unlock()
-    result = cory("report", "run", "--out", "made/here.html")
+    result = cory_here("report", "run", "--out", "made/here.html")
     assert (result.returncode, result.stdout) == (0, "made/here.html\n"), result.stderr
     assert [file.name for file in (tmp_path / "made").iterdir()] == ["here.html"]
 

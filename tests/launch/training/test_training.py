@@ -26,7 +26,7 @@ def updates_in(file: Path) -> list[int]:
     return [json.loads(line)["update"] for line in file.read_text().splitlines()]
 
 
-def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Path) -> None:
+def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, cory_here: Cory, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     process = begin(tmp_path, "train", *SMALL, "dtype=fp32", "prompt=Go on:\n{query}", "--out", "run")
@@ -65,7 +65,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Pa
     assert yaml.safe_load((run / "config.yaml").read_text())["exchange_period"] == 1
     assert list((run / "tensorboard").iterdir())
 
-    again = cory("train", "--resume", "run")
+    again = cory_here("train", "--resume", "run")
     assert again.returncode == 0 and "is done" in again.stdout and "updates=6" in again.stdout
 
     # What was trained answers held-out queries as the run's last evaluation has it.
@@ -74,12 +74,12 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, tmp_path: Pa
         for measured in ("task_reward", "ended", "repetition"):
             del response[measured]
     said = "\n".join(sample["query"] for sample in last)
-    answered = cory("generate", "run", "--checkpoint", "latest", "--json", said=said)
+    answered = cory_here("generate", "run", "--checkpoint", "latest", "--json", said=said)
     assert answered.stderr == "llm_2 then llm_1, after update 3 of run\n"
     assert [json.loads(line) for line in answered.stdout.splitlines()] == [
         {"query": sample["query"], "responses": sample["responses"]} for sample in last
     ]
-    exported = cory("export", "run", "--policy", "llm_2", "--out", "llm_2")
+    exported = cory_here("export", "run", "--policy", "llm_2", "--out", "llm_2")
     assert exported.returncode == 0 and exported.stderr == ""
     assert exported.stdout.startswith("llm_2: llm_2 after update ")
     assert load_file(tmp_path / "llm_2" / "model.safetensors")["transformer.wte.weight"].shape == (4096, 256)
