@@ -74,12 +74,12 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, cory_here: C
         for measured in ("task_reward", "ended", "repetition"):
             del response[measured]
     said = "\n".join(sample["query"] for sample in last)
-    answered = cory_here("generate", "run", "--checkpoint", "latest", "--json", said=said)
+    answered = cory("generate", "run", "--checkpoint", "latest", "--json", said=said)
     assert answered.stderr == "llm_2 then llm_1, after update 3 of run\n"
     assert [json.loads(line) for line in answered.stdout.splitlines()] == [
         {"query": sample["query"], "responses": sample["responses"]} for sample in last
     ]
-    exported = cory_here("export", "run", "--policy", "llm_2", "--out", "llm_2")
+    exported = cory("export", "run", "--policy", "llm_2", "--out", "llm_2")
     assert exported.returncode == 0 and exported.stderr == ""
     assert exported.stdout.startswith("llm_2: llm_2 after update ")
     assert load_file(tmp_path / "llm_2" / "model.safetensors")["transformer.wte.weight"].shape == (4096, 256)
