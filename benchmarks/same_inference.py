@@ -1,28 +1,37 @@
 """`python -m benchmarks.same_inference STUDY --single ppo --chain shared-team`: equal tokens when a query is asked.
 
-A chain of two writes two responses to a query. What could a single agent have done with two? After the last update of
-each run in STUDY, on the task's test queries:
+A chain of two writes two responses to a query. What could a single agent have done with two, or with more? After the
+last update of each run in STUDY, on the task's test queries, of the single agent, of the chain's LLM, and of the
+untrained model, each alone and in a chain with itself (as the single agent was never trained to answer):
 
-- its policy in a chain with itself: it answers again, seeing its first answer, as it was never trained to;
-- its bare answers at a low temperature, as a vote among many responses, or the likeliest of them, would choose.
+- the task reward of its last response;
+- that of the commonest among `--samples` last responses to a query, a vote, which costs as many times the tokens.
 
-Each run is evaluated by `cory evaluate`, which goes on where it was killed. Prints means over seeds, and what the
-chain's last answer has over each at the same temperature, paired by seed, with 95 % intervals (Student's t).
+Each run is evaluated by `cory evaluate`, which goes on where it was killed. Prints JSON: means over seeds, and what the
+chain's last answer has over each of the others, paired by seed, with 95 % intervals (Student's t).
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from launch.study.measures import differences
 
-BARE, CHAIN, LAST = "one agent, bare", "one agent, in a chain with itself", "the chain's last answer"
-Shares = dict[str, dict[int, float]]
-"""Task reward of the test queries by who answers, and by seed."""
+WHO = {
+    "base": "untrained, bare",
+    "base after base": "untrained, in a chain with itself",
+    "llm_1": "bare",
+    "llm_1 after llm_1": "in a chain with itself",
+}
+"""What is said of a lineup of one run, by its policies, the last first."""
+Figures = dict[str, float]
+"""Mean task reward over queries, by who answers and how."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -34,46 +43,74 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="default: all that have runs of both")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.1])
     parser.add_argument("--queries", type=int, default=1000)
+    parser.add_argument("--samples", type=int, default=5, help="responses to a query, of each lineup")
     options = parser.parse_args(argv)
-    runs = {arm: _runs(options.study, arm) for arm in (options.single, options.chain)}
-    both = sorted(runs[options.single].keys() & runs[options.chain].keys())
+    arms = {"single": options.single, "chain": options.chain}
+    runs = {name: _runs(options.study, arm) for name, arm in arms.items()}
+    both = sorted(runs["single"].keys() & runs["chain"].keys())
     seeds = both if options.seeds is None else options.seeds
     if not seeds or not set(seeds) <= set(both):
         parser.error(f"runs of both {options.single} and {options.chain} in {options.study} are of the seeds {both}")
     for temperature in options.temperatures:
-        found: Shares = {BARE: {}, CHAIN: {}, LAST: {}}
-        for seed in seeds:
-            alone = _evaluate(runs[options.single][seed], temperature, options.queries)
-            found[BARE][seed], found[CHAIN][seed] = alone["llm_1"], alone["llm_1 after llm_1"]
-            found[LAST][seed] = _evaluate(runs[options.chain][seed], temperature, options.queries)["llm_1 after llm_1"]
-        print(json.dumps({"temperature": temperature, "seeds": seeds, **_compared(found)}, indent=1), flush=True)
+        by_seed = [
+            {
+                f"{name}, {who}": figure
+                for name in arms
+                for who, figure in _evaluate(runs[name][seed], temperature, options.queries, options.samples).items()
+            }
+            for seed in seeds
+        ]
+        print(json.dumps({"temperature": temperature, "seeds": seeds, **_compared(by_seed)}, indent=1), flush=True)
 
 
 def _runs(study: Path, arm: str) -> dict[int, Path]:
     """Returns the runs of an arm by seed."""
-    folders = (study / "runs" / arm).glob("seed_*")
-    return {int(folder.name.removeprefix("seed_")): folder for folder in folders if folder.name[5:].isdecimal()}
+    numbered = {folder.name.removeprefix("seed_"): folder for folder in (study / "runs" / arm).glob("seed_*")}
+    return {int(number): folder for number, folder in numbered.items() if number.isdecimal()}
 
 
-def _evaluate(run: Path, temperature: float, queries: int) -> dict[str, float]:
-    """Returns the task reward of the last update's policy, in both roles of a chain of two, by who answers."""
+def _evaluate(run: Path, temperature: float, queries: int, samples: int) -> Figures:
+    """Evaluates the last update's policy and the untrained model, in both roles of a chain of two."""
     out = run.with_name(f"{run.name}.at-{temperature:g}")
-    asked = ["--checkpoint", "latest", "--agents", "2", "--samples", "1", "--queries", str(queries)]
+    asked = ["--checkpoint", "latest", "--agents", "2", "--samples", str(samples), "--queries", str(queries)]
     command = [*asked, "--out", str(out), "--quiet", f"temperature={temperature:g}"]
-    subprocess.run([sys.executable, "-m", "launch.main", "evaluate", str(run), *command], check=True)
-    rows = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))["rows"]
-    return {label: row["figures"]["task_reward"]["mean"] for label, row in rows.items()}
+    evaluate = [sys.executable, "-m", "launch.main", "evaluate", str(run), *command]
+    subprocess.run(evaluate, check=True, stdout=sys.stderr)
+    answers: dict[str, dict[int, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    for lineup, query, text, reward in _last_answers(out / "responses.jsonl"):
+        answers[WHO[lineup]][query].append((text, reward))
+    figures: Figures = {}
+    for who, by_query in answers.items():
+        figures[who] = float(np.mean([np.mean([reward for _, reward in found]) for found in by_query.values()]))
+        figures[f"{who}, vote"] = float(np.mean([_vote(found) for found in by_query.values()]))
+    return figures
 
 
-def _compared(found: Shares) -> dict[str, object]:
+def _last_answers(responses: Path) -> Iterator[tuple[str, int, str, float]]:
+    """Yields of each chain its policies, the last first, its query, and the text and the task reward of its answer."""
+    with responses.open(encoding="utf-8") as lines:
+        for line in lines:
+            for chain in json.loads(line)["chains"]:
+                *_, last = chain["responses"]
+                lineup = " after ".join(response["policy"] for response in reversed(chain["responses"]))
+                yield lineup, chain["query"], last["text"], last["task_reward"]
+
+
+def _vote(found: list[tuple[str, float]]) -> float:
+    """Returns the task reward of the commonest text, of several the one that came first."""
+    [((_, reward), _)] = Counter(found).most_common(1)
+    return reward
+
+
+def _compared(by_seed: list[Figures]) -> dict[str, object]:
     """Returns each answerer's mean, and what the chain's last answer has over it."""
+    last = f"chain, {WHO['llm_1 after llm_1']}"
     compared: dict[str, object] = {}
-    for who, by_seed in found.items():
-        compared[who] = {"mean": float(np.mean(list(by_seed.values()))), "by_seed": list(by_seed.values())}
-        if who != LAST:
-            more = differences({seed: found[LAST][seed] - value for seed, value in by_seed.items()})
-            if more is not None:
-                compared[f"{LAST} over {who}"] = more.estimate._asdict() | {"p": more.p}
+    for who in by_seed[0]:
+        compared[who] = {"mean": float(np.mean([each[who] for each in by_seed])), "by_seed": [e[who] for e in by_seed]}
+        more = differences({seed: figures[last] - figures[who] for seed, figures in enumerate(by_seed)})
+        if more is not None and who != last:
+            compared[f"{last}, over {who}"] = more.estimate._asdict() | {"p": more.p}
     return compared
 
 

@@ -36,7 +36,7 @@ from policies.evaluator import Evaluator
 from policies.health import COLLAPSE, Health
 from policies.learning.credit import pay
 from policies.learning.estimation import Estimation, not_flat
-from policies.learning.measures import measure
+from policies.learning.measures import mean_of, measure
 from policies.learning.rows import at_position
 from policies.models.weights import Weights
 from policies.report import update_report
@@ -198,16 +198,29 @@ class Cory(Algorithm):
 
         # 1. The chain answers: pioneer, then observer.
         s = self.settings
+        teams = mapping.teams()
         deals = deal(s.seed, update, s.queries, len(self.task.train), s.num_generations)
+        size = len(deals) // len(teams)  # each has queries of its own
         with self._timed("rollout"):
-            rollouts = self.runners.play(deals, stream=update, mapping=mapping, split="train", siblings=s.num_siblings)
+            rollouts = [
+                rollout
+                for number, team in enumerate(teams)
+                for rollout in self.runners.play(
+                    deals[number * size : (number + 1) * size],
+                    stream=update,
+                    mapping=team,
+                    split="train",
+                    siblings=s.num_siblings,
+                )
+            ]
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
-        if not episodes:
-            raise RewardError(
-                f"The reward failed on every query of update {update + 1}, so there is nothing to learn from. Correct "
-                "the reward, or what it depends on."
-            )
         rows = rows_of(episodes)
+        if idle := [name for name in s.modules if name not in rows]:
+            of = "" if len(idle) == len(s.modules) else f" that {', '.join(idle)} answered"
+            raise RewardError(
+                f"The reward failed on every query of update {update + 1}{of}, so there is nothing to learn from. "
+                "Correct the reward, or what it depends on."
+            )
 
         with self._timed("learn"):
             # 2. Every LLM scores its own responses.
@@ -222,7 +235,7 @@ class Cory(Algorithm):
                 rows[name] |= columns
                 figures[name] |= estimated
             of_role = {
-                role: measure(at_position(rows[mapping(role)], position), s.report_kl_coef)
+                role: mean_of([measure(at_position(rows[team(role)], position), s.report_kl_coef) for team in teams])
                 for position, role in enumerate(mapping.roles)
             }
 

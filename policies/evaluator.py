@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_STREAM
-from policies.learning.measures import MEASURED, measure_responses
+from policies.learning.measures import MEASURED, mean_of, measure_responses
 from policies.learning.rows import Rows, at_position
 from policies.models.model_names import AVERAGE
 from policies.rllib.learners import Learners
@@ -61,12 +61,12 @@ class Evaluator:
             alone[name] = {figure: figures[mapping.roles[0]][figure] for figure in MEASURED}
             if len(mapping.roles) > 1:
                 last.append(figures[mapping.roles[-1]])
-        mean = _mean(list(alone.values()))
+        mean = mean_of(list(alone.values()))
         if self.settings.evaluate_average:
             with self.average() as mapping:
                 alone[AVERAGE] = self._means(AVERAGE, mapping)[mapping.roles[0]]
         found = {"evaluation": {**alone, "mean": mean}}
-        return {**found, "last_answer": _mean(last)} if last else found
+        return {**found, "last_answer": mean_of(last)} if last else found
 
     def _means(self, name: str, mapping: RoleMapping) -> dict[str, dict[str, float]]:
         """Means of each role's figures on the validation queries; `name` is whom a warning names."""
@@ -81,7 +81,7 @@ class Evaluator:
         """Who plays when an LLM is the pioneer: the chain, or that LLM alone where nobody sees its response."""
         s = self.settings
         if s.num_agents > 1 and s.knowledge_transfer:
-            return RoleMapping(s.roles, s.modules, s.modules.index(name))
+            return RoleMapping(s.roles, s.modules).led_by(name)
         return RoleMapping(("pioneer",), (name,))
 
     @contextmanager
@@ -144,8 +144,3 @@ class Evaluator:
         deals = [Deal(query) for query in range(min(count, len(self.task.queries("validation"))))]
         rollouts = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split="validation")
         return [sample for rollout in rollouts for sample in rollout.samples]
-
-
-def _mean(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each figure."""
-    return {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}

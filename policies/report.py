@@ -26,7 +26,7 @@ def update_report(
 
     Args:
         rollouts: what was played.
-        mapping: who played which role.
+        mapping: who played which role, of several teams the first.
         policy: of each LLM what was measured of its responses and its learning.
         role: of each role what was measured of the responses in it.
     """

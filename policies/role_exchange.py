@@ -31,9 +31,9 @@ class RoleExchange(RLlibCallback):
     """
 
     def on_train_result(self, *, algorithm: Rotating, result: dict[str, Any], **kwargs: Any) -> None:
-        """Exchanges roles when their time has come; one LLM alone has nobody to exchange with."""
+        """Exchanges roles when their time has come; one LLM alone has nobody to exchange with, one role nothing."""
         period = algorithm.settings.exchange_period
-        alone = len(algorithm.settings.modules) == 1
+        alone = 1 in (algorithm.settings.num_agents, len(algorithm.settings.modules))
         if period is not None and algorithm.updates_since_exchange >= period and not alone:
             algorithm.exchange_roles()
             result["cory"].update(exchanged=True, exchanges=algorithm.exchanges)

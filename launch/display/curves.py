@@ -77,7 +77,7 @@ def _number(value: float | None) -> float:
 def _title(settings: Settings) -> str:
     alone = settings.num_agents == 1
     method = f"Single-agent {settings.algorithm}" if alone else f"CORY, {settings.num_agents} agents"
-    if len(settings.modules) < settings.num_agents:
+    if len(settings.modules) != settings.num_agents:
         method += f" played by {len(settings.modules)} LLM{'s' * (len(settings.modules) > 1)}"
     if not alone and not settings.critic:
         method += f" by {settings.algorithm}"

@@ -84,11 +84,12 @@ class Rows:
         return Text(f"{'':{self.indent}}{AVERAGE}: {told}", style="bold")
 
     def chain(self, roles: Mapping[str, str]) -> str:
-        """Returns who answers after whom: `llm_2→llm_1`, or `3→1→2` where that would be long."""
+        """Returns who answers after whom: `llm_2→llm_1`, or `3→1→2` where that would be long; `+3` other teams."""
         modules = [roles[role] for role in self._roles]
         if len(modules) > 2:
             modules = [module.removeprefix("llm_") for module in modules]
-        return self._arrow.join(modules)
+        others = max(len(self._modules) // len(self._roles) - 1, 0)
+        return self._arrow.join(modules) + f" +{others}" * (others > 0)
 
     def _number(self, line: Update) -> str:
         return f"{line['update']:>{self._digits}}/{self._updates:<{self._digits + 1}}"

@@ -128,17 +128,23 @@ def _base_name(model: str) -> str:
 
 
 def _how(settings: Settings) -> str:
+    teams = len(settings.modules) // settings.num_agents
+    averaged = ""
+    if settings.average_period is not None:
+        share = "" if settings.average_share == 1 else f"{settings.average_share:g} of the way "
+        averaged = f"move {share}to the mean of their weights every {settings.average_period} updates"
     if settings.num_agents == 1:
-        return settings.algorithm
+        apart = f", of {teams} LLMs that each answer queries of their own{', and ' * bool(averaged)}{averaged}"
+        return settings.algorithm + apart * (teams > 1)
     exchange = f"every {settings.exchange_period} updates" if settings.exchange_period else "never"
     policies, roles = len(settings.modules), ", ".join(settings.roles)
     who = f"a chain of {settings.num_agents} agents ({roles}), played by {policies} LLMs, that answer"
     if policies == 1:
         who = f"one LLM in all roles of a chain of {settings.num_agents} agents ({roles}) that answer"
+    if teams > 1:
+        who = f"{teams} chains of {settings.num_agents} agents ({roles}), played by {policies} LLMs, that answer"
     turns = "" if policies == 1 else f" and exchange roles {exchange}"
-    if settings.average_period is not None:
-        share = "" if settings.average_share == 1 else f"{settings.average_share:g} of the way "
-        turns += f", move {share}to the mean of their weights every {settings.average_period} updates"
+    turns += f"{', ' * bool(averaged)}{averaged}"
     return f"CORY ([paper]({PAPER})), {who} each query in turn{turns}, by {settings.algorithm}"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,7 +48,7 @@ class Trained(NamedTuple):
         line = self.lines[-1]
         mapping = RoleMapping(self.settings.roles, self.settings.modules)
         if "roles" in line:  # else it is before the first update
-            mapping = replace(mapping, rotation=self.settings.modules.index(line["roles"][self.settings.roles[0]]))
+            mapping = mapping.led_by(line["roles"][self.settings.roles[0]])
             mapping = mapping.rotated() if line["exchanged"] else mapping
         return tuple(mapping.as_dict().values())
 

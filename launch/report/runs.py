@@ -291,9 +291,9 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[ArmRuns]:
 def method(settings: Settings) -> str:
     """Returns what a run's algorithm is called."""
     if settings.num_agents == 1:
-        return settings.algorithm
+        return f"{settings.algorithm}{f' by {len(settings.modules)} LLMs' * (len(settings.modules) > 1)}"
     agents = "" if settings.num_agents == 2 else f" of {settings.num_agents}"
-    if len(settings.modules) < settings.num_agents:
+    if len(settings.modules) != settings.num_agents:
         agents += f" by {len(settings.modules)} LLM{'s' * (len(settings.modules) > 1)}"
     learner = "" if settings.algorithm == "PPO" else f" with {settings.algorithm}"
     return f"CORY{agents}{learner}"

@@ -219,8 +219,8 @@ def _kept_line(line: Update) -> Update:
         kept["seconds"] = rounded(line["seconds"], FEWER)
     if line.get("collapsed"):
         kept["collapsed"] = True
-    shared = len(set(line.get("roles", {}).values())) < len(line.get("roles", {}))
-    for key in ("policy", "role") if shared else ("policy",):  # else a role's figures are its policy's
+    apart = len(line.get("roles", {})) == len(line.get("policy", {}))  # a role's figures are its policy's
+    for key in ("policy",) if apart else ("policy", "role"):
         if key in line:
             groups = line["policy"] if key == "policy" else line["role"]
             kept[key] = {

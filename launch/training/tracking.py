@@ -15,6 +15,7 @@ from launch.console.errors import CommandError, reason
 from launch.run_folder.layout import METRICS, MLFLOW_ID, TENSORBOARD, WANDB_ID
 from launch.run_folder.records import Update, plain
 from policies.models.model_names import AVERAGE
+from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 POSITION = "position/"
@@ -299,9 +300,15 @@ def open_trackers(folder: Path, settings: Settings, after: int | None) -> Tracke
 
 
 def figures_of(line: Update) -> dict[str, float]:
-    """Returns an update's finite numbers, and each policy's position in the chain (0: pioneer) as `position/llm_1`."""
+    """Returns an update's finite numbers, and each policy's position in its chain (0: pioneer) as `position/llm_1`."""
     figures = {name: value for name, value in flatten(line) if name != "update"}
-    return figures | {f"{POSITION}{policy}": float(k) for k, policy in enumerate(line.get("roles", {}).values())}
+    if "roles" not in line:
+        return figures
+    roles = line["roles"]
+    policies = sorted(line["policy"], key=lambda name: (len(name), name))  # llm_10 after llm_9
+    first = RoleMapping(tuple(roles), tuple(policies)).led_by(next(iter(roles.values())))
+    places = {policy: k for team in first.teams() for k, policy in enumerate(team.as_dict().values())}
+    return figures | {f"{POSITION}{policy}": float(place) for policy, place in places.items()}
 
 
 def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:

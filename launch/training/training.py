@@ -253,20 +253,25 @@ def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> 
 
 def _what(settings: Settings, arrow: str) -> str:
     """Returns what is trained on what, in two sentences."""
+    policies = len(settings.modules)
+    teams = policies // settings.num_agents
     if settings.num_agents == 1:
         who, exchange = f"{settings.algorithm}: one agent learns", ""
+        if teams > 1:
+            who = f"{settings.algorithm}: {teams} LLMs, each one agent with queries of its own, learn"
     else:
         roles = settings.roles if settings.num_agents < 4 else (*settings.roles[:2], "...", settings.roles[-1])
         by = "" if settings.critic else f" by {settings.algorithm}"
-        policies = len(settings.modules)
         played = "" if policies == settings.num_agents else f", played by {counted(policies, 'LLM')},"
+        if teams > 1:
+            played = f", played by {policies} LLMs in {teams} teams with queries of their own,"
         who = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(roles)}){played} learn"
         period = settings.exchange_period
         exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
         if policies == 1:
             exchange = "; one LLM has nobody to exchange roles with"
-        if settings.average_period is not None:
-            exchange += f"; LLMs are averaged every {settings.average_period}"
+    if settings.average_period is not None:
+        exchange += f"; LLMs are averaged every {settings.average_period}"
     updates = counted(settings.updates, "update")
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
     if settings.num_siblings > 1:

@@ -151,7 +151,7 @@ class VLLMGenerator:
             self._arguments["gpu_memory_utilization"] = 0.9 * min(gpu_share, 1.0) / len(self._paths)
         else:
             self._arguments["enforce_eager"] = True
-            # vLLM compiles a helper of its sampler all the same: 15 s of a core at every start, for a sum.
+            # vLLM compiles a helper of its sampler all the same, at every start, for a sum.
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
             if tensor_parallel > 1:  # each worker would start as many threads as this process may
                 os.environ["OMP_NUM_THREADS"] = str(max(torch.get_num_threads() // tensor_parallel, 1))

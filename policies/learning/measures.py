@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +60,11 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
     if "returns" in rows:
         explained["explained_variance"] = token_ppo.explained_variance(rows["values"], rows["returns"], mask)
     return {name: float(value) for name, value in figures.items()} | explained
+
+
+def mean_of(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each figure."""
+    return {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}
 
 
 def repetition(tokens: Tensor, mask: Tensor) -> Tensor:

@@ -8,7 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RoleMapping:
-    """RLlib's policy mapping function: role → LLM. Rotation r gives position p to LLM (p + r) mod m, of m LLMs."""
+    """RLlib's policy mapping function: role → LLM. Rotation r gives position p to LLM (p + r) mod m, of m LLMs.
+
+    More LLMs than roles make up several teams, of which this says who plays in the first; `teams` has all.
+    """
 
     roles: tuple[str, ...]
     modules: tuple[str, ...]
@@ -21,6 +24,15 @@ class RoleMapping:
     def rotated(self) -> RoleMapping:
         """The mapping after one role exchange; m exchanges restore it."""
         return replace(self, rotation=(self.rotation + 1) % len(self.modules))
+
+    def led_by(self, module: str) -> RoleMapping:
+        """The mapping in which an LLM is the pioneer of the first team."""
+        return replace(self, rotation=self.modules.index(module))
+
+    def teams(self) -> list[RoleMapping]:
+        """A mapping for each team: the first n LLMs after the rotation play n roles, then the next n, and so on."""
+        starts = range(0, max(len(self.modules), len(self.roles)), len(self.roles))
+        return [replace(self, rotation=(self.rotation + start) % len(self.modules)) for start in starts]
 
     def as_dict(self) -> dict[str, str]:
         """`{role: LLM}` in the order of the chain."""

@@ -15,11 +15,17 @@ def refuse_contradictions(settings: Fields) -> None:
         ValueError: for the first contradiction, in one sentence, with what would work.
     """
     agents, policies = settings.num_agents, len(settings.modules)
-    if agents % policies:
+    if agents % policies and policies % agents:
         fitting = ", ".join(str(d) for d in range(1, agents + 1) if agents % d == 0)
         raise ValueError(
             f"num_policies={policies} LLMs cannot play num_agents={agents} roles in equal numbers. Numbers of policies "
-            f"that would work: {fitting}."
+            f"that would work: {fitting}, and for several teams multiples of {agents}."
+        )
+    teams = max(policies // agents, 1)
+    if settings.queries % teams:
+        raise ValueError(
+            f"queries={settings.queries} cannot be dealt to {teams} teams (num_policies={policies}, num_agents="
+            f"{agents}) in equal numbers. Set queries to {settings.queries + -settings.queries % teams}."
         )
     _refuse_models(settings)
     if settings.num_siblings > 1 and (agents == 1 or not settings.knowledge_transfer):
@@ -28,16 +34,18 @@ def refuse_contradictions(settings: Fields) -> None:
             "sees with num_agents=1 or knowledge_transfer=false. Set num_siblings=1; num_generations is how many times "
             "a query is answered."
         )
-    k, batch = settings.num_generations * agents // policies, f"queries={settings.queries}"
+    k = settings.num_generations * max(agents // policies, 1)
+    batch = f"queries={settings.queries}{f' / {teams} teams' * (teams > 1)}"
     if settings.num_generations > 1:
         batch += f" * num_generations={settings.num_generations}"
     if settings.num_siblings > 1:
         batch += f" * (1 + {agents - 1} * num_siblings={settings.num_siblings})"
-        batch += f" / {policies} policies" * (policies > 1)
+        batch += f" / {policies // teams} policies" * (policies > teams)
         times = "the pioneer answers each query once for num_siblings responses of every later role"
     else:
         batch += f" * {agents // policies} roles" * (agents > policies)
-        times = f"every policy answers each query {'once' if k == 1 else f'{k} times'}"
+        which = "of its queries" if teams > 1 else "query"
+        times = f"every policy answers each {which} {'once' if k == 1 else f'{k} times'}"
     if settings.responses % settings.minibatch:
         small = [d for d in range(1, math.isqrt(settings.responses) + 1) if settings.responses % d == 0]
         fitting = ", ".join(map(str, sorted({*small, *(settings.responses // d for d in small)})))

@@ -84,8 +84,9 @@ class Fields(BaseModel):
     num_agents: int = of_policy(2, ge=1)
     """Agents in the chain: 1 is single-agent PPO, 2 is CORY."""
     num_policies: int | None = of_policy(None, ge=1)
-    """LLMs that play the agents' roles, a divisor of `num_agents`: 1 is one LLM in all roles, which learns from all
-    responses and has nobody to exchange roles with; null: as many as agents."""
+    """LLMs that play the agents' roles; null: as many as agents. A divisor of `num_agents`: 1 is one LLM in all roles,
+    which learns from all responses and has nobody to exchange roles with. Or a multiple: teams, each of which plays the
+    chain on queries of its own."""
     exchange_period: int | None = of_learning(5, ge=1, clone=True)
     """Updates between role exchanges (T_REx); null: never."""
     reset_on_exchange: bool = of_learning(False, clone=True)

@@ -34,14 +34,20 @@ def cory(tmp_path: Path) -> Cory:
 
 @pytest.fixture
 def cory_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cory:
-    """Runs `cory ...` as `cory` does, but in this process: for what starts neither Ray nor an engine."""
+    """Runs `cory ...` as `cory` does, but in this process: for what starts neither Ray nor an engine.
+
+    Nor for what loads weights: once a library has shown progress here, quieting it by the environment is too late.
+    """
 
     def run(*words: str, said: str = "") -> "subprocess.CompletedProcess[str]":
         capfd.readouterr()
         with monkeypatch.context() as meanwhile:
             meanwhile.chdir(tmp_path)
             meanwhile.setattr(sys, "stdin", io.StringIO(said))
-            code = main([*words])
+            try:
+                code = main([*words])
+            except SystemExit as ended:  # of what argparse refuses
+                code = int(ended.code or 0)
         return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return run

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from launch.console.configuration import presets
-from launch.main import main
 from tests.launch.conftest import ENVIRONMENT, Cory
 
 Refusal = Callable[..., str]
@@ -25,19 +24,12 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
 
 
 @pytest.fixture
-def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refusal:
-    """Runs `cory ...` in this process and an empty folder, which stays so; returns the sentence that refuses it."""
-    monkeypatch.chdir(tmp_path)
+def refusal(cory_here: Cory, tmp_path: Path) -> Refusal:
+    """Runs `cory ...` in this process and a folder, which stays as it is; returns the sentence that refuses it."""
 
     def run(*words: str) -> str:
         before = list(tmp_path.iterdir())
-        try:
-            code: object = main([*words])
-        except SystemExit as ended:  # of what argparse refuses
-            code = ended.code
-        assert code == 2
-        said = capsys.readouterr().err
-        assert "Traceback" not in said and len(said.strip().splitlines()) == 1
+        said = refused(cory_here(*words))
         assert list(tmp_path.iterdir()) == before
         return said
 

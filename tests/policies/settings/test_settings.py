@@ -37,6 +37,12 @@ def test_defaults_are_the_papers() -> None:
         ({"queries": 3, "num_generations": 2, "minibatch": 4}, "divide queries=3 * num_generations=2: every policy"),
         ({"queries": 3, "num_generations": 2, "minibatch": 4}, "2 times. Mini-batches that would work: 1, 2, 3, 6."),
         ({"num_agents": 4, "num_policies": 3}, "num_agents=4 roles in equal numbers. Numbers of"),
+        ({"num_agents": 4, "num_policies": 6}, "work: 1, 2, 4, and for several teams multiples of 4."),
+        ({"num_policies": 8, "queries": 6, "minibatch": 1}, "cannot be dealt to 4 teams (num_policies=8, num_agents="),
+        (
+            {"num_policies": 8, "queries": 32, "num_generations": 2, "minibatch": 3},
+            "queries=32 / 4 teams * num_generations=2: every policy answers each of its queries 2 times. Mini-batches",
+        ),
         (
             {"num_policies": 1, "queries": 3, "minibatch": 4},
             "queries=3 * 2 roles: every policy answers each",

@@ -1,0 +1,73 @@
+"""More LLMs than roles: teams, each of which plays the chain on queries of its own."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launch.display.rows import Rows
+from launch.training.tracking import figures_of
+from policies.models.weights import checksum
+from policies.rollout.chain_runner import Rollout
+from policies.rollout.dealing import deal
+from policies.rollout.role_mapping import RoleMapping
+from tests.policies.conftest import MakeCory
+
+FOUR = ("llm_1", "llm_2", "llm_3", "llm_4")
+
+
+def test_an_exchange_moves_every_llm_by_one_role_and_so_through_the_teams() -> None:
+    mapping = RoleMapping(("pioneer", "observer"), FOUR)
+    assert [list(team.as_dict().values()) for team in mapping.teams()] == [["llm_1", "llm_2"], ["llm_3", "llm_4"]]
+    rotated = mapping.rotated()
+    assert [list(team.as_dict().values()) for team in rotated.teams()] == [["llm_2", "llm_3"], ["llm_4", "llm_1"]]
+    assert rotated == mapping.led_by("llm_2")
+    assert RoleMapping(("pioneer", "observer"), ("llm_1",)).teams() == [
+        RoleMapping(("pioneer", "observer"), ("llm_1",))
+    ]
+
+
+def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = make_cory(num_policies=4, queries=4, num_generations=2, minibatch=4, exchange_period=1)
+    play, played = algorithm.runners.play, []
+
+    def recorded(*args: Any, **kwargs: Any) -> list[Rollout]:
+        found = play(*args, **kwargs)
+        if kwargs["split"] == "train":
+            played.append(found)
+        return found
+
+    monkeypatch.setattr(algorithm.runners, "play", recorded)
+    for update, teams in enumerate(([(0, 1), (2, 3)], [(1, 2), (3, 0)])):
+        played.clear()
+        report = algorithm.train()["cory"]
+        (first,), (second,) = played
+        assert first.deals + second.deals == deal(0, update, 4, len(algorithm.task.train), 2)
+        assert not {each.query for each in first.deals} & {each.query for each in second.deals}
+        for rollout, team in zip((first, second), teams, strict=True):
+            players = {tuple(turn["policy"] for turn in sample["responses"]) for sample in rollout.samples}
+            assert players == {tuple(FOUR[k] for k in team)}
+        assert report["roles"] == {"pioneer": FOUR[teams[0][0]], "observer": FOUR[teams[0][1]]}
+        for position, role in enumerate(("pioneer", "observer")):  # each LLM has one role, two LLMs each role
+            of_llms = [report["policy"][FOUR[team[position]]]["task_reward"] for team in teams]
+            assert report["role"][role]["task_reward"] == pytest.approx(np.mean(of_llms), rel=1e-6)
+        places = {name: value for name, value in figures_of(report).items() if name.startswith("position/")}
+        assert places == {f"position/{FOUR[k]}": float(place) for team in teams for place, k in enumerate(team)}
+        assert Rows(algorithm.settings, "→").chain(report["roles"]) == "→".join(report["roles"].values()) + " +1"
+
+
+def test_an_agent_apart_learns_as_one_does_that_is_alone_with_its_queries(make_cory: MakeCory) -> None:
+    together = make_cory(num_agents=1, num_policies=2, queries=8, minibatch=4)
+    alone = make_cory(num_agents=1, queries=4, minibatch=4)
+    report = together.train()["cory"]
+    alone.train()
+    assert (report["exchanged"], report["roles"]) == (False, {"pioneer": "llm_1"})
+    assert checksum(together.weights("llm_1")) == checksum(alone.weights("llm_1"))
+    assert checksum(together.weights("llm_1")) != checksum(together.weights("llm_2"))
+
+
+def test_agents_apart_never_exchange_what_is_no_role_and_meet_in_their_mean(make_cory: MakeCory) -> None:
+    algorithm = make_cory(num_agents=1, num_policies=2, exchange_period=1, average_period=2, minibatch=4)
+    reports = [algorithm.train()["cory"] for _ in range(2)]
+    assert [(report["exchanges"], report["averaged"]) for report in reports] == [(0, False), (0, True)]
+    assert checksum(algorithm.weights("llm_1")) == checksum(algorithm.weights("llm_2"))
