@@ -4,8 +4,8 @@ A chain of two writes two responses to a query. What could a single agent have d
 last update of each run in STUDY, on the task's test queries, of the single agent, of the chain's LLM, and of the
 untrained model, each alone and in a chain with itself (as the single agent was never trained to answer):
 
-- the task reward of its last response;
-- that of the commonest among `--samples` last responses to a query, a vote, which costs as many times the tokens.
+- the task reward of its answer, of a chain the last one;
+- that of the commonest among `--samples` answers to a query, a vote, which costs as many times the tokens.
 
 Each run is evaluated by `cory evaluate`, which goes on where it was killed. Prints JSON: means over seeds, and what the
 chain's last answer has over each of the others, paired by seed, with 95 % intervals (Student's t).
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="default: all that have runs of both")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.1])
     parser.add_argument("--queries", type=int, default=1000)
-    parser.add_argument("--samples", type=int, default=5, help="responses to a query, of each lineup")
+    parser.add_argument("--samples", type=int, default=5, help="answers to a query that vote")
     options = parser.parse_args(argv)
     arms = {"single": options.single, "chain": options.chain}
     runs = {name: _runs(options.study, arm) for name, arm in arms.items()}
@@ -77,7 +77,7 @@ def _evaluate(run: Path, temperature: float, queries: int, samples: int) -> Figu
     evaluate = [sys.executable, "-m", "launch.main", "evaluate", str(run), *command]
     subprocess.run(evaluate, check=True, stdout=sys.stderr)
     answers: dict[str, dict[int, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
-    for lineup, query, text, reward in _last_answers(out / "responses.jsonl"):
+    for lineup, query, text, reward in _answers(out / "responses.jsonl"):
         answers[WHO[lineup]][query].append((text, reward))
     figures: Figures = {}
     for who, by_query in answers.items():
@@ -86,14 +86,15 @@ def _evaluate(run: Path, temperature: float, queries: int, samples: int) -> Figu
     return figures
 
 
-def _last_answers(responses: Path) -> Iterator[tuple[str, int, str, float]]:
-    """Yields of each chain its policies, the last first, its query, and the text and the task reward of its answer."""
+def _answers(responses: Path) -> Iterator[tuple[str, int, str, float]]:
+    """Yields of each response who gave it after whom, the query, its text and its task reward."""
     with responses.open(encoding="utf-8") as lines:
         for line in lines:
             for chain in json.loads(line)["chains"]:
-                *_, last = chain["responses"]
-                lineup = " after ".join(response["policy"] for response in reversed(chain["responses"]))
-                yield lineup, chain["query"], last["text"], last["task_reward"]
+                lineup = ""
+                for response in chain["responses"]:
+                    lineup = f"{response['policy']}{' after ' * bool(lineup)}{lineup}"
+                    yield lineup, chain["query"], response["text"], response["task_reward"]
 
 
 def _vote(found: list[tuple[str, float]]) -> float:
