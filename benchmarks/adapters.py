@@ -97,9 +97,8 @@ def rollouts(path: str, vocabulary: int, count: int, rounds: int) -> list[Figure
     """
     random, longest = np.random.default_rng(0), 64
     prompts = [random.integers(1, 2000, int(random.integers(4, 65))).tolist() for _ in range(count)]
-    sampling = Sampling(1.0, longest, range(count))
+    sampling = Sampling(1.0, longest, range(count), range(0, vocabulary, 32))
     common: dict[str, Any] = {
-        "stop_token_ids": list(range(0, vocabulary, 32)),
         "dtype": "bf16",
         "device": torch.device("cpu"),
         "lora": LORA,

@@ -103,7 +103,7 @@ def bare_turn(runner: ChainRunner, rollout: Rollout, role: str, deals: list[Deal
                 temperature=s.temperature,
                 max_tokens=s.max_response,
                 seed=sampling_seed(s.seed, 0, deal.query, chain.roles.index(role)),
-                stop_token_ids=list(chain.stop_token_ids),
+                stop_token_ids=list(chain.at[chain.roles.index(role)].stop_token_ids),
                 detokenize=False,
             )
             for deal in deals

@@ -139,7 +139,7 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
     """One update's responses by LLM, as a learner takes them and as plain lists; random ones, of which a quarter ends
     early, at a random length.
     """
-    chain = s.make_chain(s.make_task(), s.make_tokenizer())
+    chain = s.make_chain(s.make_task(), s.make_tokenizers())
     mapping = RoleMapping(chain.roles, s.modules)
     random = np.random.default_rng(0)
     episodes = []

@@ -23,9 +23,10 @@ class TwoTrainers:
     def __init__(self, settings: Settings) -> None:
         """Loads models, references and queries."""
         s = self.settings = settings
-        tokenizer = s.make_tokenizer()
+        tokenizers = s.make_tokenizers()
+        tokenizer = tokenizers["llm_1"]
         tokenizer.pad_token = tokenizer.eos_token
-        self.chain: Chain = s.make_chain(s.make_task(), tokenizer)
+        self.chain: Chain = s.make_chain(s.make_task(), tokenizers)
         config = {
             "batch_size": s.queries,
             "mini_batch_size": s.minibatch,

@@ -11,9 +11,10 @@ The episode logic exists here once; the PettingZoo environment and the batched r
 are kept as the tokens that came: decoded for the reward and for the next agent's prompt, but never tokenised again.
 """
 
+import copy
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
 from gymnasium import spaces
@@ -50,7 +51,13 @@ def role_names(num_agents: int) -> tuple[str, ...]:
 
 
 class Chain:
-    """What all episodes share: task, tokenizer, roles, limits and spaces. Holds no state of any episode."""
+    """What all episodes share: task, tokenizer, roles, limits and spaces. Holds no state of any episode.
+
+    Attributes:
+        at: By position, the chain by whose tokenizer that agent reads and writes: this one, if not said otherwise.
+    """
+
+    at: "tuple[Chain, ...]"
 
     def __init__(
         self,
@@ -120,6 +127,18 @@ class Chain:
         self._known = max(tokenizer.get_vocab().values()) + 1
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
         self._anchor_text = self._decode(self._anchor)
+        self.at = (self,) * len(self.roles)
+
+    def read_by(self, others: "Sequence[Chain]") -> Self:
+        """Returns this chain with agents of different tokenizers: what one hands to the next is text.
+
+        Args:
+            others: By position, a chain like this one but for its tokenizer.
+        """
+        mixed = copy.copy(self)
+        mixed.at = tuple(others)
+        mixed.vocab_size = max(other.vocab_size for other in others)
+        return mixed
 
     @property
     def max_references(self) -> int:
@@ -174,7 +193,9 @@ class Chain:
         assert isinstance(text, str)  # a list of texts comes back only for a batch
         return text
 
-    def build_prompt(self, query: Query, responses: Sequence[Sequence[int]]) -> tuple[list[int], bool]:
+    def build_prompt(
+        self, query: Query, responses: Sequence[Sequence[int]], wrote: "Sequence[Chain] | None" = None
+    ) -> tuple[list[int], bool]:
         """Builds the prompt of an agent that sees `responses`.
 
         A prompt that would not fit `max_prompt` is cut: the query is kept whole, and the reference loses tokens from
@@ -183,6 +204,7 @@ class Chain:
         Args:
             query: The query.
             responses: Earlier responses as tokens, in the chain's order; none of them for the pioneer.
+            wrote: For each, the chain whose tokenizer has these tokens, if not this one.
 
         Returns:
             The prompt's tokens, 1 to `max_prompt` of them, and whether the reference was cut.
@@ -195,31 +217,38 @@ class Chain:
             if len(prompt) > self.max_prompt:
                 raise self._too_long(query, len(prompt))
             return prompt, False
-        prompt = self._refer(query, responses, None)
+        decode = [of.decode for of in ([self] * len(responses) if wrote is None else wrote)]
+        prompt = self._refer(query, responses, decode, None)
         if len(prompt) <= self.max_prompt:
             return prompt, False
         # Bisect for the most reference tokens that fit; text is tokenised anew at each try, because tokens merge across
         # seams.
         fits, too_many = 0, sum(map(len, responses))
-        prompt = self._refer(query, responses, 0)
+        prompt = self._refer(query, responses, decode, 0)
         if len(prompt) > self.max_prompt:
             raise self._too_long(query, len(prompt))
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
-            candidate = self._refer(query, responses, middle)
+            candidate = self._refer(query, responses, decode, middle)
             if len(candidate) <= self.max_prompt:
                 fits, prompt = middle, candidate
             else:
                 too_many = middle
         return prompt, True
 
-    def _refer(self, query: Query, responses: Sequence[Sequence[int]], keep: int | None) -> list[int]:
+    def _refer(
+        self,
+        query: Query,
+        responses: Sequence[Sequence[int]],
+        decode: Sequence[Callable[[Sequence[int]], str]],
+        keep: int | None,
+    ) -> list[int]:
         """Returns the prompt with the first `keep` tokens of the responses, or with all of them."""
         texts = []
         left = sum(map(len, responses)) if keep is None else keep
-        for response in responses:
+        for response, as_text in zip(responses, decode, strict=True):
             if left > 0:
-                texts.append(self.decode(response[:left]))
+                texts.append(as_text(response[:left]))
             left -= len(response)
         return self.encode_later([(query, texts or [""])])[0]
 

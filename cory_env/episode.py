@@ -71,7 +71,10 @@ class ChainEpisode:
         if self.role is None:
             raise ValueError("All agents of this episode have answered, so there is no prompt. Start a new episode.")
         if len(self._prompts) == position:
-            prompt, truncated = self.chain.build_prompt(self.query, self._observed())
+            seen, at = self._observed(), self.chain.at
+            prompt, truncated = at[position].build_prompt(
+                self.query, [self.responses[k] for k in seen], [at[k] for k in seen]
+            )
             self._prompts.append(prompt)
             self.truncated.append(truncated)
         return self._prompts[position]
@@ -93,19 +96,19 @@ class ChainEpisode:
             raise ValueError(f"{waiting} responses have no task reward yet, but {len(task_rewards)} rewards came.")
         self.task_rewards += task_rewards
 
-    def _observed(self) -> list[list[int]]:
-        """Returns the earlier responses that the current role sees."""
+    def _observed(self) -> list[int]:
+        """Returns the positions of the earlier responses that the current role sees."""
         if self.chain.observed == "all" or not self.responses:
-            return self.responses
+            return list(range(len(self.responses)))
         if self.chain.observed == "last":
-            return self.responses[-1:]
+            return [len(self.responses) - 1]
         if self.awaits_rewards:
             raise ValueError(
                 f"{self.role} sees the best of {len(self.responses)} responses, but only {len(self.task_rewards)} are "
                 "rewarded. Call reward_observed first."
             )
         rewards = [-math.inf if reward is None else reward for reward in self.task_rewards] or [0.0]
-        return [self.responses[rewards.index(max(rewards))]]
+        return [rewards.index(max(rewards))]
 
     def observation(self, role: str | None = None) -> Observation:
         """Returns what `role` sees: its prompt, or nothing (length 0) where its turn has not come. Default: whose turn
@@ -121,7 +124,7 @@ class ChainEpisode:
         if position == len(self.responses):
             self.prompt_ids()
         prompt = self._prompts[position] if position < len(self._prompts) else []
-        tokens = np.full(self.chain.max_prompt, self.chain.pad_token_id, np.int32)
+        tokens = np.full(self.chain.max_prompt, self.chain.at[position].pad_token_id, np.int32)
         tokens[: len(prompt)] = prompt
         return {"tokens": tokens, "length": len(prompt)}
 
@@ -137,15 +140,16 @@ class ChainEpisode:
                 "All agents of this episode have answered, so it takes no more actions. Start a new episode."
             )
         self.prompt_ids()  # an agent answers its prompt, looked at or not
-        response = self._checked(role, action)
-        ends = (length for length, token in enumerate(response, start=1) if token in self.chain.ends)
+        chain = self.chain.at[len(self.responses)]
+        response = self._checked(role, action, chain.vocab_size)
+        ends = (length for length, token in enumerate(response, start=1) if token in chain.ends)
         response = response[: next(ends, None)]
         self.responses.append(response)
-        self.completions.append(self.chain.decode(response))
+        self.completions.append(chain.decode(response))
 
-    def _checked(self, role: str, action: Action) -> list[int]:
+    def _checked(self, role: str, action: Action, vocab: int) -> list[int]:
         """Returns the first `length` tokens of an action that is one."""
-        limit, vocab = self.chain.max_response, self.chain.vocab_size
+        limit = self.chain.max_response
         if not isinstance(action, dict) or set(action) != {"tokens", "length"}:
             came = f"keys {sorted(action)}" if isinstance(action, dict) else f"{action!r}"
             raise ValueError(f"{role}: expected an action {{'tokens': ..., 'length': ...}}, but {came} came.")

@@ -53,27 +53,22 @@ def load_tokenizer(
     return loaded
 
 
-def difference(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat: bool = False) -> str:
-    """Returns the first thing in which two tokenizers differ that matters to a response, in words; empty: none.
+def alike(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat: bool = False) -> bool:
+    """Whether two tokenizers differ in nothing that matters to a response.
 
     Args:
         one: A tokenizer.
         other: Another.
         chat: Chat templates matter too.
     """
-    known, others = one.get_vocab(), other.get_vocab()
-    if len(known) != len(others):
-        return f"{len(known)} and {len(others)} tokens"
-    if moved := sorted(text for text in known if others.get(text) != known[text])[:1]:
-        return f"{moved[0]!r} is token {known[moved[0]]} and {others.get(moved[0], 'none')}"
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        if getattr(one, name) != getattr(other, name):
-            return f"{name} is {getattr(one, name)!r} and {getattr(other, name)!r}"
-    if set(one.all_special_ids) != set(other.all_special_ids):
-        return "other tokens are special"
-    if one(_PROBE)["input_ids"] != other(_PROBE)["input_ids"]:
-        return "they cut a text into other tokens"
-    return "chat templates" if chat and one.chat_template != other.chat_template else ""
+    special = ("bos_token", "eos_token", "pad_token", "unk_token")
+    return (
+        one.get_vocab() == other.get_vocab()
+        and all(getattr(one, name) == getattr(other, name) for name in special)
+        and set(one.all_special_ids) == set(other.all_special_ids)
+        and one(_PROBE)["input_ids"] == other(_PROBE)["input_ids"]
+        and (not chat or one.chat_template == other.chat_template)
+    )
 
 
 @lru_cache(maxsize=2)

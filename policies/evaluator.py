@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_STREAM
 from policies.learning.measures import MEASURED, mean_of, measure_responses
 from policies.learning.rows import Rows, at_position
+from policies.models.language_model import left_padded
 from policies.models.model_names import AVERAGE
 from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_of
@@ -36,6 +37,7 @@ class Evaluator:
         """Takes who plays, and who knows how likely a response is."""
         self.settings = settings
         self.task = task
+        self.tokenizers = settings.make_tokenizers()
         self.runners = runners
         self.learners = learners
 
@@ -125,18 +127,19 @@ class Evaluator:
             of_role = at_position(scored[mapping(role)], position)
             measured = measure_responses(of_role, self.settings.report_kl_coef)
             if position == len(mapping.roles) - 1 > 0:
-                measured["seen_kl"], measured["kl"] = measured["kl"], self._bare_kl(scored, mapping)
+                measured["seen_kl"], measured["kl"] = measured["kl"], self._bare_kl(rollouts, of_role, mapping, split)
                 measured["combined_reward"] = measured["task_reward"] - self.settings.report_kl_coef * measured["kl"]
             figures[role] = {key: column.numpy() for key, column in measured.items()}
         return rollouts, figures
 
-    def _bare_kl(self, scored: Mapping[str, Rows], mapping: RoleMapping) -> Tensor:
-        """KL of the last responses to the reference that sees the pioneer's prompt, the bare query; `[C]`, sampled."""
-        roles = mapping.roles
-        first, last = (at_position(scored[mapping(roles[at])], at % len(roles)) for at in (0, -1))
-        asked = {name: first[name] for name in ("prompts", "prompt_mask")}
+    def _bare_kl(self, rollouts: Sequence[Rollout], last: Rows, mapping: RoleMapping, split: Split) -> Tensor:
+        """KL of the last responses to the reference that is asked the bare query; `[C]`, sampled."""
+        player, queries = mapping(mapping.roles[-1]), self.task.queries(split)
+        chain = self.settings.make_chain(self.task, self.tokenizers, (player,))
+        prompts = chain.encode_first([queries[deal.query] for rollout in rollouts for deal in rollout.deals])
+        asked = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
         asked |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
-        (scores,) = self.learners.score({mapping(roles[-1]): asked}).values()
+        (scores,) = self.learners.score({player: asked}).values()
         return ((last["logprobs"] - scores["reference_logprobs"]) * last["mask"]).sum(1)
 
     def samples(self, mapping: RoleMapping, count: int) -> list[dict[str, Any]]:

@@ -67,11 +67,13 @@ def prove(settings: Settings, task: Task, runners: Runners, learners: Learners) 
     Raises:
         SelfTestFailure: an engine does not follow.
     """
-    chain = settings.make_chain(task, settings.make_tokenizer())
-    prompts = [chain.build_prompt(query, [])[0] for query in chain.task.train[:16]]
-    longest = [token for prompt in prompts * chain.max_prompt for token in prompt][: chain.max_prompt]
+    tokenizers = settings.make_tokenizers()
 
     def test(name: str) -> Probe:
+        chain = settings.make_chain(task, tokenizers, (name,))
+        prompts = [chain.build_prompt(query, [])[0] for query in chain.task.train[:16]]
+        longest = [token for prompt in prompts * chain.max_prompt for token in prompt][: chain.max_prompt]
+
         def load(weights: Weights) -> None:
             runners.call_one("load_weights", weights={name: weights}, version=runners.version)
 

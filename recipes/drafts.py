@@ -247,12 +247,10 @@ def measure(folder: Path, queries: int) -> Figures:
     task = drafts.make()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     chain = Chain(task, tokenizer, max_prompt=MAX_PROMPT, max_response=MAX_RESPONSE)
-    generator = TransformersGenerator(
-        {"llm": str(folder)}, stop_token_ids=chain.stop_token_ids, dtype="fp32", device=torch.device("cpu")
-    )
+    generator = TransformersGenerator({"llm": str(folder)}, dtype="fp32", device=torch.device("cpu"))
 
     def answer(_: int, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
-        return generator.generate(prompts, "llm", Sampling(1.0, MAX_RESPONSE, seeds))
+        return generator.generate(prompts, "llm", Sampling(1.0, MAX_RESPONSE, seeds, chain.stop_token_ids))
 
     asked = task.test[:queries]
     with RewardWorker(task.reward) as worker:

@@ -70,7 +70,9 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
     session.quiet_libraries(debug)
     for path in settings.model_paths.values():
         check_folder(path)
-    settings.check_model(settings.make_tokenizer())
+    tokenizers = settings.make_tokenizers()
+    for policy in settings.modules:
+        settings.vocab_size(tokenizers, policy)
     models = memory.shapes(settings)
     needs = _needs(settings, models)
     kinds = processes(settings)

@@ -74,17 +74,18 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
     from cory_env.validate import validate as examine
     from launch.training.preflight import load_task
 
-    task, tokenizer = load_task(settings)
+    task, tokenizers = load_task(settings)
+    first = settings.modules[0]
     try:
         report = examine(
             task,
-            tokenizer,
+            tokenizers[first],
             num_agents=settings.num_agents,
             knowledge_transfer=settings.knowledge_transfer,
             observed=settings.observed,
             max_prompt=settings.max_prompt if "max_prompt" in given else None,
             max_response=settings.max_response,
-            stop_token_ids=settings.stop_token_ids(tokenizer),
+            stop_token_ids=settings.stop_token_ids(tokenizers, first),
             chat=settings.chat,
             system=settings.system,
             reward_timeout=settings.reward_timeout,

@@ -51,9 +51,10 @@ def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool, s
         raise CommandError(f"The folder {place} cannot be made: {error.strerror}.") from error
     try:
         tokenizer = load_tokenizer(model_path(trained.base(policy)), settings.trust_remote_code)
+        tokenizers = settings.make_tokenizers()
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
-    sampling = generation_config(settings, tokenizer)
+    sampling = generation_config(settings, tokenizers, policy if policy in tokenizers else settings.modules[0])
     types = {"fp32": torch.float32, "bf16": torch.bfloat16}
     model = whole_model(trained, policy, step).to(types[dtype]) if merge or settings.lora is None else None
     card = model_card(trained, policy, warnings_of(trained, policy), adapter=model is None, step=step)

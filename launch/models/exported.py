@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from launch.console.errors import CommandError
 from launch.models.trained import Trained
@@ -16,7 +16,7 @@ from policies.models.adapters import adapted, peft_config, peft_names
 from policies.models.average import scaled
 from policies.models.language_model import empty_language_model, load_language_model
 from policies.models.model_names import model_path
-from policies.settings.settings import Settings
+from policies.settings.settings import Settings, Tokenizers
 
 
 def whole_model(trained: Trained, policy: str, step: float = 1.0) -> PreTrainedModel:
@@ -92,9 +92,10 @@ def base_name(trained: Trained, policy: str) -> str:
     return str(Path(path).resolve()) if Path(path).is_dir() else path
 
 
-def generation_config(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+def generation_config(settings: Settings, tokenizers: Tokenizers, policy: str) -> GenerationConfig:
     """Returns what makes `transformers` and vLLM sample and stop as in training: by temperature alone."""
-    named = (tokenizer.eos_token_id, *settings.stop_token_ids(tokenizer))
+    tokenizer = tokenizers[policy]
+    named = (tokenizer.eos_token_id, *settings.stop_token_ids(tokenizers, policy))
     ends = [token for token in dict.fromkeys(named) if token is not None]
     return GenerationConfig(
         do_sample=True,

@@ -40,7 +40,7 @@ class TrainedChain:
             ModelError: there is no base model any more.
         """
         settings = trained.settings
-        task, tokenizer = load_task(settings)
+        task, tokenizers = load_task(settings)
         _check_prompts(task, settings.knowledge_transfer and len(players) > 1)
         if settings.knowledge_transfer and settings.observed == "best" and len(players) > 2:
             raise CommandError(
@@ -55,11 +55,11 @@ class TrainedChain:
         self.players = players
         self.temperature = max(temperature, COLDEST)
         self.seed = seed
-        self.chain = settings.make_chain(task, tokenizer, num_agents=len(players))
+        read_by = [player if player in tokenizers else settings.modules[0] for player in players]  # the mean is no LLM
+        self.chain = settings.make_chain(task, tokenizers, read_by)
         policies = tuple(dict.fromkeys(players))
         self.generator = TransformersGenerator(
             {policy: model_path(trained.base(policy)) for policy in policies},
-            stop_token_ids=self.chain.stop_token_ids,
             dtype=settings.dtype,
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
             trust_remote_code=settings.trust_remote_code,
@@ -91,9 +91,10 @@ class TrainedChain:
             stream = None
             if printer is not None:
                 printer.turn(role, policy)
-                stream = TokenStream(self.chain.decode, printer.say)
+                stream = TokenStream(self.chain.at[position].decode, printer.say)
             seed = sampling_seed(self.seed, EVALUATION_STREAM, number, position)
-            sampling = Sampling(self.temperature, self.chain.max_response, [seed])
+            ends = self.chain.at[position].stop_token_ids
+            sampling = Sampling(self.temperature, self.chain.max_response, [seed], ends)
             (response,) = self.generator.generate([episode.prompt_ids()], policy, sampling, stream)
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
             responses.append({"role": role, "policy": policy, "text": episode.completions[-1]})

@@ -1,19 +1,14 @@
 """Puts together what a run is made of, before anything is started: whatever is wrong with it is one sentence."""
 
-from typing import TYPE_CHECKING
-
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
 from cory_env.validate import Report, check_columns, check_lengths
 from launch.console.errors import CommandError
-from policies.settings.settings import Settings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from policies.settings.settings import Settings, Tokenizers
 
 
-def load_task(settings: Settings) -> "tuple[Task, PreTrainedTokenizerBase]":
-    """Checks the models, and reads its tokenizer and the task's data and templates.
+def load_task(settings: Settings) -> tuple[Task, Tokenizers]:
+    """Checks the models, and reads their tokenizers and the task's data and templates.
 
     Raises:
         CommandError: no such task, or a setting, file or template that cannot be used.
@@ -24,9 +19,10 @@ def load_task(settings: Settings) -> "tuple[Task, PreTrainedTokenizerBase]":
     for path in settings.model_paths.values():
         check_folder(path)
     try:
-        tokenizer = settings.make_tokenizer()
-        settings.check_model(tokenizer)
-        return settings.make_task(), tokenizer
+        tokenizers = settings.make_tokenizers()
+        for module_id in settings.modules:
+            settings.vocab_size(tokenizers, module_id)
+        return settings.make_task(), tokenizers
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
 
@@ -40,7 +36,7 @@ def check(settings: Settings) -> Task:
     Raises:
         CommandError: they do not.
     """
-    task, tokenizer = load_task(settings)
+    task, tokenizers = load_task(settings)
     from policies.generation.vllm_generator import vllm_installed
 
     if settings.backend == "vllm" and not vllm_installed():
@@ -49,11 +45,13 @@ def check(settings: Settings) -> Task:
             "backend=transformers."
         )
     try:
-        chain = settings.make_chain(task, tokenizer)
+        first = {id(tokenizer): module_id for module_id, tokenizer in reversed(tokenizers.items())}
+        chains = [settings.make_chain(task, tokenizers, [each] * settings.num_agents) for each in first.values()]
     except ValueError as error:
         raise CommandError(str(error)) from error
     report = Report(task.name)
-    check_lengths(chain, report)
+    for chain in chains:  # roles are exchanged, so whoever reads may play any of them
+        check_lengths(chain, report)
     if report.problems:
         raise CommandError(" ".join(report.problems))
     try:

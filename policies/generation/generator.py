@@ -29,6 +29,8 @@ class Sampling(NamedTuple):
     max_tokens: int
     seeds: Sequence[int]
     """One per prompt, so that a response does not depend on what else is in its batch."""
+    stop_token_ids: Sequence[int]
+    """Each ends a response."""
 
 
 class Loaded(NamedTuple):
@@ -54,7 +56,7 @@ class Generator(Protocol):
         Args:
             prompts: token ids, 1 to `max_prompt` each.
             module_id: which LLM.
-            sampling: temperature, length, one seed per prompt.
+            sampling: temperature, length, one seed per prompt, what ends a response.
 
         Raises:
             GenerationError: the engine died or did not answer in time.

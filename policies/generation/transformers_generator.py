@@ -54,7 +54,6 @@ class TransformersGenerator:
         self,
         models: Mapping[str, str],
         *,
-        stop_token_ids: Sequence[int],
         dtype: str,
         device: torch.device,
         trust_remote_code: bool = False,
@@ -65,7 +64,6 @@ class TransformersGenerator:
 
         Args:
             models: by LLM, the folder or hub id of its model; where there are adapters, the same for all.
-            stop_token_ids: each ends a response.
             dtype: `auto`, `bf16` or `fp32`.
             device: where to run.
             trust_remote_code: run code that comes with the model.
@@ -73,7 +71,6 @@ class TransformersGenerator:
             quantization: of the base under the adapters.
         """
         self.device = device
-        self.stop_token_ids = list(stop_token_ids)
         self.dtype = compute_dtype(dtype, device)
         self.models: dict[str, PreTrainedModel] = {}
         self.base: PreTrainedModel | None = None  # held, so that a learner of this process finds it
@@ -104,8 +101,8 @@ class TransformersGenerator:
         config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
             do_sample=False,
-            eos_token_id=self.stop_token_ids,
-            pad_token_id=self.stop_token_ids[0],
+            eos_token_id=list(sampling.stop_token_ids),
+            pad_token_id=sampling.stop_token_ids[0],
         )
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             out = self.models[module_id].generate(
@@ -119,7 +116,7 @@ class TransformersGenerator:
         logprobs = torch.stack(sampler.logprobs, dim=1).cpu().numpy()
         responses = []
         for row, row_logprobs in zip(sampled, logprobs, strict=True):
-            ends = np.flatnonzero(np.isin(row, self.stop_token_ids))
+            ends = np.flatnonzero(np.isin(row, sampling.stop_token_ids))
             length = int(ends[0]) + 1 if len(ends) else len(row)
             responses.append(Response(row[:length].tolist(), row_logprobs[:length].tolist()))
         return responses

@@ -81,7 +81,6 @@ class VLLMGenerator:
         self,
         models: Mapping[str, str],
         *,
-        stop_token_ids: Sequence[int],
         dtype: str,
         device: torch.device,
         max_prompt: int,
@@ -99,7 +98,6 @@ class VLLMGenerator:
 
         Args:
             models: by LLM, the folder or hub id of its model; where there are adapters, the same for all.
-            stop_token_ids: each ends a response.
             dtype: `auto`, `bf16` or `fp32`.
             device: where to run.
             max_prompt, max_response: tokens; together the context length.
@@ -114,7 +112,6 @@ class VLLMGenerator:
             timeout: longest wait for one `generate` or `load`, in seconds (own processes only; in-process, the caller
                 watches).
         """
-        self.stop_token_ids = list(stop_token_ids)
         self.in_process = in_process and tensor_parallel == 1
         self.tensor_parallel = tensor_parallel
         self.timeout = timeout
@@ -219,7 +216,7 @@ class VLLMGenerator:
                 max_tokens=sampling.max_tokens,
                 seed=seed,
                 logprobs=0,
-                stop_token_ids=self.stop_token_ids,
+                stop_token_ids=list(sampling.stop_token_ids),
                 detokenize=False,
             )
             for seed in sampling.seeds

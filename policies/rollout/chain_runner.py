@@ -10,6 +10,7 @@ from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.framework import get_device
 
+from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import reward_episodes, reward_observed, reward_so_far
 from cory_env.rewarding.worker import RewardWorker
@@ -79,18 +80,24 @@ class ChainRunner(StatelessRunner):
         self.make_module()
 
     def make_env(self) -> None:
-        """Loads the task and tokenizer: the chain of all agents, and for evaluation a chain of one."""
+        """Loads the task and the tokenizers."""
         s = self.settings
-        task, tokenizer = s.make_task(), s.make_tokenizer()
-        self.chains = {n: s.make_chain(task, tokenizer, num_agents=n) for n in {1, s.num_agents}}
-        self.env = self.chains[s.num_agents]
-        self.rewards = RewardWorker(task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
+        self.task, self.tokenizers = s.make_task(), s.make_tokenizers()
+        self._chains: dict[tuple[int, ...], Chain] = {}
+        self.env = self.chain(tuple(RoleMapping(s.roles, s.modules).as_dict().values()))
+        self.rewards = RewardWorker(self.task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
+
+    def chain(self, players: tuple[str, ...]) -> Chain:
+        """The chain in which these LLMs answer; for players with the same tokenizers it is one and the same."""
+        kind = tuple(id(self.tokenizers[player]) for player in players)
+        if kind not in self._chains:
+            self._chains[kind] = self.settings.make_chain(self.task, self.tokenizers, players)
+        return self._chains[kind]
 
     def make_module(self) -> None:
         """Starts the generation backend, on the device that Ray gave this runner."""
         s = self.settings
         common: dict[str, Any] = {
-            "stop_token_ids": self.env.stop_token_ids,
             "dtype": s.dtype,
             "device": get_device(self.config, self.config.num_gpus_per_env_runner),
             "trust_remote_code": s.trust_remote_code,
@@ -143,7 +150,7 @@ class ChainRunner(StatelessRunner):
             RewardError: the reward failed and `on_reward_error` is `stop`.
         """
         assert mapping is not None
-        chain = self.chains[len(mapping.roles)]
+        chain = self.chain(tuple(mapping.as_dict().values()))
         self._check_versions(mapping, version)
         queries = chain.task.queries(split)
         limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
@@ -158,7 +165,8 @@ class ChainRunner(StatelessRunner):
                 sampling_seed(self.settings.seed, stream, deal.query, position, sample)
                 for deal, sample in zip(deals, samples, strict=True)
             ]
-            answers = self._answer(episodes, mapping(role), Sampling(self.settings.temperature, limit, seeds))
+            sampling = Sampling(self.settings.temperature, limit, seeds, chain.at[position].stop_token_ids)
+            answers = self._answer(episodes, mapping(role), sampling)
             generated += answers
             responses = [[*before, answer] for before, answer in zip(responses, answers, strict=True)]
             if position == 0 and siblings > 1:
@@ -214,7 +222,8 @@ class ChainRunner(StatelessRunner):
     def probe(self, module_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         """Responses to raw prompts: what the self-test compares with the learner."""
         assert self.generator is not None
-        sampling = Sampling(self.settings.temperature, self.settings.max_response, seeds)
+        ends = self.chain((module_id,)).stop_token_ids
+        sampling = Sampling(self.settings.temperature, self.settings.max_response, seeds, ends)
         return self.generator.generate(prompts, module_id, sampling)
 
     def load_weights(self, weights: dict[str, Weights], version: int) -> dict[str, Loaded]:

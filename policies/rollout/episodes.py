@@ -57,14 +57,14 @@ def as_rllib_episode(
                     TASK_REWARD: task_rewards[position],
                     QUERY: deal.query,
                     SAMPLE: deal.sample,
-                    ENDED: tokens[-1] in chain.ends,
+                    ENDED: tokens[-1] in chain.at[position].ends,
                 }
             },
         )
     return out
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
     """Observation and action space of every role: one object for all episodes of a chain, so pickled once with them."""
     observation, action = chain.observation_space(), chain.action_space()
@@ -81,11 +81,16 @@ def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleM
                 "policy": mapping(role),
                 "text": text,
                 "task_reward": reward,
-                "ended": tokens[-1] in episode.chain.ends,
+                "ended": tokens[-1] in chain.ends,
                 "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
             }
-            for role, text, tokens, reward in zip(
-                episode.chain.roles, episode.completions, episode.responses, task_rewards, strict=True
+            for chain, role, text, tokens, reward in zip(
+                episode.chain.at,
+                episode.chain.roles,
+                episode.completions,
+                episode.responses,
+                task_rewards,
+                strict=True,
             )
         ],
     }

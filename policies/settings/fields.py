@@ -66,7 +66,7 @@ class Fields(BaseModel):
     """Seconds that one reward call may take before its process is killed."""
     model: str | list[str] = of_policy(BUNDLED_LM)
     """A Hugging Face causal LM: a bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id; or a list of
-    one per LLM, `[small, large]`, which have the same tokenizer (docs/chains.md)."""
+    one per LLM, `[small, large]` (docs/chains.md)."""
     start_from: str | None = of_policy(None)
     """Start from the policies of another run, its folder or URI: those of its best checkpoint. The reference stays
     `model`, and optimizers start anew."""

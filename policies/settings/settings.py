@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError, model_validator
 
 from cory_env.chain import Chain
 from cory_env.tasks import Task, make_task
-from cory_env.tokenizer import difference, load_tokenizer, tokens_holding
+from cory_env.tokenizer import alike, load_tokenizer, tokens_holding
 from policies.models.model_names import model_path
 from policies.settings.about import Decides, about
 from policies.settings.contradictions import refuse_contradictions
@@ -18,6 +18,9 @@ from policies.settings.fields import Fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Tokenizers = dict[str, "PreTrainedTokenizerBase"]
+"""By LLM."""
 
 
 class SettingsError(ValueError):
@@ -44,48 +47,55 @@ class Settings(Fields):
             max_query=self.max_query,
             digits=self.digits,
             operations=self.operations,
-            tokenizer=None if self.max_query is None else self.make_tokenizer(),
+            tokenizer=None if self.max_query is None else self.make_tokenizers()[self.modules[0]],
             validation=self.eval_queries if self.validation else 0,
         )
 
-    def make_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of all models.
+    def make_tokenizers(self) -> Tokenizers:
+        """The tokenizers of the LLMs' models; those that do not differ in what matters to a response are one object.
 
         Raises:
-            ValueError: none can be loaded.
-            SettingsError: the models do not have the same.
+            ValueError: one cannot be loaded.
         """
-        first, *others = dict.fromkeys(self.models.values())
-        tokenizer = load_tokenizer(model_path(first), trust_remote_code=self.trust_remote_code)
-        for name in others:
-            other = load_tokenizer(model_path(name), trust_remote_code=self.trust_remote_code)
-            if found := difference(tokenizer, other, self.chat):
-                raise SettingsError(
-                    f"The models `{first}` and `{name}` have different tokenizers: {found}. All LLMs of a chain "
-                    "need the same one: list models of one family, or name a single model."
-                )
-        return tokenizer
+        found: Tokenizers = {}  # by model
+        for name in dict.fromkeys(self.models.values()):
+            own = load_tokenizer(model_path(name), trust_remote_code=self.trust_remote_code)
+            found[name] = next((other for other in found.values() if alike(own, other, self.chat)), own)
+        return {module_id: found[name] for module_id, name in self.models.items()}
 
-    def make_chain(self, task: Task, tokenizer: PreTrainedTokenizerBase, num_agents: int | None = None) -> Chain:
-        """The chain these settings describe, or one of another length.
+    def make_chain(self, task: Task, tokenizers: Tokenizers, players: Sequence[str] | None = None) -> Chain:
+        """The chain these settings describe.
+
+        Args:
+            task: what is asked.
+            tokenizers: what `make_tokenizers` gave.
+            players: the LLM in each role, if not the first ones in all of them.
 
         Raises:
             ModelError: model, tokenizer and lengths do not go together.
         """
-        return Chain(
-            task,
-            tokenizer,
-            num_agents=self.num_agents if num_agents is None else num_agents,
-            knowledge_transfer=self.knowledge_transfer,
-            observed=self.observed,
-            partner_reward=self.partner_reward,
-            max_prompt=self.max_prompt,
-            max_response=self.max_response,
-            vocab_size=self.check_model(tokenizer),
-            stop_token_ids=self.stop_token_ids(tokenizer),
-            chat=self.chat,
-            system=self.system,
-        )
+        if players is None:
+            players = tuple(self.modules[k % len(self.modules)] for k in range(self.num_agents))
+
+        def read_by(module_id: str) -> Chain:
+            return Chain(
+                task,
+                tokenizers[module_id],
+                num_agents=len(players),
+                knowledge_transfer=self.knowledge_transfer,
+                observed=self.observed,
+                partner_reward=self.partner_reward,
+                max_prompt=self.max_prompt,
+                max_response=self.max_response,
+                vocab_size=self.vocab_size(tokenizers, module_id),
+                stop_token_ids=self.stop_token_ids(tokenizers, module_id),
+                chat=self.chat,
+                system=self.system,
+            )
+
+        chains = {id(tokenizers[player]): read_by(player) for player in reversed(players)}
+        chain = chains[id(tokenizers[players[0]])]
+        return chain.read_by([chains[id(tokenizers[player])] for player in players]) if len(chains) > 1 else chain
 
     def env_settings(self) -> dict[str, Any]:
         """Keyword arguments of `cory_v0.env` for the same chain, but for tokenizers that are code of a model's own.
@@ -96,32 +106,33 @@ class Settings(Fields):
         same = "task num_agents knowledge_transfer observed partner_reward max_prompt max_response data eval_data"
         also = "reward prompt observer_prompt min_query max_query digits operations chat system reward_timeout"
         names = [*same.split(), *also.split()]
-        tokenizer = self.make_tokenizer()
+        tokenizers, first = self.make_tokenizers(), self.modules[0]
         return {name: getattr(self, name) for name in names} | {
-            "tokenizer": next(iter(self.model_paths.values())),
-            "vocab_size": self.check_model(tokenizer),
-            "stop_token_ids": self.stop_token_ids(tokenizer),
+            "tokenizer": self.model_paths[first],
+            "vocab_size": self.vocab_size(tokenizers, first),
+            "stop_token_ids": self.stop_token_ids(tokenizers, first),
         }
 
-    def check_model(self, tokenizer: PreTrainedTokenizerBase) -> int:
-        """Checks that every LLM's model can be used with a tokenizer, and with the lengths of these settings.
+    def vocab_size(self, tokenizers: Tokenizers, module_id: str) -> int:
+        """Checks that the models that share an LLM's tokenizer can be used with it, and with these settings' lengths.
 
         Returns:
-            Rows of the largest embedding, which may be more than the tokenizer has tokens.
+            Rows of their largest embedding, which may be more than the tokenizer has tokens.
 
         Raises:
             ModelError: one is not there, or cannot.
         """
         from policies.models.model_check import check_model  # brings torch along
 
-        longest = self.max_prompt + self.max_response
+        longest, tokens = self.max_prompt + self.max_response, len(tokenizers[module_id])
         return max(
-            check_model(path, len(tokenizer), longest, self.trust_remote_code, self.tensor_parallel)
-            for path in dict.fromkeys(self.model_paths.values())
+            check_model(path, tokens, longest, self.trust_remote_code, self.tensor_parallel)
+            for path in self._sharing(tokenizers, module_id)
         )
 
-    def stop_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """The tokens that end a response beside the tokenizer's own: those that a model names, and those of `stop`.
+    def stop_token_ids(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
+        """The tokens that end an LLM's response beside its tokenizer's own: those of `stop`, and those that a model
+        with this tokenizer names.
 
         Raises:
             ModelError: there is no model.
@@ -129,16 +140,21 @@ class Settings(Fields):
         """
         from policies.models.language_model import stop_token_ids
 
-        paths = dict.fromkeys(self.model_paths.values())
+        paths = self._sharing(tokenizers, module_id)
         ends = list(dict.fromkeys(end for path in paths for end in stop_token_ids(path, self.trust_remote_code)))
         if self.stop is None:
             return ends
-        found = tokens_holding(tokenizer, self.stop)
+        found = tokens_holding(tokenizers[module_id], self.stop)
         if not found:
             raise SettingsError(
-                f"stop={self.stop!r}: no single token of `{self.started_from}` holds it. Set a shorter text."
+                f"stop={self.stop!r}: no single token of `{self.models[module_id]}` holds it. Set a shorter text."
             )
         return [*ends, *found]
+
+    def _sharing(self, tokenizers: Tokenizers, module_id: str) -> list[str]:
+        """The models of all LLMs that have the tokenizer of one."""
+        own = tokenizers[module_id]
+        return list(dict.fromkeys(path for name, path in self.model_paths.items() if tokenizers[name] is own))
 
     @property
     def model_paths(self) -> dict[str, str]:

@@ -11,11 +11,16 @@ import torch
 
 from policies.cory import Cory
 from policies.generation.vllm_generator import vllm_installed
-from policies.models.language_model import load_language_model
+from policies.learning.rows import at_position
+from policies.models.language_model import left_padded, load_language_model
 from policies.models.model_names import BUNDLED_LM, model_path
 from policies.models.weights import checksum
+from policies.rllib.token_batch import rows_of
+from policies.rollout.dealing import Deal
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
+
+DRAFTS: dict[str, Any] = {"task": "drafts", "max_prompt": 48}
 
 
 def figures(algorithm: Cory) -> dict[str, dict[str, float]]:
@@ -75,13 +80,52 @@ def test_a_run_of_two_models_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     resumed.stop()
 
 
+def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
+    algorithm = make_cory(
+        **DRAFTS, model=["drafts-llama-tiny", BUNDLED_LM], self_test=True, exchange_period=1, max_response=8
+    )
+    task, tokenizers = algorithm.task, algorithm.settings.make_tokenizers()
+    assert len(tokenizers["llm_1"]) < 20 and len(tokenizers["llm_2"]) == 4096
+    deals = [Deal(query) for query in range(8)]
+    for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
+        (rollout,) = algorithm.runners.play(deals, mapping=mapping, split="test")
+        for deal, sample, episode in zip(deals, rollout.samples, rollout.episodes, strict=True):
+            query = task.test[deal.query]
+            texts: list[str] = []
+            for response in sample["responses"]:
+                agent, own = episode.agent_episodes[response["role"]], tokenizers[response["policy"]]
+                seen, said = agent.observations[0], agent.actions[0]
+                prompt = task.observer_prompt(query, texts) if texts else task.prompt(query)
+                assert seen["tokens"][: seen["length"]].tolist() == own(prompt)["input_ids"]
+                assert own.decode(said["tokens"][: said["length"]], skip_special_tokens=True) == response["text"]
+                texts.append(response["text"])
+    reports = [algorithm.train()["cory"] for _ in range(2)]
+    assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2"]
+    assert max(report["sampler_gap_max"] for report in reports) < 1e-4
+
+    # What the last answer is compared with is its own base, asked the bare query in its own tokens.
+    for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
+        rollouts, figures = algorithm.evaluator.measure(deals, mapping, "test")
+        player = mapping("observer")
+        rows = at_position(rows_of(rollouts[0].episodes)[player], 1)
+        seen, padding = rows["prompts"], rows["prompt_mask"]
+        prompts = [tokenizers[player](task.prompt(task.test[deal.query]))["input_ids"] for deal in deals]
+        rows["prompts"], rows["prompt_mask"] = left_padded(prompts)
+        bare = algorithm.learners.score({player: rows})[player]["reference_logprobs"]
+        rows["prompts"], rows["prompt_mask"] = seen, padding
+        own = algorithm.learners.score({player: rows})[player]["logprobs"]
+        np.testing.assert_allclose(figures["observer"]["kl"], (own - bare).sum(1), atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
-def test_vllm_has_an_engine_of_its_own_size_for_each_llm(make_cory: MakeCory, small_model: str) -> None:
-    algorithm = make_cory(
-        model=[BUNDLED_LM, small_model], backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3
-    )
+@pytest.mark.parametrize("tokenizer", ["its own", "the other's"])
+def test_vllm_has_an_engine_of_its_own_size_for_each_llm(make_cory: MakeCory, small_model: str, tokenizer: str) -> None:
+    own = {"model": [BUNDLED_LM, small_model]}
+    if tokenizer == "its own":
+        own = {"model": [BUNDLED_LM, "drafts-llama-tiny"], **DRAFTS}
+    algorithm = make_cory(**own, backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3)
     for probe in algorithm.probes.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports: list[dict[str, Any]] = [algorithm.train()["cory"] for _ in range(2)]

@@ -46,7 +46,9 @@ def test_what_is_told_is_what_is_answered_and_what_a_batch_without_a_stream_samp
         seeds = [sampling_seed(0, EVALUATION_STREAM, number, position) for number in range(len(QUERIES))]
         prompts = [episode.prompt_ids() for episode in episodes]
         for episode, response in zip(
-            episodes, made.generator.generate(prompts, policy, Sampling(1.0, 8, seeds)), strict=True
+            episodes,
+            made.generator.generate(prompts, policy, Sampling(1.0, 8, seeds, made.chain.stop_token_ids)),
+            strict=True,
         ):
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
     assert [[response["text"] for response in answer["responses"]] for answer in answers] == [
@@ -122,7 +124,7 @@ def test_the_mean_of_all_llms_answers_as_their_mean_weights_do(
     for name, parameter in model.named_parameters():
         both = [torch.from_numpy(trained.weights(policy)[name].copy()) for policy in ("llm_1", "llm_2")]
         parameter.data = (both[0] + both[1]) / 2
-    tokenizer = trained.settings.make_tokenizer()
+    tokenizer = trained.settings.make_tokenizers()["llm_1"]
     prompt = tokenizer(QUERIES[0], return_tensors="pt")["input_ids"]
     limit = trained.settings.max_response
     expected = model.generate(prompt, max_new_tokens=limit, do_sample=False)[0, prompt.shape[1] :]

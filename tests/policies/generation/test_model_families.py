@@ -91,7 +91,7 @@ def follow(generator: Generator, path: str, way: str) -> dict[str, float]:
     learner.load(perturb(old, seed=1, noise=0.5))
     weights = weights_of(learner)
     loaded = generator.load("llm_1", weights, 3)
-    out = generator.generate(PROMPTS, "llm_1", Sampling(1.0, 8, range(len(PROMPTS))))
+    out = generator.generate(PROMPTS, "llm_1", Sampling(1.0, 8, range(len(PROMPTS)), [0]))
     none = [0.0] * len(out)
     rows = make_rows(PROMPTS, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
 
@@ -115,7 +115,7 @@ def lora_of(way: str) -> Lora | None:
 def test_transformers_follows_new_weights(tmp_path: Path, way: str, family: str, tied: bool) -> None:
     path = save_model(tmp_path, family, tied)
     lora = lora_of(way)
-    generator = TransformersGenerator({"llm_1": path}, stop_token_ids=[0], dtype="fp32", device=CPU, lora=lora)
+    generator = TransformersGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora)
     check(follow(generator, path, way))
 
 
@@ -128,7 +128,6 @@ def follow_with_vllm(folder: Path) -> dict[tuple[str, str, bool], dict[str, floa
         generators.append(
             VLLMGenerator(
                 {"llm_1": path},
-                stop_token_ids=[0],
                 dtype="fp32",
                 device=CPU,
                 max_prompt=64,

@@ -47,13 +47,12 @@ def observe(path: str, way: str, parts: int) -> Seen:
     settings: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4, "lora": lora_of(way)}
     generator = VLLMGenerator(
         {"llm_1": path},
-        stop_token_ids=[0],
         dtype="fp32",
         device=torch.device("cpu"),
         tensor_parallel=parts,
         **settings,
     )
-    sampling = Sampling(1.0, 8, range(len(PROMPTS)))
+    sampling = Sampling(1.0, 8, range(len(PROMPTS)), [0])
     try:
         followed = follow(generator, path, way)
         responses = generator.generate(PROMPTS, "llm_1", sampling)

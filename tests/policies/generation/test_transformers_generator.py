@@ -20,10 +20,10 @@ def test_penalties_of_the_model_s_own_do_not_change_what_is_sampled(tmp_path: Pa
     shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model")
     GenerationConfig(repetition_penalty=3.0, no_repeat_ngram_size=1).save_pretrained(tmp_path / "model")
     prompts = [load_tokenizer()(text)["input_ids"] for text in ("This movie is", "I really liked")]
-    settings: dict[str, Any] = {"stop_token_ids": [0], "dtype": "fp32", "device": torch.device("cpu")}
+    settings: dict[str, Any] = {"dtype": "fp32", "device": torch.device("cpu")}
     plain, penalized = (
         TransformersGenerator({"llm_1": str(path)}, lora=lora, **settings).generate(
-            prompts, "llm_1", Sampling(1.0, 8, [1, 2])
+            prompts, "llm_1", Sampling(1.0, 8, [1, 2], [0])
         )
         for path, lora in ((DEFAULT_TOKENIZER, None), (tmp_path / "model", Lora(4, 8.0)))
     )
@@ -36,13 +36,9 @@ def test_any_of_several_stop_tokens_ends_a_response() -> None:
     tokenizer = load_tokenizer()
     prompts = [tokenizer(text)["input_ids"] for text in ("This movie is", "I really liked")]
     eos = [tokenizer.eos_token_id]
-    settings = {"dtype": "fp32", "device": torch.device("cpu")}
-    path = str(DEFAULT_TOKENIZER)
-    sampling = Sampling(1.0, 8, [1, 2])
-    unbounded = TransformersGenerator({"llm_1": path}, stop_token_ids=eos, **settings)  # type: ignore[arg-type]
-    whole = unbounded.generate(prompts, "llm_1", sampling)
+    generator = TransformersGenerator({"llm_1": str(DEFAULT_TOKENIZER)}, dtype="fp32", device=torch.device("cpu"))
+    whole = generator.generate(prompts, "llm_1", Sampling(1.0, 8, [1, 2], eos))
     stops = [*eos, whole[0].tokens[2], whole[1].tokens[1]]
-    bounded = TransformersGenerator({"llm_1": path}, stop_token_ids=stops, **settings)  # type: ignore[arg-type]
-    ended = bounded.generate(prompts, "llm_1", sampling)
+    ended = generator.generate(prompts, "llm_1", Sampling(1.0, 8, [1, 2], stops))
     assert [response.tokens for response in ended] == [whole[0].tokens[:3], whole[1].tokens[:2]]
     assert [len(response.logprobs) for response in ended] == [3, 2]

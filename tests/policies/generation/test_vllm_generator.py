@@ -33,12 +33,12 @@ pytestmark = [
 ]
 
 MODEL = str(DEFAULT_TOKENIZER)
+EOS = [load_tokenizer(MODEL).eos_token_id]
 MAX_PROMPT = 200  # longer than a block of vLLM's KV cache, so that prompts are cached
 
 
 def make_generator(modules: Sequence[str] = ("llm_1",), **settings: Any) -> VLLMGenerator:
     arguments: dict[str, Any] = {
-        "stop_token_ids": [load_tokenizer(MODEL).eos_token_id],
         "dtype": "fp32",
         "device": torch.device("cpu"),
         "max_prompt": MAX_PROMPT,
@@ -83,7 +83,7 @@ def prompts() -> list[list[int]]:
 
 
 def sampling(prompts: Sequence[Sequence[int]]) -> Sampling:
-    return Sampling(1.0, 8, [sampling_seed(0, 0, query, 0) for query in range(len(prompts))])
+    return Sampling(1.0, 8, [sampling_seed(0, 0, query, 0) for query in range(len(prompts))], EOS)
 
 
 def scorer(learner: PolicyModel) -> Callable[[Weights, Rows], torch.Tensor]:
@@ -125,7 +125,7 @@ def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, promp
     together = generator.generate(prompts, "llm_1", sampling(prompts))
     seeds = sampling(prompts).seeds
     alone = [
-        generator.generate([prompt], "llm_1", Sampling(1.0, 8, [seed]))[0]
+        generator.generate([prompt], "llm_1", Sampling(1.0, 8, [seed], EOS))[0]
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
     assert [response.tokens for response in together] == [response.tokens for response in alone]
@@ -138,10 +138,8 @@ def test_an_engine_on_a_cpu_compiles_nothing(generator: VLLMGenerator, prompts: 
 
 def test_any_of_several_stop_tokens_ends_a_response(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
     whole = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
-    eos = generator.stop_token_ids
-    generator.stop_token_ids = [*eos, whole[0][2], whole[1][0]]
-    ended = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
-    generator.stop_token_ids = eos
+    stops = sampling(prompts)._replace(stop_token_ids=[*EOS, whole[0][2], whole[1][0]])
+    ended = [response.tokens for response in generator.generate(prompts, "llm_1", stops)]
     assert ended[0] == whole[0][:3] and ended[1] == whole[1][:1]
 
 
@@ -150,8 +148,8 @@ def test_more_prompt_tokens_than_one_engine_step_takes_change_nothing(
 ) -> None:
     many = [prompts[-1]] * 50  # 10,000 tokens at once
     seeds = [sampling_seed(0, 0, query, 0) for query in range(50)]
-    together = generator.generate(many, "llm_1", Sampling(1.0, 8, seeds))
-    last = generator.generate(many[-1:], "llm_1", Sampling(1.0, 8, seeds[-1:]))
+    together = generator.generate(many, "llm_1", Sampling(1.0, 8, seeds, EOS))
+    last = generator.generate(many[-1:], "llm_1", Sampling(1.0, 8, seeds[-1:], EOS))
     assert together[-1].tokens == last[0].tokens
 
 

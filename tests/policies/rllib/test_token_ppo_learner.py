@@ -42,7 +42,7 @@ def build(**settings: Any) -> TokenPPOLearner:
     config = CoryConfig().cory(**{**SETTINGS, **settings})
     config.validate()
     s = config.settings
-    chain = s.make_chain(s.make_task(), s.make_tokenizer())
+    chain = s.make_chain(s.make_task(), s.make_tokenizers())
     spaces = chain.observation_space(), chain.action_space()
     learner: TokenPPOLearner = config.build_learner(spaces=dict.fromkeys(s.modules, spaces))
     for seed, policy in enumerate(learner.policies.values()):
@@ -58,7 +58,7 @@ def play(
     `shift` and `bonus` change the words and rewards of all positions but the first.
     """
     s = learner.settings
-    chain = s.make_chain(s.make_task(), s.make_tokenizer(), num_agents=len(modules))
+    chain = s.make_chain(s.make_task(), s.make_tokenizers(), modules)
     mapping = RoleMapping(chain.roles, tuple(modules))
     words = chain.tokenizer(REVIEW)["input_ids"]
     episodes = []

@@ -80,7 +80,7 @@ def test_episodes_equal_those_of_the_environment_stepped_alone_with_the_same_tok
 def test_an_agent_sees_the_one_earlier_response_that_it_is_to_see(ray_session: None, observed: str) -> None:
     runner = make_runner(num_agents=4, weights="lora", observed=observed)
     rollout = play(runner, [Deal(query) for query in range(16)])
-    tokenizer, places = runner.settings.make_tokenizer(), set()
+    tokenizer, places = runner.tokenizers["llm_1"], set()
     for sample, episode in zip(rollout.samples, rollout.episodes, strict=True):
         rewards = [answer["task_reward"] for answer in sample["responses"]]
         for position, role in list(enumerate(runner.settings.roles))[1:]:
