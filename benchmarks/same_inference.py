@@ -57,6 +57,7 @@ def main(argv: list[str] | None = None) -> None:
                 f"{name}, {who}": figure
                 for name in arms
                 for who, figure in _evaluate(runs[name][seed], temperature, options.queries, options.samples).items()
+                if name == "single" or "untrained" not in who  # which is the same model
             }
             for seed in seeds
         ]
