@@ -4,30 +4,36 @@ contrasts:
   - {arm: one-llm, against: rloo}                   # each policy on the bare query
   - {arm: two-llms, of: mean, against: rloo}        # the LLM whose weights are the mean of the others'
   - {arm: one-llm, of: last, against: rloo}         # the chain's last answer; its KL is to the base on the bare query
+  - {arm: one-llm, against: rloo, at: tokens}       # when each had generated as many tokens as the other at most
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launch.console.errors import CommandError
-from launch.study.measures import Difference, at_end, last_answer, of_average, paired
+from launch.study.measures import Difference, at_end, generated, last_answer, of_average, paired, within
 from launch.study.results import StudyRun
 
 LEVEL = -0.02
 """An arm is level with another one where the lower end of the interval of their difference is above this."""
 FIGURE = "combined_reward"
 _OF = {"bare": at_end, "last": last_answer, "mean": of_average}
-_KEYS = ("arm", "of", "against", "against_of")
+_KEYS = ("arm", "of", "against", "against_of", "at")
+_AT = ("end", "tokens")
 
 
 class Contrast(NamedTuple):
-    """An arm against another one, by the combined reward after the last update."""
+    """An arm against another one, by the combined reward."""
 
     arm: str
     of: str
     """What of the arm: the policies' `bare` answers, the chain's `last`, or those of the `mean` of its LLMs."""
     against: str
     against_of: str
+    at: str = "end"
+    """`end`: after the last update. `tokens`: at each run's last held-out evaluation in training before it had
+    generated more tokens than the run of the other arm with the same seed did in all."""
 
 
 class Answer(NamedTuple):
@@ -62,7 +68,9 @@ def read_contrasts(entries: object, arms: Sequence[str], where: str) -> tuple[Co
 
 def _contrast(entry: object, arms: Sequence[str], where: str) -> Contrast:
     if not isinstance(entry, Mapping) or not {"arm", "against"} <= entry.keys() or not entry.keys() <= set(_KEYS):
-        raise CommandError(f"A contrast in {where} says `arm` and `against`, and maybe `of` and `against_of`: {entry}.")
+        raise CommandError(
+            f"A contrast in {where} says `arm` and `against`, maybe `of`, `against_of` and `at`: {entry}."
+        )
     found: dict[str, Any] = {"of": "bare", "against_of": "bare", **entry}
     for key in ("arm", "against"):
         if found[key] not in arms:
@@ -70,6 +78,8 @@ def _contrast(entry: object, arms: Sequence[str], where: str) -> Contrast:
     for key in ("of", "against_of"):
         if found[key] not in _OF:
             raise CommandError(f"A contrast in {where} has {key}: {found[key]}, which is none of {', '.join(_OF)}.")
+    if found.get("at", "end") not in _AT:
+        raise CommandError(f"A contrast in {where} has at: {found['at']}, which is none of {', '.join(_AT)}.")
     return Contrast(**found)
 
 
@@ -78,7 +88,13 @@ def answers(contrasts: Sequence[Contrast], runs: Sequence[StudyRun]) -> list[Ans
     found = []
     for contrast in contrasts:
         one, other = ([run for run in runs if run.arm == arm] for arm in (contrast.arm, contrast.against))
-        difference = paired(one, other, _OF[contrast.of](FIGURE), _OF[contrast.against_of](FIGURE))
+        measures = [_OF[contrast.of](FIGURE), _OF[contrast.against_of](FIGURE)]
+        if contrast.at == "tokens":
+            fewer: dict[int, int] = {}
+            for run in (*one, *other):
+                fewer[run.seed] = min(generated(run), fewer.get(run.seed, sys.maxsize))
+            measures = [within(FIGURE, of, fewer) for of in (contrast.of, contrast.against_of)]
+        difference = paired(one, other, *measures)
         if difference is not None:
             found.append((contrast, difference))
     corrected = holm([difference.p for _, difference in found], len(contrasts))

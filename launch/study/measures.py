@@ -77,6 +77,35 @@ def of_average(name: str) -> Measure:
     return lambda run: None if run.final is None else run.final["policy"].get(AVERAGE, {}).get(name)
 
 
+def generated(run: StudyRun) -> int:
+    """Returns the response tokens that a run generated in all its updates."""
+    return sum(line.get("tokens", 0) for line in run.metrics)
+
+
+def within(name: str, of: str, tokens: Mapping[int, int]) -> Measure:
+    """Returns the measure of a held-out figure in training, when a run had generated at most so many tokens.
+
+    Args:
+        name: of the figure.
+        of: `bare`, the mean of the policies; `last`, the chain's last answer; `mean`, the LLM that is their mean.
+        tokens: by seed, the most tokens.
+    """
+
+    def measure(run: StudyRun) -> float | None:
+        spent, found = 0, None
+        for line in run.metrics:
+            spent += line.get("tokens", 0)
+            if spent > tokens[run.seed]:
+                break
+            if "evaluation" in line:
+                policies = line["evaluation"]
+                figures = {"bare": policies["mean"], "last": line.get("last_answer"), "mean": policies.get(AVERAGE)}[of]
+                found = None if figures is None else figures[name]
+        return found
+
+    return measure
+
+
 def influence(run: StudyRun) -> float | None:
     """Returns the share of the variance of the second agent's reward that the pioneer's response explains."""
     return None if run.final is None or "influence" not in run.final else run.final["influence"]["share"]

@@ -77,7 +77,7 @@ def contrasts_table(found: Sequence[Answer]) -> Table:
     made = table(["arm", "against"], ["seeds", "difference", "p", ""])
     for contrast, difference, p in found:
         made.add_row(
-            _side(contrast.arm, contrast.of),
+            _side(contrast.arm, contrast.of) + ", equal tokens" * (contrast.at == "tokens"),
             _side(contrast.against, contrast.against_of),
             str(len(difference.seeds)),
             difference.estimate.shown("{:+.3f}"),

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,28 @@ def test_contrasts_are_paired_by_seed_and_say_above_level_open_or_below() -> Non
     assert shown[1] == ["higher", "base", "1", "+0.500", "one", "seed"]
 
 
+def test_at_equal_tokens_the_arm_that_generates_more_is_asked_earlier() -> None:
+    def trained(arm: str, tokens: int, reward: float) -> list[StudyRun]:
+        made = runs(arm, [9.0, 9.0, 9.0])
+        for run in made:
+            run.metrics.clear()
+            for update in range(5):
+                line: Any = {"update": update, "tokens": tokens * (update > 0)}
+                if update % 2 == 0:
+                    line["evaluation"] = {"mean": figures(reward * update + run.seed, 0.0)}
+                    line["last_answer"] = figures(reward * update + run.seed + 0.5, 0.0)
+                run.metrics.append(line)
+        return made
+
+    asked = [Contrast("long", "last", "short", "bare", "tokens"), Contrast("short", "bare", "short", "bare", "tokens")]
+    long, same = answers(asked, [*trained("short", 10, 1.0), *trained("long", 15, 1.5)])
+    # 40 tokens are all 4 updates of the one, and 2 of the other, of which the second was evaluated: 3.5 against 4.
+    assert long.difference.values == pytest.approx((-0.5, -0.5, -0.5))
+    assert same.difference.values == pytest.approx((0.0, 0.0, 0.0))
+    shown = lines(contrasts_table([long]))[2]
+    assert shown[:5] == ["long,", "last", "answer,", "equal", "tokens"]
+
+
 @pytest.mark.parametrize(
     ("entry", "complaint"),
     [
@@ -67,6 +90,7 @@ def test_contrasts_are_paired_by_seed_and_say_above_level_open_or_below() -> Non
         ({"arm": "one", "against": "two", "by": "kl"}, "says `arm` and `against`"),
         ({"arm": "three", "against": "two"}, "names three, which is no arm of it: one, two"),
         ({"arm": "one", "against": "two", "of": "best"}, "has of: best, which is none of bare, last, mean"),
+        ({"arm": "one", "against": "two", "at": "start"}, "has at: start, which is none of end, tokens"),
     ],
 )
 def test_a_contrast_that_could_never_be_answered_is_refused(entry: dict[str, str], complaint: str) -> None:
