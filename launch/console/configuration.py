@@ -103,7 +103,7 @@ def read_words(words: Sequence[str]) -> dict[str, Value]:
             raise CommandError(
                 f"`{word}` has no value: is a shell variable not set? Write {key}=null if it is to be none."
             )
-        values[key] = scalar(text, lists=_takes_lists(key))
+        values[key] = scalar(text, lists=takes_lists(key))
     return values
 
 
@@ -124,7 +124,7 @@ def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]
     for key, value in loaded.items():
         if key not in also:
             _check_key(str(key), f"in {where}")
-        if not isinstance(value, Scalar) and not (isinstance(value, list) and _takes_lists(key)):
+        if not isinstance(value, Scalar) and not (isinstance(value, list) and takes_lists(key)):
             raise CommandError(
                 f"`{key}` in {where} holds a {'list' if isinstance(value, list) else 'mapping'}, but this setting is "
                 "one value. Put a text that begins with a bracket or a brace in quotes."
@@ -132,7 +132,7 @@ def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]
     return dict(loaded)
 
 
-def _takes_lists(key: str) -> bool:
+def takes_lists(key: str) -> bool:
     """Whether a setting may have several values."""
     return list[str] in get_args(Settings.model_fields[key].annotation)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
+from launch.console.configuration import takes_lists
 from launch.console.core_yaml import QUOTES, Value, as_word, scalar
 from launch.console.errors import CommandError
 from policies.settings.contradictions import refuse_contradictions
@@ -24,8 +25,10 @@ MOST = 100_000
 """Combinations with whole numbers of ranges, which are checked before a search starts, at most."""
 NAMED = 12
 """Whole numbers that would work, which a refusal names, at most."""
-_PART = re.compile(r"""(?:^|,)(\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|\s*'(?:[^']|'')*'\s*(?=,|$)|[^,]*)""")
-"""A value of a list: what stands between two commas, which may also stand in a value in quotes."""
+_PART = re.compile(
+    r"""(?:^|,)(\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|\s*'(?:[^']|'')*'\s*(?=,|$)|\s*\[[^]]*\]\s*(?=,|$)|[^,]*)"""
+)
+"""A value of a list: what stands between two commas, which may also stand in a value in quotes or brackets."""
 
 
 class Axis(NamedTuple):
@@ -109,7 +112,7 @@ def read_axes(words: Sequence[str]) -> list[Axis]:
 
 
 def _list(word: str, key: str, text: str) -> Axis:
-    values = tuple(scalar(part.strip()) for part in _PART.findall(text))
+    values = tuple(scalar(part.strip(), lists=takes_lists(key)) for part in _PART.findall(text))
     if len(set(map(repr, values))) < len(values):
         raise CommandError(f"--over {word} names a value twice.")
     return Axis(key, values)
@@ -233,4 +236,8 @@ def show_value(value: Value) -> str:
 def exact_value(value: Value) -> str:
     """Returns a value as it is written on the command line, with all its digits; in quotes where it holds a comma."""
     text = as_word(value)
-    return text if "," not in text or text.startswith(QUOTES) else "'{}'".format(text.replace("'", "''"))
+    return (
+        text
+        if "," not in text or text.startswith(QUOTES) or isinstance(value, list)
+        else "'{}'".format(text.replace("'", "''"))
+    )

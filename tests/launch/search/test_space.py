@@ -16,12 +16,14 @@ SETTINGS = Settings(updates=9, eval_every=1, kl_coef=0.1)
 
 def test_lists_and_ranges_are_read_and_written_back() -> None:
     words = ["exchange_period=1,5,null", "lr=log:1e-06:0.0001", "kl_coef=uniform:0:0.5", "chat=true,false"]
+    words.append("model=[small, large],large")
     axes = read_axes(words)
     assert axes == [
         Axis("exchange_period", (1, 5, None)),
         Axis("lr", (1e-6, 1e-4), "log"),
         Axis("kl_coef", (0, 0.5), "uniform"),
         Axis("chat", (True, False)),
+        Axis("model", (["small", "large"], "large")),
     ]
     assert [axis.word for axis in axes] == words
 
