@@ -1,11 +1,11 @@
 """`python -m benchmarks.same_inference STUDY --single ppo --chain shared-team`: equal tokens when a query is asked.
 
-A chain of two writes two responses to a query. What could a single agent have done with two, or with more? After the
-last update of each run in STUDY, on the task's test queries, of the single agent, of the chain's LLM, and of the
-untrained model, each alone and in a chain with itself (as the single agent was never trained to answer):
+A chain of two writes two responses to a query. What could a single agent have done with these tokens, or with more?
+After the last update of each run in STUDY, on the task's test queries, of the single agent, of the chain's LLM, and of
+the untrained model, each alone and in a chain with itself (as the single agent was never trained to answer):
 
-- the task reward of its answer, of a chain the last one;
-- that of the commonest among `--samples` answers to a query, a vote, which costs as many times the tokens.
+- the task reward of its answer, of a chain the last one, and the response tokens that it took;
+- that of the commonest among `--votes` answers to a query, which takes as many times the tokens.
 
 Each run is evaluated by `cory evaluate`, which goes on where it was killed. Prints JSON: means over seeds, and what the
 chain's last answer has over each of the others, paired by seed, with 95 % intervals (Student's t).
@@ -18,6 +18,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +32,16 @@ WHO = {
 }
 """What is said of a lineup of one run, by its policies, the last first."""
 Figures = dict[str, float]
-"""Mean task reward over queries, by who answers and how."""
+"""Means over queries, by who answers and how."""
+
+
+class Answer(NamedTuple):
+    """An answer to a query."""
+
+    text: str
+    reward: float
+    tokens: int
+    """Of it and of the responses before it in its chain."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -39,11 +49,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.same_inference", description=__doc__)
     parser.add_argument("study", type=Path)
     parser.add_argument("--single", required=True, help="an arm of one agent")
-    parser.add_argument("--chain", required=True, help="an arm of one LLM in both roles")
+    parser.add_argument("--chain", required=True, help="an arm of one LLM, llm_1, in both roles")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: all that have runs of both")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.1])
     parser.add_argument("--queries", type=int, default=1000)
-    parser.add_argument("--samples", type=int, default=5, help="answers to a query that vote")
+    parser.add_argument("--votes", type=int, nargs="+", default=[3, 5], help="answers to a query that vote")
     options = parser.parse_args(argv)
     arms = {"single": options.single, "chain": options.chain}
     runs = {name: _runs(options.study, arm) for name, arm in arms.items()}
@@ -56,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
             {
                 f"{name}, {who}": figure
                 for name in arms
-                for who, figure in _evaluate(runs[name][seed], temperature, options.queries, options.samples).items()
+                for who, figure in _evaluate(runs[name][seed], temperature, options.queries, options.votes).items()
                 if name == "single" or "untrained" not in who  # which is the same model
             }
             for seed in seeds
@@ -70,37 +80,40 @@ def _runs(study: Path, arm: str) -> dict[int, Path]:
     return {int(number): folder for number, folder in numbered.items() if number.isdecimal()}
 
 
-def _evaluate(run: Path, temperature: float, queries: int, samples: int) -> Figures:
+def _evaluate(run: Path, temperature: float, queries: int, votes: list[int]) -> Figures:
     """Evaluates the last update's policy and the untrained model, in both roles of a chain of two."""
-    out = run.with_name(f"{run.name}.at-{temperature:g}")
-    asked = ["--checkpoint", "latest", "--agents", "2", "--samples", str(samples), "--queries", str(queries)]
+    out = run.with_name(f"{run.name}.at-{temperature:g}-{max(votes)}x{queries}")
+    asked = ["--checkpoint", "latest", "--agents", "2", "--samples", str(max(votes)), "--queries", str(queries)]
     command = [*asked, "--out", str(out), "--quiet", f"temperature={temperature:g}"]
     evaluate = [sys.executable, "-m", "launch.main", "evaluate", str(run), *command]
     subprocess.run(evaluate, check=True, stdout=sys.stderr)
-    answers: dict[str, dict[int, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
-    for lineup, query, text, reward in _answers(out / "responses.jsonl"):
-        answers[WHO[lineup]][query].append((text, reward))
+    answers: dict[str, dict[int, list[Answer]]] = defaultdict(lambda: defaultdict(list))
+    for lineup, query, answer in _answers(out / "responses.jsonl"):
+        answers[WHO[lineup]][query].append(answer)
     figures: Figures = {}
     for who, by_query in answers.items():
-        figures[who] = float(np.mean([np.mean([reward for _, reward in found]) for found in by_query.values()]))
-        figures[f"{who}, vote"] = float(np.mean([_vote(found) for found in by_query.values()]))
+        figures[who] = float(np.mean([answer.reward for found in by_query.values() for answer in found]))
+        figures[f"{who}, tokens"] = float(np.mean([answer.tokens for found in by_query.values() for answer in found]))
+        for count in votes:
+            figures[f"{who}, vote of {count}"] = float(np.mean([_vote(found[:count]) for found in by_query.values()]))
     return figures
 
 
-def _answers(responses: Path) -> Iterator[tuple[str, int, str, float]]:
-    """Yields of each response who gave it after whom, the query, its text and its task reward."""
+def _answers(responses: Path) -> Iterator[tuple[str, int, Answer]]:
+    """Yields who answered after whom, the query, and the answer."""
     with responses.open(encoding="utf-8") as lines:
         for line in lines:
             for chain in json.loads(line)["chains"]:
-                lineup = ""
+                lineup, tokens = "", 0
                 for response in chain["responses"]:
                     lineup = f"{response['policy']}{' after ' * bool(lineup)}{lineup}"
-                    yield lineup, chain["query"], response["text"], response["task_reward"]
+                    tokens += len(response["tokens"])
+                    yield lineup, chain["query"], Answer(response["text"], response["task_reward"], tokens)
 
 
-def _vote(found: list[tuple[str, float]]) -> float:
+def _vote(found: list[Answer]) -> float:
     """Returns the task reward of the commonest text, of several the one that came first."""
-    [((_, reward), _)] = Counter(found).most_common(1)
+    [((_, reward), _)] = Counter((answer.text, answer.reward) for answer in found).most_common(1)
     return reward
 
 
@@ -111,7 +124,7 @@ def _compared(by_seed: list[Figures]) -> dict[str, object]:
     for who in by_seed[0]:
         compared[who] = {"mean": float(np.mean([each[who] for each in by_seed])), "by_seed": [e[who] for e in by_seed]}
         more = differences({seed: figures[last] - figures[who] for seed, figures in enumerate(by_seed)})
-        if more is not None and who != last:
+        if more is not None and who != last and not who.endswith("tokens"):
             compared[f"{last}, over {who}"] = more.estimate._asdict() | {"p": more.p}
     return compared
 

@@ -132,6 +132,8 @@ class Chain:
     def read_by(self, others: "Sequence[Chain]") -> Self:
         """Returns this chain with agents of different tokenizers: what one hands to the next is text.
 
+        Ask the chains in its `at` to encode and decode: what it has of its own is still one tokenizer's.
+
         Args:
             others: By position, a chain like this one but for its tokenizer.
         """

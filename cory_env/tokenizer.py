@@ -71,7 +71,7 @@ def alike(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat
     )
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def tokens_holding(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     """Returns the tokens of a vocabulary in which a text occurs."""
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])

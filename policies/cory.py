@@ -202,17 +202,11 @@ class Cory(Algorithm):
         deals = deal(s.seed, update, s.queries, len(self.task.train), s.num_generations)
         size = len(deals) // len(teams)  # each has queries of its own
         with self._timed("rollout"):
-            rollouts = [
-                rollout
-                for number, team in enumerate(teams)
-                for rollout in self.runners.play(
-                    deals[number * size : (number + 1) * size],
-                    stream=update,
-                    mapping=team,
-                    split="train",
-                    siblings=s.num_siblings,
-                )
+            played = [
+                self.runners.play(part, stream=update, mapping=team, split="train", siblings=s.num_siblings)
+                for team, part in zip(teams, (deals[at : at + size] for at in range(0, len(deals), size)), strict=True)
             ]
+        rollouts = [rollout for of_team in played for rollout in of_team]
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         rows = rows_of(episodes)
         if idle := [name for name in s.modules if name not in rows]:
@@ -265,7 +259,8 @@ class Cory(Algorithm):
         self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
         steps = len(episodes) * self.settings.num_agents
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-        self._seconds["reward"] = max(rollout.reward_seconds for rollout in rollouts)  # runners work side by side
+        waited = [max(rollout.reward_seconds for rollout in of_team) for of_team in played]  # runners work side by side
+        self._seconds["reward"] = sum(waited)
         self._seconds["rollout"] -= self._seconds["reward"]
         shown = LEARNED + (OF_CRITIC if s.critic else ())
         for name, each in figures.items():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from cory_env.chain import Chain
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_STREAM
 from policies.learning.measures import MEASURED, mean_of, measure_responses
@@ -38,6 +39,7 @@ class Evaluator:
         self.settings = settings
         self.task = task
         self.tokenizers = settings.make_tokenizers()
+        self._bare: dict[str, Chain] = {}
         self.runners = runners
         self.learners = learners
 
@@ -135,8 +137,11 @@ class Evaluator:
     def _bare_kl(self, rollouts: Sequence[Rollout], last: Rows, mapping: RoleMapping, split: Split) -> Tensor:
         """KL of the last responses to the reference that is asked the bare query; `[C]`, sampled."""
         player, queries = mapping(mapping.roles[-1]), self.task.queries(split)
-        chain = self.settings.make_chain(self.task, self.tokenizers, (player,))
-        prompts = chain.encode_first([queries[deal.query] for rollout in rollouts for deal in rollout.deals])
+        if player not in self._bare:
+            self._bare[player] = self.settings.make_chain(self.task, self.tokenizers, (player,))
+        prompts = self._bare[player].encode_first(
+            [queries[deal.query] for rollout in rollouts for deal in rollout.deals]
+        )
         asked = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
         asked |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
         (scores,) = self.learners.score({player: asked}).values()

@@ -39,10 +39,17 @@ def update_report(
         "tokens": sum(rollout.tokens for rollout in rollouts),
         "truncated_prompts": sum(rollout.truncated_prompts for rollout in rollouts),
         "reward_errors": sum(rollout.reward_errors for rollout in rollouts),
-        "samples": [
-            sample
-            for rollout in rollouts
-            for dealt, sample in zip(rollout.deals, rollout.samples, strict=True)
-            if dealt.sample == dealt.sibling == 0
-        ][:SAMPLES_SHOWN],
+        "samples": _samples(rollouts),
     }
+
+
+def _samples(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
+    """The first chains of a few queries, of as many teams as these can show."""
+    by_players: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for rollout in rollouts:
+        for dealt, sample in zip(rollout.deals, rollout.samples, strict=True):
+            if dealt.sample == dealt.sibling == 0:
+                players = tuple(response["policy"] for response in sample["responses"])
+                by_players.setdefault(players, []).append(sample)
+    each = SAMPLES_SHOWN // min(len(by_players), SAMPLES_SHOWN) if by_players else 0
+    return [sample for samples in by_players.values() for sample in samples[:each]][:SAMPLES_SHOWN]

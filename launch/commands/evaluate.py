@@ -1,11 +1,12 @@
 """`cory evaluate`: measures a run's policies, or a model, on held-out queries, beside the untouched base."""
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
@@ -217,8 +218,11 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
     if "data" in given:
         own = {key: value for key, value in own.items() if key not in DRAWN}
     values = {key: value for key, value in {**own, **given}.items() if key not in deciding("policy")}
-    if "queries" in given:
-        values |= {"minibatch": values["queries"], "num_learners": 0}  # nothing is trained, so nothing need divide
+    if "queries" in given or options.agents is not None:
+        values |= {"minibatch": 1, "num_learners": 0}  # nothing is trained, so nothing need divide
+        agents = cast(int, policy["num_agents"])
+        teams = max(cast(int, policy.get("num_policies") or agents) // agents, 1)
+        values["queries"] = math.ceil(cast(int, values["queries"]) / teams) * teams
     return make_settings({**values, **policy, "min_response": None})
 
 

@@ -75,30 +75,35 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
     from launch.training.preflight import load_task
 
     task, tokenizers = load_task(settings)
-    first = settings.modules[0]
-    try:
-        report = examine(
-            task,
-            tokenizers[first],
-            num_agents=settings.num_agents,
-            knowledge_transfer=settings.knowledge_transfer,
-            observed=settings.observed,
-            max_prompt=settings.max_prompt if "max_prompt" in given else None,
-            max_response=settings.max_response,
-            stop_token_ids=settings.stop_token_ids(tokenizers, first),
-            chat=settings.chat,
-            system=settings.system,
-            reward_timeout=settings.reward_timeout,
-        )
-    except ValueError as error:
-        raise CommandError(str(error)) from error
-    if "max_prompt" not in given and report.max_prompt > settings.max_prompt:
-        report.warnings.append(
-            f"max_prompt is {settings.max_prompt} unless it is set, too little for some prompts with full-length "
-            f"references. Train with max_prompt={report.max_prompt}."
-        )
-    print(report)
-    return 0 if report.ok else 2
+    readers = {id(tokenizer): policy for policy, tokenizer in reversed(tokenizers.items())}
+    sound = True
+    for reader in reversed(readers.values()):
+        try:
+            report = examine(
+                task,
+                tokenizers[reader],
+                num_agents=settings.num_agents,
+                knowledge_transfer=settings.knowledge_transfer,
+                observed=settings.observed,
+                max_prompt=settings.max_prompt if "max_prompt" in given else None,
+                max_response=settings.max_response,
+                stop_token_ids=settings.stop_token_ids(tokenizers, reader),
+                chat=settings.chat,
+                system=settings.system,
+                reward_timeout=settings.reward_timeout,
+            )
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        if "max_prompt" not in given and report.max_prompt > settings.max_prompt:
+            report.warnings.append(
+                f"max_prompt is {settings.max_prompt} unless it is set, too little for some prompts with full-length "
+                f"references. Train with max_prompt={report.max_prompt}."
+            )
+        if len(readers) > 1:
+            print(f"As {settings.models[reader]} reads it:\n")
+        print(report)
+        sound = sound and report.ok
+    return 0 if sound else 2
 
 
 def _given(words: Sequence[str], files: Sequence[Path]) -> dict[str, Value]:

@@ -113,6 +113,8 @@ def read_axes(words: Sequence[str]) -> list[Axis]:
 
 def _list(word: str, key: str, text: str) -> Axis:
     values = tuple(scalar(part.strip(), lists=takes_lists(key)) for part in _PART.findall(text))
+    if takes_lists(key) and any(isinstance(value, str) and value.startswith("[") for value in values):
+        raise CommandError(f"--over {word}: a list is not closed, or stands in quotes. Write {key}=[a,b],c.")
     if len(set(map(repr, values))) < len(values):
         raise CommandError(f"--over {word} names a value twice.")
     return Axis(key, values)

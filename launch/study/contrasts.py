@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launch.console.errors import CommandError
-from launch.study.measures import Difference, at_end, generated, last_answer, of_average, paired, within
+from launch.study.measures import Difference, at_end, generated, last_answer, of_average, paired, whole, within
 from launch.study.results import StudyRun
 
 LEVEL = -0.02
@@ -91,6 +91,7 @@ def answers(contrasts: Sequence[Contrast], runs: Sequence[StudyRun]) -> list[Ans
         measures = [_OF[contrast.of](FIGURE), _OF[contrast.against_of](FIGURE)]
         if contrast.at == "tokens":
             fewer: dict[int, int] = {}
+            one, other = ([run for run in side if whole(run)] for side in (one, other))
             for run in (*one, *other):
                 fewer[run.seed] = min(generated(run), fewer.get(run.seed, sys.maxsize))
             measures = [within(FIGURE, of, fewer) for of in (contrast.of, contrast.against_of)]

@@ -56,9 +56,15 @@ def check(settings: Settings) -> Task:
         raise CommandError(" ".join(report.problems))
     try:
         with RewardWorker(task.reward, timeout=settings.reward_timeout) as worker:
-            check_columns(task, worker.start(), report)
+            needed = worker.start()
+            check_columns(task, needed, report)
     except (RewardError, ValueError) as error:
         raise CommandError(str(error)) from error
     if report.problems:
         raise CommandError(" ".join(report.problems))
+    if "completion_ids" in needed and len(chains) > 1:
+        raise CommandError(
+            f"The reward {task.reward} asks for completion_ids, which are tokens, and the tokenizers of "
+            f"{settings.started_from} differ. Let it read the completions' text, or list models with one tokenizer."
+        )
     return task

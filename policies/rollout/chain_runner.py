@@ -140,7 +140,7 @@ class ChainRunner(StatelessRunner):
             deals: the queries; each is answered by the pioneer once.
             stream: what the sampling seeds, and with `min_response` the longest response, are drawn from: the update's
                 number.
-            mapping: who plays which role; its number of roles chooses the chain.
+            mapping: who plays which role, all of them or the pioneer's alone.
             version: version of the weights that must be loaded.
             split: `train` or `test`.
             siblings: chains that go on from each response of the pioneer.
@@ -252,10 +252,11 @@ class ChainRunner(StatelessRunner):
         """Observation and action space of every LLM, and of the environment as a whole."""
         observation, action = self.env.observation_space(), self.env.action_space()
         whole = (dict.fromkeys(self.env.roles, observation), dict.fromkeys(self.env.roles, action))
+        own = {name: self.chain((name,)) for name in self.settings.modules}
         return {
             INPUT_ENV_SPACES: whole,
             INPUT_ENV_SINGLE_SPACES: whole,
-            **dict.fromkeys(self.settings.modules, (observation, action)),
+            **{name: (of.observation_space(), of.action_space()) for name, of in own.items()},
         }
 
     def assert_healthy(self) -> None:

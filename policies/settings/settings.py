@@ -69,7 +69,7 @@ class Settings(Fields):
         Args:
             task: what is asked.
             tokenizers: what `make_tokenizers` gave.
-            players: the LLM in each role, if not the first ones in all of them.
+            players: the LLM in each role; None: all roles, played by the LLMs by turns from the first one on.
 
         Raises:
             ModelError: model, tokenizer and lengths do not go together.
@@ -98,7 +98,8 @@ class Settings(Fields):
         return chain.read_by([chains[id(tokenizers[player])] for player in players]) if len(chains) > 1 else chain
 
     def env_settings(self) -> dict[str, Any]:
-        """Keyword arguments of `cory_v0.env` for the same chain, but for tokenizers that are code of a model's own.
+        """Keyword arguments of `cory_v0.env` for the same chain, as the first LLM reads it; not for tokenizers that are
+        code of a model's own.
 
         Raises:
             ModelError: model, tokenizer and lengths do not go together.

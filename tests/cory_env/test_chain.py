@@ -196,6 +196,27 @@ def test_a_long_reference_is_cut_from_its_end_until_the_prompt_just_fits() -> No
     assert len(tokenizer()(start + tokenizer().decode(one_more) + end)["input_ids"]) > limit
 
 
+def test_agents_of_different_tokenizers_read_and_write_in_their_own_and_see_text() -> None:
+    spelling = ByT5Tokenizer()  # of bytes
+    plain = {"num_agents": 3, "observed": "best", "max_prompt": 90}
+    words, letters = chain(**plain), Chain(chain().task, spelling, **plain)  # type: ignore[arg-type]
+    mixed = words.read_by([words, letters, words])
+    assert mixed.vocab_size == max(words.vocab_size, letters.vocab_size)
+    episode = ChainEpisode(mixed, QUERIES[0])
+    assert episode.prompt_ids() == tokens_of("This movie was")
+    episode.respond(response(" one two three four five six seven eight nine ten"))
+    seen = spelling.decode(episode.prompt_ids(), skip_special_tokens=True)
+    assert len(episode.prompt_ids()) <= 90 and episode.truncated == [False, True]
+    assert 'I can make this sentence "This movie was one two' in seen and " ten" not in seen
+    best = [*spelling(" best", add_special_tokens=False)["input_ids"], spelling.eos_token_id]
+    episode.respond({"tokens": best, "length": len(best)})
+    assert episode.completions[1] == " best" and episode.responses[1] == best
+    episode.note_rewards([0.0, 1.0])
+    assert '"This movie was best" more' in tokenizer().decode(episode.prompt_ids())
+    with pytest.raises(ValueError, match=f"from 0 to {words.vocab_size - 1}"):
+        episode.respond({"tokens": [words.vocab_size], "length": 1})
+
+
 def test_the_last_of_several_references_is_cut_first() -> None:
     whole = ChainEpisode(chain(3), QUERIES[0])
     for text in (" good", " really good"):

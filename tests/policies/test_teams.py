@@ -1,10 +1,12 @@
 """More LLMs than roles: teams, each of which plays the chain on queries of its own."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cory_env.rewarding.worker import RewardError
 from launch.display.rows import Rows
 from launch.training.tracking import figures_of
 from policies.models.weights import checksum
@@ -53,7 +55,37 @@ def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch:
             assert report["role"][role]["task_reward"] == pytest.approx(np.mean(of_llms), rel=1e-6)
         places = {name: value for name, value in figures_of(report).items() if name.startswith("position/")}
         assert places == {f"position/{FOUR[k]}": float(place) for team in teams for place, k in enumerate(team)}
+        shown = [[turn["policy"] for turn in sample["responses"]] for sample in report["samples"]]
+        assert shown == [[FOUR[k] for k in team] for team in teams for _ in range(2)]
         assert Rows(algorithm.settings, "→").chain(report["roles"]) == "→".join(report["roles"].values()) + " +1"
+
+
+def test_teams_go_on_from_a_checkpoint_as_if_they_had_not_stopped(make_cory: MakeCory, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"num_policies": 4, "queries": 4, "minibatch": 2, "exchange_period": 1}
+    algorithm = make_cory(**settings)
+    algorithm.train()
+    algorithm.save_to_path(str(tmp_path / "saved"))
+    ahead = algorithm.train()["cory"]
+    resumed = make_cory(**settings)
+    resumed.restore_from_path(str(tmp_path / "saved"))
+    again = resumed.train()["cory"]
+    assert again["roles"] == ahead["roles"] == {"pioneer": "llm_2", "observer": "llm_3"}
+    assert again["policy"] == ahead["policy"] and again["samples"] == ahead["samples"]
+
+
+def test_a_team_without_any_reward_stops_the_update(make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = make_cory(num_policies=4, queries=4, minibatch=2)
+    play = algorithm.runners.play
+
+    def lost(*args: Any, **kwargs: Any) -> list[Rollout]:
+        found = play(*args, **kwargs)
+        if kwargs["mapping"].rotation == 2:
+            found = [rollout._replace(episodes=[], deals=[], samples=[]) for rollout in found]
+        return found
+
+    monkeypatch.setattr(algorithm.runners, "play", lost)
+    with pytest.raises(RewardError, match="on every query of update 1 that llm_3, llm_4 answered, so"):
+        algorithm.train()
 
 
 def test_an_agent_apart_learns_as_one_does_that_is_alone_with_its_queries(make_cory: MakeCory) -> None:

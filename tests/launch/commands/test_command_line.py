@@ -205,6 +205,15 @@ def test_validate_proves_the_bundled_task(cory_here: Cory) -> None:
     assert result.returncode == 0 and "The task is sound." in result.stdout
 
 
+def test_validate_shows_a_task_as_each_tokenizer_reads_it(cory_here: Cory) -> None:
+    result = cory_here(
+        "validate", "drafts", "model=[drafts-llama-tiny,imdb-gpt2-tiny]", "max_prompt=48", "max_response=9"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("The task is sound.") == 2
+    assert all(f"As {name} reads it:" in result.stdout for name in ("drafts-llama-tiny", "imdb-gpt2-tiny"))
+
+
 def test_validate_finds_what_is_wrong_with_a_task_of_ones_own(cory_here: Cory, tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text("def half(completions):\n    return [0.5]\n")
     (tmp_path / "mine.jsonl").write_text('{"query": "One"}\n{"query": "Two"}\n{"query": "Three"}\n')

@@ -52,6 +52,14 @@ def test_policies_may_play_a_chain_of_another_length_than_they_were_trained_in(r
     assert (alone.num_agents, alone.modules) == (2, ("llm_1",))
     with pytest.raises(SettingsError, match="num_policies=3 LLMs cannot play num_agents=4 roles"):
         settings("--agents", "4", run=run)
+    assert settings("--agents", "1", run=run).num_agents == 1  # three teams of one
+
+
+def test_so_many_queries_at_once_as_are_asked_for_or_the_next_that_every_team_gets_as_many_of(tmp_path: Path) -> None:
+    team = RunDirectory.create(tmp_path / "team")
+    apart = SETTINGS.model_copy(update={"num_agents": 1, "num_policies": 8, "minibatch": 1})
+    team.write_settings(apart, "cory train")
+    assert (settings("queries=100", run=team).queries, settings(run=team).queries) == (104, 8)
 
 
 @pytest.mark.parametrize("word", ["model=./other", "num_agents=2", "weights=full"])
@@ -93,7 +101,7 @@ def test_data_takes_the_place_of_queries_that_a_task_draws(tmp_path: Path) -> No
 
 
 def test_any_number_of_queries_may_be_played_at_once(run: RunDirectory) -> None:
-    assert (settings("queries=5", run=run).queries, settings("queries=5", run=run).minibatch) == (5, 5)
+    assert settings("queries=5", run=run).queries == 5
 
 
 def test_an_adapter_is_evaluated_by_its_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

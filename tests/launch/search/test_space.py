@@ -43,6 +43,7 @@ def test_lists_and_ranges_are_read_and_written_back() -> None:
         (["lr=1e-5,0.00001"], "names a value twice"),
         (["lr=1e-5", "lr=1e-4"], "names lr twice"),
         (["updates=10,20"], "trials that differ in it"),
+        (["model=[a,b"], "a list is not closed, or stands in quotes. Write model=[a,b],c."),
         (["eval_kl_coef=0,1"], "trials that differ in it"),
     ],
 )

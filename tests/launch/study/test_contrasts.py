@@ -64,6 +64,7 @@ def test_contrasts_are_paired_by_seed_and_say_above_level_open_or_below() -> Non
 def test_at_equal_tokens_the_arm_that_generates_more_is_asked_earlier() -> None:
     def trained(arm: str, tokens: int, reward: float) -> list[StudyRun]:
         made = runs(arm, [9.0, 9.0, 9.0])
+        made = [run._replace(settings=run.settings.model_copy(update={"updates": 4})) for run in made]
         for run in made:
             run.metrics.clear()
             for update in range(5):
@@ -79,6 +80,10 @@ def test_at_equal_tokens_the_arm_that_generates_more_is_asked_earlier() -> None:
     # 40 tokens are all 4 updates of the one, and 2 of the other, of which the second was evaluated: 3.5 against 4.
     assert long.difference.values == pytest.approx((-0.5, -0.5, -0.5))
     assert same.difference.values == pytest.approx((0.0, 0.0, 0.0))
+    stopped = trained("long", 15, 1.5)
+    del stopped[0].metrics[2:]  # diverged
+    (left,) = answers(asked[:1], [*trained("short", 10, 1.0), *stopped])
+    assert left.difference.seeds == (1, 2)
     shown = lines(contrasts_table([long]))[2]
     assert shown[:5] == ["long,", "last", "answer,", "equal", "tokens"]
 
