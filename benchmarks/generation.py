@@ -42,7 +42,7 @@ class Turn(NamedTuple):
 def run(folder: Path, quick: bool) -> Record:
     """Measures the bundled model's size and ten times that, one engine per LLM in this process, as in a runner."""
     queries = 8 if quick else 128
-    values = read_preset("imdb-tiny") | {
+    values = read_preset("imdb-tiny-paper") | {
         "queries": queries,
         "minibatch": queries,
         "reward": "benchmarks.no_reward:zero",

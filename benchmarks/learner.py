@@ -64,8 +64,12 @@ def run(folder: Path, quick: bool) -> Record:
 
 
 def settings(folder: Path, size: str, dtype: str, quick: bool) -> Settings:
-    """The preset imdb-tiny's, on a random model."""
-    values: dict[str, Any] = read_preset("imdb-tiny") | {"model": make_model(size, folder), "dtype": dtype, "lr": 1e-6}
+    """The preset imdb-tiny-paper's, on a random model."""
+    values: dict[str, Any] = read_preset("imdb-tiny-paper") | {
+        "model": make_model(size, folder),
+        "dtype": dtype,
+        "lr": 1e-6,
+    }
     values["importance_cap"] = None  # no engine drew the responses
     if quick:
         values |= {"queries": 8, "minibatch": 4, "micro_batch": 4}

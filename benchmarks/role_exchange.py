@@ -21,7 +21,7 @@ EXCHANGES = 200
 
 def run(folder: Path, quick: bool) -> Record:
     """Measures both sizes; generation is left out, because the exchange does not reach it."""
-    values: dict[str, Any] = read_preset("imdb-tiny") | {
+    values: dict[str, Any] = read_preset("imdb-tiny-paper") | {
         "backend": "transformers",
         "num_runners": 0,
         "exchange_period": 1,

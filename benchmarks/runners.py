@@ -18,7 +18,7 @@ CLAIM = "rollouts get faster with every runner on a node of its own, as far as t
 def run(folder: Path, quick: bool) -> Record:
     """One cluster per number of runners; the first update does not count."""
     size, queries, updates = ("test", 8, 2) if quick else ("5M", 384, 4)
-    settings: dict[str, Any] = read_preset("imdb-tiny") | {
+    settings: dict[str, Any] = read_preset("imdb-tiny-paper") | {
         **{"model": make_model(size, folder), "queries": queries, "epochs": 1, "eval_every": 10**6},
         **{"runner_resources": "node=1"},
     }

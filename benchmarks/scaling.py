@@ -18,7 +18,7 @@ CLAIM = "time and memory of an update as batch, length, vocabulary and runners g
 def run(folder: Path, quick: bool) -> Record:
     """Runs every point in processes of its own."""
     size = "test" if quick else "5M"
-    base: dict[str, Any] = read_preset("imdb-tiny") | {"model": make_model(size, folder), "eval_every": 10**6}
+    base: dict[str, Any] = read_preset("imdb-tiny-paper") | {"model": make_model(size, folder), "eval_every": 10**6}
     record = Record("scaling", CLAIM, base)
     points: dict[str, dict[str, Any]] = {"as shipped: batch 128, 12 tokens, vocabulary 4,096, 1 runner": {}}
     if quick:

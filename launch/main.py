@@ -19,7 +19,7 @@ Usage: cory COMMAND [arguments]
 
 Try it:
   cory train                         two agents on film reviews, offline, a few minutes on two cores
-  cory train imdb-tiny-ppo           the same with one agent: plain PPO
+  cory train imdb-tiny-ppo           one agent that learns by plain PPO, the baseline
   cory train lr=3e-5 updates=100     any setting, as key=value
   cory train --resume runs/NAME      go on where a run stopped
   cory tune --over exchange_period=1,5,null   which setting is best

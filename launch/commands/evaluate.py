@@ -185,7 +185,7 @@ def _run_in(target: str) -> "RunDirectory | None":
 def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None") -> "Settings":
     """Puts the settings together: the run's or the default preset's, then files, then words."""
     from launch.console.configuration import DEFAULT_PRESET, read_file, read_preset, read_words
-    from policies.settings.settings import deciding, make_settings
+    from policies.settings.settings import deciding, make_settings, put_over
 
     words = read_words(options.words)
     for key in words:
@@ -223,7 +223,7 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
         agents = cast(int, policy["num_agents"])
         teams = max(cast(int, policy.get("num_policies") or agents) // agents, 1)
         values["queries"] = math.ceil(cast(int, values["queries"]) / teams) * teams
-    return make_settings({**values, **policy, "min_response": None})
+    return make_settings(put_over(values, {**policy, "min_response": None}))
 
 
 def _ks(options: argparse.Namespace, solved_at: float | None) -> list[int]:

@@ -65,11 +65,11 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
     """
     from launch.cluster import session
     from launch.console.configuration import DEFAULT_PRESET, read_preset
-    from policies.settings.settings import make_settings
+    from policies.settings.settings import make_settings, put_over
 
     session.quiet_libraries(debug)
     given = _given(words, files)
-    settings = make_settings({**read_preset(DEFAULT_PRESET), **given})
+    settings = make_settings(put_over(read_preset(DEFAULT_PRESET), given))
 
     from cory_env.validate import validate as examine
     from launch.training.preflight import load_task

@@ -9,7 +9,7 @@ from typing import get_args
 
 from launch.console.core_yaml import Scalar, Value, read_yaml, scalar, spelled
 from launch.console.errors import CommandError
-from policies.settings.settings import Settings, make_settings, nearest_key, refuse_idle
+from policies.settings.settings import Settings, make_settings, nearest_key, put_over, refuse_idle
 
 DEFAULT_PRESET = "imdb-tiny"
 BASE = "base"
@@ -57,10 +57,10 @@ def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Setting
         SettingsError: a value of the wrong type, or settings that contradict each other.
     """
     given = [*map(read_file, paths), read_words(words)]
-    values = read_preset(preset)
+    values: dict[str, Value] = {}
     for source in given:
         values |= source
-    settings = make_settings(values)
+    settings = make_settings(put_over(read_preset(preset), values))
     for source in given:
         refuse_idle(source, settings)
     return settings

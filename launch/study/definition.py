@@ -32,7 +32,7 @@ from launch.console.configuration import read_preset, read_words
 from launch.console.core_yaml import Value, as_word, read_yaml
 from launch.console.errors import CommandError
 from launch.study.contrasts import Contrast, read_contrasts
-from policies.settings.settings import Settings, SettingsError, make_settings, refuse_idle
+from policies.settings.settings import Settings, SettingsError, make_settings, put_over, refuse_idle
 
 _FOLDER = files("launch.study") / "studies"
 _KEYS = ("about", "base", "settings", "seeds", "arms", "contrasts")
@@ -257,7 +257,7 @@ def _among(name: object, arms: Mapping[str, Arm]) -> bool:
 
 
 def _resolve(base: str, values: Mapping[str, Value]) -> Settings:
-    return make_settings({**read_preset(base), **values})
+    return make_settings(put_over(read_preset(base), values))
 
 
 def _mapping(value: object, where: str) -> dict[str, Any]:

@@ -204,6 +204,25 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         raise SettingsError(f"Setting `{first['loc'][0]}`={shown}: {reason}.") from None
 
 
+def put_over(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts changes over settings that others chose, such as a preset's, and leaves out what has no effect then.
+
+    That is averaging, where one LLM is left or LLMs start from different models, and what describes the other `credit`.
+    So `num_agents=1` alone makes a single agent of a preset whose LLMs are averaged. What the changes name themselves
+    stays, and is refused by `make_settings` where it has no effect.
+
+    Args:
+        values: setting name → value, as are the changes; neither need be complete or valid.
+    """
+    result = {**values, **changes}
+    models = result.get("model")
+    llms = result.get("num_policies") or result.get("num_agents")
+    idle = {"sum": ["chain_gamma", "chain_lam"], "chain": ["partner_reward"]}.get(result.get("credit", "sum"), [])
+    if llms == 1 or (isinstance(models, list) and len(set(models)) > 1):
+        idle = [*idle, "average_period", "average_share", "evaluate_average"]
+    return {name: value for name, value in result.items() if name in changes or name not in idle}
+
+
 def refuse_idle(given: Mapping[str, Any], settings: Settings) -> None:
     """Refuses a setting that was asked for and has no effect: one of adapters where there are none.
 

@@ -26,6 +26,7 @@ def brevity(completions):
     return [-float(len(completion)) for completion in completions]
 """
 SMALL = (
+    "imdb-tiny-paper",
     *("backend=transformers", "num_runners=0", "queries=4", "minibatch=4", "micro_batch=4", "epochs=1", "dtype=fp32"),
     *("eval_queries=4", "eval_every=100", "checkpoint_every=100", "max_response=6", "self_test=false"),
     *("keep_checkpoints=1", "reward=my_rewards:brevity"),

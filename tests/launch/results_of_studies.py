@@ -40,11 +40,11 @@ def study_run(
         status: how it ended.
         place: of the arm.
         study: its name.
-        differs: from the preset imdb-tiny.
+        differs: from the preset imdb-tiny-paper.
     """
     updates = 5 * (len(curve) - 1)
     settings = make_settings(
-        {**read_preset("imdb-tiny"), "seed": seed, "updates": updates, "num_agents": len(policies), **differs}
+        {**read_preset("imdb-tiny-paper"), "seed": seed, "updates": updates, "num_agents": len(policies), **differs}
     )
     modules = settings.modules
     metrics: list[Any] = [

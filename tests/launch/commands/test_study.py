@@ -17,7 +17,7 @@ from tests.launch.conftest import Cory, begin
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
 STUDY = """about: A trial.
-base: imdb-tiny
+base: imdb-tiny-paper
 settings:
   backend: transformers
   num_runners: 0

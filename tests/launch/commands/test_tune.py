@@ -133,7 +133,7 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "seed=1,2", "--seeds", "2"), "say the same twice"),
         (("--over", "lr=1e-5,1e-4", "--scheduler", "pbt", "--seeds", "2"), "do not go with --scheduler pbt"),
         (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "--seeds", "2"), "stops a point's unlucky seeds"),
-        (("--over", "queries=uniform:64:256"), "List some that can: --over queries=64,128,192,256."),
+        (("--over", "queries=uniform:64:256"), "List some that can: --over queries=64,80,96,112,"),
         (("--over", "num_agents=1,2", "--scheduler", "pbt"), "cannot change num_agents while a trial runs"),
         (("--over", "queries=128,256", "--scheduler", "pbt"), "cannot change queries while a trial runs"),
         (("--over", "lora_alpha=16,32", "--scheduler", "pbt"), "cannot change lora_alpha while a trial runs"),

@@ -17,6 +17,7 @@ from launch.console.configuration import (
 )
 from launch.console.core_yaml import Value, as_word, scalar
 from launch.console.errors import CommandError
+from launch.study.definition import load
 from policies.settings.settings import Settings, SettingsError, make_settings
 from tests.launch.console.test_core_yaml import AWKWARD
 
@@ -36,6 +37,26 @@ def test_ppo_and_cory_differ_in_the_number_of_agents_alone() -> None:
     cory, ppo = (resolve(name, [], []).model_dump() for name in ("imdb-tiny-paper", "imdb-tiny-ppo"))
     assert {key for key in cory if cory[key] != ppo[key]} == {"num_agents"}
     assert ppo["num_agents"] == 1
+
+
+def test_imdb_tiny_is_the_arm_that_the_study_finds_best_of_those_that_cooperate() -> None:
+    study = load("credit")
+    preset, arm = (
+        resolve("imdb-tiny", [], []).model_dump(),
+        study.settings(study.arms["own-rloo-along"], 0).model_dump(),
+    )
+    measured = {"dtype", "eval_every", "eval_kl_coef", "evaluate_average", "final_queries", "validation"}
+    assert {key for key in preset if preset[key] != arm[key]} == measured
+
+
+def test_what_a_preset_says_is_left_out_where_what_is_asked_for_leaves_it_no_effect() -> None:
+    assert resolve("imdb-tiny", [], []).average_period == 5
+    for word in ("num_agents=1", "num_policies=1", "model=[imdb-gpt2-tiny,drafts-llama-tiny]"):
+        assert resolve("imdb-tiny", [], [word]).average_period is None
+    assert resolve("imdb-tiny", [], ["credit=chain"]).partner_reward == 1
+    assert resolve("drafts-tiny", [], ["credit=sum"]).chain_gamma == 1
+    with pytest.raises(SettingsError, match="average_period=5 moves LLMs to their mean, and with num_agents=1"):
+        resolve("imdb-tiny", [], ["num_agents=1", "average_period=5"])
 
 
 def test_imdb_gpt2_is_the_paper_s_experiment() -> None:

@@ -105,7 +105,9 @@ def test_a_contrast_that_could_never_be_answered_is_refused(entry: dict[str, str
 
 def test_a_study_s_file_has_its_contrasts(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    head = "base: imdb-tiny\nsettings: {dtype: fp32, final_queries: 9}\narms:\n  one: {}\n  two: {num_agents: 1}\n"
+    head = (
+        "base: imdb-tiny-paper\nsettings: {dtype: fp32, final_queries: 9}\narms:\n  one: {}\n  two: {num_agents: 1}\n"
+    )
     file.write_text(f"{head}contrasts:\n  - {{arm: two, of: last, against: one}}\n")
     assert load(str(file)).contrasts == (Contrast("two", "last", "one", "bare"),)
     file.write_text(f"{head}contrasts: {{arm: two}}\n")

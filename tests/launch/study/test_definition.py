@@ -59,7 +59,7 @@ def test_tier_1_has_five_seeds_and_the_six_arms_that_are_asked_for() -> None:
 
 
 def write(
-    folder: Path, arms: str, head: str = "base: imdb-tiny\nsettings: {dtype: fp32, final_queries: 9}\nseeds: 2\n"
+    folder: Path, arms: str, head: str = "base: imdb-tiny-paper\nsettings: {dtype: fp32, final_queries: 9}\nseeds: 2\n"
 ) -> str:
     file = folder / "mine.yaml"
     file.write_text(f"{head}arms:\n  one: {{}}\n{arms}")
@@ -107,7 +107,7 @@ def test_an_arm_that_differs_in_more_than_it_says_is_refused(tmp_path: Path) -> 
 
 def test_the_first_arm_is_the_base_itself(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("base: imdb-tiny\nsettings: {dtype: fp32, final_queries: 9}\narms:\n  one: {lr: 1.0e-5}\n")
+    file.write_text("base: imdb-tiny-paper\nsettings: {dtype: fp32, final_queries: 9}\narms:\n  one: {lr: 1.0e-5}\n")
     with pytest.raises(CommandError, match="it changes nothing"):
         load(str(file))
 
@@ -120,7 +120,7 @@ def test_a_study_cannot_be_taken_for_a_shipped_one(tmp_path: Path) -> None:
 
 
 def test_a_study_whose_dtype_would_depend_on_the_machine_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny\n")
+    file = write(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny-paper\n")
     with pytest.raises(CommandError, match="leaves dtype open"):
         load(file)
     study = load(file, ["dtype=bf16", "final_queries=9"])
@@ -128,7 +128,7 @@ def test_a_study_whose_dtype_would_depend_on_the_machine_is_refused(tmp_path: Pa
 
 
 def test_a_study_that_would_measure_nothing_after_training_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny\n")
+    file = write(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny-paper\n")
     with pytest.raises(CommandError, match="does not say final_queries"):
         load(file, ["dtype=fp32"])
 
