@@ -1,0 +1,63 @@
+"""`python -m benchmarks.steps STUDY ARM ...`: how much of what an LLM learned is its run's luck.
+
+Of each arm's runs in STUDY (`cory study … --out STUDY` keeps them in its folder `runs`), one per seed, the step from the
+base to the weights after the last update: of the only LLM, or of the mean of a run's LLMs. Over the R runs of an arm,
+
+- common: |mean step|², less what luck adds to it, luck / R: where every seed goes;
+- luck: the mean of |step − mean step|², by R − 1: what only one run has, its queries and samples;
+- apart: with several LLMs, the mean of |step of one − step of their mean|²: what averaging took out, or has yet to.
+
+Prints JSON. The squares are sums over all weights.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from launch.models.trained import Trained, open_trained
+from policies.models.language_model import load_language_model
+
+Vector = npt.NDArray[np.float64]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the runs, and prints JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=__doc__)
+    parser.add_argument("study", type=Path)
+    parser.add_argument("arms", nargs="+")
+    options = parser.parse_args(argv)
+    found = {}
+    for arm in options.arms:
+        runs = sorted((options.study / "runs" / arm).glob("seed_*/checkpoints"))
+        each = [steps(open_trained(run.parent, "latest")) for run in runs]
+        found[arm] = {"runs": len(each), **accounts(each)}
+    print(json.dumps(found, indent=1))
+
+
+def steps(trained: Trained) -> list[Vector]:
+    """Returns the step from the base to each LLM of a run, all weights in one row."""
+    base = load_language_model(trained.settings.model_paths[trained.settings.modules[0]]).named_parameters()
+    start = {name: parameter.detach().double().numpy() for name, parameter in base}
+    return [
+        np.concatenate([(weights[name] - start[name]).ravel() for name in start])
+        for weights in map(trained.weights, trained.settings.modules)
+    ]
+
+
+def accounts(runs: list[list[Vector]]) -> dict[str, float]:
+    """Splits the squared steps of two runs or more into the parts that the module names."""
+    means = np.stack([np.mean(run, axis=0) for run in runs])
+    center = means.mean(axis=0)
+    luck = float(np.square(means - center).sum() / (len(runs) - 1))
+    found = {"common": float(np.square(center).sum()) - luck / len(runs), "luck": luck}
+    if len(runs[0]) > 1:
+        apart = [np.square(step - mean).sum() for run, mean in zip(runs, means, strict=True) for step in run]
+        found["apart"] = float(np.mean(apart))
+    return found
+
+
+if __name__ == "__main__":
+    main()
