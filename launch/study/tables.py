@@ -17,7 +17,8 @@ from launch.study.runs import Job
 
 def arms_table(study: Study, arms: Sequence[Arm]) -> Table:
     """Returns what arms differ in."""
-    made = table(["arm"], ["differs from", "in", "seeds", "tier"])
+    made = table(["arm", "differs from", "in"], ["seeds", "tier"])
+    made.columns[2].no_wrap = False  # the names stay whole
     for arm in arms:
         changes = ", ".join(word(*item) for item in arm.changes.items())
         made.add_row(arm.name, arm.against or "", changes, str(len(arm.seeds)), str(arm.tier))

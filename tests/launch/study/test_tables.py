@@ -10,8 +10,8 @@ from launch.study.tables import arms_table, plan_table, result_line, summary_tab
 from tests.launch.results_of_studies import figures, study_run
 
 
-def lines(table: Table) -> list[list[str]]:
-    console = Console(file=StringIO(), width=160)
+def lines(table: Table, width: int = 160) -> list[list[str]]:
+    console = Console(file=StringIO(), width=width)
     console.print(table)
     assert isinstance(console.file, StringIO)
     return [line.split() for line in console.file.getvalue().splitlines()]
@@ -25,6 +25,12 @@ def test_arms_are_shown_with_what_they_differ_in() -> None:
         ["no-exchange", "cory", "exchange_period=null", "5", "1"],
         ["ppo-lr-1e-3", "ppo", "lr=0.001", "3", "2"],
     ]
+
+
+def test_arms_names_stay_whole_however_much_they_differ_in() -> None:
+    study = load("credit")
+    shown = lines(arms_table(study, list(study.arms.values())), width=80)
+    assert set(study.arms) <= {line[0] for line in shown if line}
 
 
 def test_what_is_left_takes_as_long_as_the_same_arm_took_or_else_as_all_did(tmp_path: Path) -> None:
