@@ -1,7 +1,7 @@
 """`python -m benchmarks.steps STUDY ARM ...`: how much of what an LLM learned is its run's luck.
 
-Of each arm's runs in STUDY (`cory study … --out STUDY` keeps them in its folder `runs`), one per seed, the step from the
-base to the weights after the last update: of the only LLM, or of the mean of a run's LLMs. Over the R runs of an arm,
+Of each arm's runs in STUDY (`cory study … --out STUDY` keeps them in its folder `runs`), one per seed, the step from
+the base to the weights after the last update: of the only LLM, or of the mean of a run's. Over the R runs of an arm,
 
 - common: |mean step|², less what luck adds to it, luck / R: where every seed goes;
 - luck: the mean of |step − mean step|², by R − 1: what only one run has, its queries and samples;
