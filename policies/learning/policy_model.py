@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from policies.learning import token_ppo
+from policies.learning.logits import scores, token_logprobs
 from policies.learning.rows import Rows
 from policies.models.adapters import adapted
 from policies.models.language_model import (
@@ -164,7 +164,7 @@ class PolicyModel(nn.Module):
             `[B, R]` each, fp32; meaningless outside the response mask.
         """
         logits, values = self._respond(self.lm, rows, self.critic)
-        return token_ppo.token_logprobs(logits, rows["responses"]), values
+        return token_logprobs(logits, rows["responses"], self.temperature), values
 
     @torch.no_grad()
     def score(self, rows: Rows) -> dict[str, Tensor]:
@@ -174,15 +174,15 @@ class PolicyModel(nn.Module):
             `[B, R]` each, fp32: `logprobs`, `reference_logprobs`, `entropy`, and `full_kl`, the KL to the reference
             over the whole vocabulary; with a critic `values` too. Logits die here.
         """
-        logits, values = self._respond(self.lm, rows, self.critic)
-        policy = logits.log_softmax(-1)
-        del logits  # [B, R, V] each: with a large vocabulary these are the largest tensors of an update
-        reference = self._respond(self.reference(), rows, with_values=False)[0].log_softmax(-1)
-        scores = dict(zip(SCORES, token_ppo.compare(policy, reference, rows["responses"]), strict=True))
-        return scores if values is None else scores | {"values": values}
+        policy, values = self._respond(self.lm, rows, self.critic)
+        reference, _ = self._respond(self.reference(), rows, with_values=False)
+        scored = dict(zip(SCORES, scores(policy, reference, rows["responses"], self.temperature), strict=True))
+        return scored if values is None else scored | {"values": values}
 
     def _respond(self, lm: PreTrainedModel, rows: Rows, with_values: bool) -> tuple[Tensor, Tensor | None]:
-        """Logits `[B, R, V]` (divided by the temperature) that predicted each response token, and values `[B, R]`.
+        """Logits `[B, S, V]`, in the compute type, and the values `[B, R]` before each response token.
+
+        Of S positions the last R + 1 are those of the response tokens and what comes after them.
 
         Prompts are padded on the left and responses on the right, so positions are counted from the mask: GPT-2's
         absolute positions would otherwise be off. `logits_to_keep` leaves each family's logit scaling to the model.
@@ -203,10 +203,9 @@ class PolicyModel(nn.Module):
                 use_cache=False,
                 **keep,
             )
-        logits = out.logits[:, -length - 1 : -1].float() / self.temperature
         if not with_values:
-            return logits, None
-        return logits, self.value_head.values(seen[0][:, -length - 1 : -1].float(), rows)
+            return out.logits, None
+        return out.logits, self.value_head.values(seen[0][:, -length - 1 : -1].float(), rows)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights that are the policy's own, with their names."""
