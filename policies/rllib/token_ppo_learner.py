@@ -75,6 +75,7 @@ class TokenPPOLearner(TorchLearner):
         training_data.solve_refs()
         for name, rows in sorted(training_data.batch.items()):
             figures = self.policies[name].update(rows, int(timesteps[UPDATE]), kwargs[KL_COEFS][name])
+            self.policies[name].optimizer.zero_grad(set_to_none=True)  # their memory is the next LLM's
             self.metrics.log_dict(figures, key=name, window=1)
         return self.metrics.reduce()
 

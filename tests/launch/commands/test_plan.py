@@ -69,7 +69,8 @@ def test_each_llm_counts_with_the_sizes_of_its_own_model(
     assert one.parameters > 5 * other.parameters and shapes(both) == [one, other]
     of_all = 4.0 * (one.parameters + other.parameters)
     parts = learner(both, [one, other]).parts
-    assert parts["weights"] == parts["references"] == parts["gradients"] == parts["Adam"] / 2 == of_all
+    assert parts["weights"] == parts["references"] == parts["Adam"] / 2 == of_all
+    assert parts["gradients"] == 4.0 * one.parameters  # LLMs learn one after another
     assert learner(large, [one, one]).parts["reference"] == 4.0 * one.parameters
     engines = runner(both, [one, other]).parts
     assert engines["weights"] == of_all

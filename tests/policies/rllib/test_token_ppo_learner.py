@@ -108,6 +108,7 @@ def test_rows_of_one_llm_leave_the_other_untouched(weights: str) -> None:
     assert not equal(state(learner, "llm_1"), one)
     assert equal(state(learner, "llm_2"), two)
     assert (steps(learner, "llm_1"), steps(learner, "llm_2")) == ({2.0}, {1.0})
+    assert all(p.grad is None for policy in learner.policies.values() for p in policy.parameters)
 
 
 def test_an_llm_learns_the_same_whatever_the_other_one_is_taught(weights: str) -> None:
