@@ -310,9 +310,9 @@ class Fields(BaseModel):
 
     @property
     def at_once(self) -> int:
-        """Responses that an engine generates at once, at most 256: one to each chain, of several teams to its own."""
-        apart = self.weights == "full"  # adapters share an engine
-        return min(self.chains // (max(len(self.modules) // self.num_agents, 1) if apart else 1), 256)
+        """Responses that an engine generates at once: those to an update's chains, or a team's, which are at most 256."""
+        teams = 1 if self.weights == "lora" else max(len(self.modules) // self.num_agents, 1)  # adapters share an engine
+        return min(self.chains // teams, 256)
 
     @property
     def responses(self) -> int:
