@@ -111,7 +111,7 @@ class ChainRunner(StatelessRunner):
                 **common,
                 max_prompt=s.max_prompt,
                 max_response=s.max_response,
-                max_sequences=s.at_once,
+                max_sequences=min(s.chains, 256),
                 seed=s.seed,
                 gpu_share=s.gpus_per_runner,
                 tensor_parallel=s.tensor_parallel,

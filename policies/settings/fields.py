@@ -309,12 +309,6 @@ class Fields(BaseModel):
         return self.queries * self.num_generations * self.num_siblings
 
     @property
-    def at_once(self) -> int:
-        """Responses that an engine generates at once: those to an update's chains, or a team's, which are at most 256."""
-        teams = 1 if self.weights == "lora" else max(len(self.modules) // self.num_agents, 1)  # adapters share an engine
-        return min(self.chains // teams, 256)
-
-    @property
     def responses(self) -> int:
         """Responses of one policy per update; with siblings, whose roles differ in that, the mean over the policies."""
         of_all = self.queries * self.num_generations + self.chains * (self.num_agents - 1)

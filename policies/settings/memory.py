@@ -135,11 +135,12 @@ def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
     size = _bytes(settings, device)
     engines = models if settings.lora is None else models[:1]
     adapters = 4.0 * sum(model.adapter for model in models)
+    at_once = min(settings.chains, 256)
     context = settings.max_prompt + settings.max_response
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
     split = settings.tensor_parallel
     if settings.backend == "vllm":
-        blocks = settings.at_once * -(-context // BLOCK) + 16
+        blocks = at_once * -(-context // BLOCK) + 16
         parts = {
             "weights": float(size) * sum(model.parameters for model in engines) / split,
             "adapters": adapters,  # on each device, at most
@@ -155,7 +156,7 @@ def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
     parts = {
         "weights": held if settings.lora is None else _base(settings, models[0], device),
         "adapters": adapters,
-        "KV cache": float(settings.at_once * context * max(model.heads * model.head for model in models) * size),
+        "KV cache": float(at_once * context * max(model.heads * model.head for model in models) * size),
     }
     return _placed(parts, device, libraries)
 

@@ -284,12 +284,3 @@ def test_what_was_written_before_there_was_a_setting_is_read_as_it_was_then() ->
     assert (now.importance_cap, now.validation) == (2.0, True)
     assert (then.importance_cap, then.validation, then.lr) == (None, False, 0.5)
     assert kept_settings(now.model_dump()) == now
-
-
-def test_an_engine_holds_the_responses_of_its_own_team_at_once() -> None:
-    common = {"queries": 32, "num_generations": 2, "minibatch": 1}
-    assert make_settings(common).at_once == 64
-    assert make_settings({**common, "num_policies": 1}).at_once == 64
-    assert make_settings({**common, "num_policies": 8}).at_once == 16  # of four teams
-    assert make_settings({**common, "num_policies": 8, "weights": "lora"}).at_once == 64  # on one engine
-    assert make_settings({**common, "queries": 512}).at_once == 256
