@@ -29,6 +29,7 @@ NAMES = (
     "chains",
     "long_run",
     "faults",
+    "startup",
 )
 PINNED = {
     "OMP_NUM_THREADS": "1",

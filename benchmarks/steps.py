@@ -28,12 +28,12 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=__doc__)
     parser.add_argument("study", type=Path)
     parser.add_argument("arms", nargs="+")
+    parser.add_argument("--seeds", type=int, nargs="+", required=True, help="two or more, whose runs are done")
     options = parser.parse_args(argv)
     found = {}
     for arm in options.arms:
-        runs = sorted((options.study / "runs" / arm).glob("seed_*/checkpoints"))
-        each = [steps(open_trained(run.parent, "latest")) for run in runs]
-        found[arm] = {"runs": len(each), **accounts(each)}
+        runs = [options.study / "runs" / arm / f"seed_{seed}" for seed in options.seeds]
+        found[arm] = accounts([steps(open_trained(run, "latest")) for run in runs])
     print(json.dumps(found, indent=1))
 
 
@@ -48,7 +48,7 @@ def steps(trained: Trained) -> list[Vector]:
 
 
 def accounts(runs: list[list[Vector]]) -> dict[str, float]:
-    """Splits the squared steps of two runs or more into the parts that the module names."""
+    """Splits the squared steps of two runs or more, of full weights, into the parts that the module names."""
     means = np.stack([np.mean(run, axis=0) for run in runs])
     center = means.mean(axis=0)
     luck = float(np.square(means - center).sum() / (len(runs) - 1))

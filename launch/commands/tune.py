@@ -270,7 +270,7 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     from launch.search.outcome import FAILED, points_of, points_table, write_csv
     from launch.search.plots import draw_objective
     from launch.search.space import show_point
-    from policies.settings.settings import make_settings, put_over
+    from policies.settings.settings import make_settings
 
     write_csv(results, folder / "results.csv")
     if not results:
@@ -289,7 +289,7 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     if not best.complete:
         voice.say("Best      none: of no point all trials ran to their end", True)
     else:
-        chosen = make_settings(put_over(search.settings.model_dump(), best.values))
+        chosen = make_settings({**search.settings.model_dump(), **best.values})
         replace_text(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(chosen)}")
         voice.say(f"Best      {show_point(best.values)}: cory train -c {shlex.quote(str(folder / 'best.yaml'))}", True)
     voice.say(f"Results   {folder / 'results.csv'}, objective.png", True)

@@ -68,8 +68,8 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
     from policies.settings.settings import make_settings, put_over
 
     session.quiet_libraries(debug)
-    given = _given(words, files)
-    settings = make_settings(put_over(read_preset(DEFAULT_PRESET), given))
+    base, given = _given(words, files)
+    settings = make_settings(put_over(read_preset(base or DEFAULT_PRESET), given))
 
     from cory_env.validate import validate as examine
     from launch.training.preflight import load_task
@@ -106,23 +106,22 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
     return 0 if sound else 2
 
 
-def _given(words: Sequence[str], files: Sequence[Path]) -> dict[str, Value]:
-    """Returns the settings that the user gives, the task's name and those of a preset included.
+def _given(words: Sequence[str], files: Sequence[Path]) -> tuple[str | None, dict[str, Value]]:
+    """Returns the preset that the user names, if they do, and the settings that they give, a task's name included.
 
     Raises:
         CommandError: no task is named, or two; or a file cannot be read.
     """
-    from launch.console.configuration import presets, read_file, read_preset, read_words
+    from launch.console.configuration import presets, read_file, read_words
 
     names = [word for word in words if "=" not in word]
     if len(names) > 1:
         raise CommandError(f"One task at a time: {' and '.join(names)} cannot be combined. Settings are key=value.")
-    given: dict[str, Value] = {}
-    if names:
-        given = read_preset(names[0]) if names[0] in presets() else {"task": names[0]}
+    base = names[0] if names and names[0] in presets() else None
+    given: dict[str, Value] = {"task": names[0]} if names and base is None else {}
     for file in files:
         given |= read_file(file)
     given |= read_words([word for word in words if "=" in word])
     if "task" not in given and not names:
         raise CommandError(f"Name the task, or a file that does: cory validate {' '.join(['TASK', *words])}")
-    return given
+    return base, given

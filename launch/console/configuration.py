@@ -57,10 +57,10 @@ def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Setting
         SettingsError: a value of the wrong type, or settings that contradict each other.
     """
     given = [*map(read_file, paths), read_words(words)]
-    values: dict[str, Value] = {}
+    values = read_preset(preset)
     for source in given:
-        values |= source
-    settings = make_settings(put_over(read_preset(preset), values))
+        values = put_over(values, source)
+    settings = make_settings(values)
     for source in given:
         refuse_idle(source, settings)
     return settings

@@ -90,8 +90,8 @@ class Plan(NamedTuple):
         return lineups + [Lineup(True, order, order) for order in orders]
 
     def batches(self) -> list[tuple[Lineup, list[tuple[int, int]]]]:
-        """All the work, in order: for a lineup pairs of query and sample, as many at once as an update has queries."""
-        size = self.settings.queries
+        """All the work, in order: for a lineup pairs of query and sample, as many at once as an update has chains."""
+        size = self.settings.chains
         deals = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
         parts = [deals[start : start + size] for start in range(0, len(deals), size)]
         return [(lineup, part) for lineup in self.lineups for part in parts]
@@ -103,7 +103,7 @@ class Plan(NamedTuple):
         return {
             **average,
             "settings": {**self.settings.model_dump(include=ASKED), "eval_kl_coef": self.settings.report_kl_coef},
-            "at_once": self.settings.queries,
+            "at_once": self.settings.chains,
             "reward_code": _code(self.task.reward),
             "model_files": _stamp(map(Path, dict.fromkeys(self.settings.model_paths.values()))),
             "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),

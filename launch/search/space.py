@@ -13,7 +13,7 @@ from launch.console.core_yaml import QUOTES, Value, as_word, scalar
 from launch.console.errors import CommandError
 from policies.settings.contradictions import refuse_contradictions
 from policies.settings.fields import Fields
-from policies.settings.settings import ABOUT, Settings, SettingsError, make_settings, nearest_key, put_over, refuse_idle
+from policies.settings.settings import ABOUT, Settings, SettingsError, make_settings, nearest_key, refuse_idle
 
 SEED = "seed"
 TIME = "updates"
@@ -164,7 +164,7 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
     found = []
     for point in ends:
         try:
-            made = make_settings(put_over(given, point))
+            made = make_settings({**given, **point})
             refuse_idle(point, made)
             found.append(made)
         except SettingsError as error:

@@ -1,7 +1,7 @@
 """A study as its file describes it: arms that differ in what they say and in nothing else, each over several seeds.
 
 about: one sentence
-base: imdb-tiny                  # the preset that all arms build on
+base: imdb-tiny-paper            # the preset that all arms build on
 settings: {dtype: fp32, final_queries: 500}   # of all arms; these two are a must
 seeds: {1: 5, 2: 3}              # by tier: a count, or a list; or one of them for all tiers
 arms:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from policies.learning import token_ppo
 
@@ -21,7 +22,7 @@ AT_ONCE = 2**22
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """What `token_ppo.token_logprobs` gives of logits divided by a temperature, and its gradient.
 
-    Kept for the backward pass are the logits themselves, which autograd keeps anyhow, and a number for each position.
+    Kept for the backward pass are the logits themselves and a number for each position.
 
     Args:
         logits: `[B, S, V]` of a model, of any float type; of the last R + 1 positions all but the last predict tokens.
@@ -70,6 +71,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         logits, tokens, norms = ctx.saved_tensors
         gradient = gradients[0].unsqueeze(-1)

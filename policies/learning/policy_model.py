@@ -203,9 +203,10 @@ class PolicyModel(nn.Module):
                 use_cache=False,
                 **keep,
             )
+        logits = out.logits if self._keeps_logits else out.logits[:, -length - 1 :].clone()  # drops those of prompts
         if not with_values:
-            return out.logits, None
-        return out.logits, self.value_head.values(seen[0][:, -length - 1 : -1].float(), rows)
+            return logits, None
+        return logits, self.value_head.values(seen[0][:, -length - 1 : -1].float(), rows)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights that are the policy's own, with their names."""

@@ -281,7 +281,7 @@ def _refuse_for_groups(settings: Fields) -> None:
     if settings.num_generations == 1:
         raise ValueError(
             f"advantage={name} compares a policy's responses to the same query, but num_generations=1. Set it to 2 or "
-            "more (4 or 8 are usual), or advantage=reinforce, which needs one."
+            "more (4 or 8 are usual), or advantage=gae or reinforce, which need one."
         )
     if settings.gamma != 1.0:
         raise ValueError(

@@ -82,7 +82,7 @@ class Fields(BaseModel):
 
     # The chain.
     num_agents: int = of_policy(2, ge=1)
-    """Agents in the chain: 1 is single-agent PPO, 2 is CORY."""
+    """Agents in the chain: 1 is a single agent, 2 is CORY."""
     num_policies: int | None = of_policy(None, ge=1)
     """LLMs that play the agents' roles; null: as many as agents. A divisor of `num_agents`: 1 is one LLM in all roles,
     which learns from all responses and has nobody to exchange roles with. Or a multiple: teams, each of which plays the

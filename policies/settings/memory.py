@@ -21,9 +21,9 @@ LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0
 ACTIVATIONS = 34
 """Values that a layer keeps for the backward pass, per token and hidden unit: Korthikanti et al. 2022, in half
 precision, in bytes."""
-LOGITS = 2
-"""Tensors of the size of a micro-batch's logits at the peak, as if in fp32: these, and the reference's or their
-gradient. Measured at a vocabulary of 50,257 on a CPU: 9.5 bytes a logit in fp32, 12 in bf16, buffers included."""
+LOGITS = 2.5
+"""Tensors of the size of a micro-batch's logits at the peak, as if in fp32: these, the reference's or their gradient,
+and buffers. Measured at a vocabulary of 50,257 on a CPU: 9.5 bytes a logit in fp32, 12 in bf16."""
 BLOCK = 128
 """Tokens of a KV-cache block on a CPU."""
 GPU_SHARE = 0.9

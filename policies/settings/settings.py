@@ -205,7 +205,7 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def put_over(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts changes over settings that others chose, such as a preset's, and leaves out what has no effect then.
+    """Puts changes over settings that others chose, such as a preset's, less what of these has no effect then.
 
     That is averaging, where one LLM is left or LLMs start from different models, and what describes the other `credit`.
     So `num_agents=1` alone makes a single agent of a preset whose LLMs are averaged. What the changes name themselves
@@ -217,9 +217,10 @@ def put_over(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     result = {**values, **changes}
     models = result.get("model")
     llms = result.get("num_policies") or result.get("num_agents")
-    idle = {"sum": ["chain_gamma", "chain_lam"], "chain": ["partner_reward"]}.get(result.get("credit", "sum"), [])
-    if llms == 1 or (isinstance(models, list) and len(set(models)) > 1):
-        idle = [*idle, "average_period", "average_share", "evaluate_average"]
+    idle = ["partner_reward"] if result.get("credit", "sum") == "chain" else ["chain_gamma", "chain_lam"]
+    if llms == 1 or (isinstance(models, list) and any(model != models[0] for model in models)):
+        idle += ["average_period", "average_share", "evaluate_average"]
+        idle += ["select_by"] if result.get("select_by") == "mean" else []
     return {name: value for name, value in result.items() if name in changes or name not in idle}
 
 

@@ -39,7 +39,7 @@ def test_ppo_and_cory_differ_in_the_number_of_agents_alone() -> None:
     assert ppo["num_agents"] == 1
 
 
-def test_imdb_tiny_is_the_arm_that_the_study_finds_best_of_those_that_cooperate() -> None:
+def test_imdb_tiny_is_the_arm_of_the_study_that_the_docs_say_it_is() -> None:
     study = load("credit")
     preset, arm = (
         resolve("imdb-tiny", [], []).model_dump(),

@@ -64,8 +64,8 @@ def test_every_point_of_a_search_must_be_settings() -> None:
         points(SETTINGS, read_axes(["lora_rank=8,16"]))
     with pytest.raises(CommandError, match="--over gamma=2: "):
         points(SETTINGS, read_axes(["gamma=uniform:0:2"]))
-    averaged = Settings(average_period=5, evaluate_average=True)
-    assert [made.average_period for made in points(averaged, read_axes(["num_agents=1,2"]))] == [None, 5]
+    with pytest.raises(CommandError, match="--over num_agents=1: average_period=5 moves LLMs to their mean"):
+        points(Settings(average_period=5), read_axes(["num_agents=1,2"]))
 
 
 def test_every_whole_number_of_a_range_must_be_a_setting_and_those_that_can_be_are_named() -> None:

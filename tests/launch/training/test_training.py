@@ -16,7 +16,7 @@ from tests.launch.conftest import Cory, begin
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
 SMALL = (
-    *("backend=transformers", "num_runners=0", "updates=3", "queries=4", "num_generations=2", "minibatch=8"),
+    *("backend=transformers", "num_runners=0", "updates=3", "queries=2", "num_generations=2", "minibatch=4"),
     *("micro_batch=4", "epochs=1", "eval_queries=4", "eval_every=2", "samples_every=1", "exchange_period=1"),
     *("max_response=6", "self_test=false", "reward=my_rewards:brevity"),
 )

@@ -1,0 +1,62 @@
+"""What a user waits for before the first update and after the last one, by part."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.record import Figure, Record, median
+
+CLAIM = "a run's first update begins soon after the command, and the prompt comes back soon after the last evaluation"
+MARKS = {
+    "imports and checks": r"Starting Ray",
+    "Ray": r"Loading the models",
+    "models, engines, self-test": r"Evaluating the start",
+    "evaluation of the start": r" *0/2 +held-out",
+    "two updates and the evaluation after them": r" *2/2 +held-out",
+}
+"""Parts of a run, each with the line of the terminal that ends it."""
+AFTER = "saving, report and end of the processes"
+
+
+def run(folder: Path, quick: bool) -> Record:
+    """Runs `cory train` again and again, and notes when each line comes."""
+    words = ["train", "imdb-tiny", "updates=2", "eval_every=1000"]
+    if quick:
+        words += ["backend=transformers", "num_runners=0", "queries=2", "minibatch=8", "eval_queries=4"]
+    record = Record("startup", CLAIM, {"command": f"cory {' '.join(words)}"})
+    rounds = [parts([*words, "--out", str(folder / f"run-{number}")]) for number in range(1 if quick else 5)]
+    for part in rounds[0]:
+        record.figures.append(median(part, [each[part] for each in rounds], "s"))
+    before = list(MARKS)[:-1]
+    sums = [sum(each[part] for part in before) for each in rounds]
+    ends = [each[AFTER] for each in rounds]
+    record.figures.append(Figure("before the first update", statistics.median(sums), "s", at_most=15.0, runs=sums))
+    record.figures.append(Figure("after the last evaluation", statistics.median(ends), "s", at_most=3.0, runs=ends))
+    record.detail["rounds"] = rounds
+    return record
+
+
+def parts(words: list[str]) -> dict[str, float]:
+    """Returns the seconds that each part of a run takes.
+
+    Raises:
+        RuntimeError: the run fails, or lacks one of the lines.
+    """
+    left, found, seen = list(MARKS.items()), {}, []
+    last = time.monotonic()
+    command = [sys.executable, "-u", "-m", "launch.main", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            seen.append(line)
+            if left and re.match(left[0][1], line):
+                now = time.monotonic()
+                found[left.pop(0)[0]] = now - last
+                last = now
+    if process.returncode or left:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(seen[-20:])}")
+    return found | {AFTER: time.monotonic() - last}

@@ -1,0 +1,10 @@
+"""`cory validate` looks at what `cory train` would train with."""
+
+import pytest
+
+from launch.commands import validate
+
+
+@pytest.mark.parametrize("words", [["drafts-tiny-team"], ["imdb-tiny", "num_agents=1"], ["imdb-tiny", "credit=chain"]])
+def test_a_preset_is_put_together_as_for_training(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate.main(words) == 0, capsys.readouterr().err
