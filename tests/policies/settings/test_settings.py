@@ -66,7 +66,7 @@ def test_defaults_are_the_papers() -> None:
         ({"warmup": 5, "updates": 5}, "warmup=5 takes all updates=5. Set warmup to 4 or less."),
         ({"drop_flat_groups": True}, "drop_flat_groups=true has no groups to drop with advantage=gae."),
         ({"num_agents": 1, "critic_inputs": "chain"}, "no such critic or chain. Set critic_inputs=tokens."),
-        ({"advantage": "rloo"}, "num_generations=1. Set it to 2 or more (4 or 8 are usual), or advantage=gae or reinforce"),
+        ({"advantage": "rloo"}, "num_generations=1. Set it to 2 or more (4 or 8 are usual), or advantage=gae"),
         (
             {"advantage": "grpo", "num_generations": 2},
             "k1 has no gradient on average. Set kl_estimator=k3",
