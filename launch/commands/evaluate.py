@@ -218,14 +218,14 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
         own = {key: value for key, value in own.items() if key == "task" or key not in deciding("task")}
     if "data" in given:
         own = {key: value for key, value in own.items() if key not in DRAWN}
-    given = {key: value for key, value in given.items() if key not in deciding("policy")}
     values = {key: value for key, value in {**own, **given}.items() if key not in deciding("policy")}
     if "queries" in given or options.agents is not None:
         values |= {"minibatch": 1, "num_learners": 0}  # nothing is trained, so nothing need divide
         agents = cast(int, policy["num_agents"])
         teams = max(cast(int, policy.get("num_policies") or agents) // agents, 1)
         values["queries"] = math.ceil(cast(int, values["queries"]) / teams) * teams
-    return make_settings(put_over(values, {**given, **policy, "min_response": None}))
+    asked = {key: values[key] for key in given if key in values}
+    return make_settings(put_over(values, {**asked, **policy, "min_response": None}))
 
 
 def _ks(options: argparse.Namespace, solved_at: float | None) -> list[int]:
