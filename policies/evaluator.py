@@ -27,6 +27,9 @@ from policies.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+Known = dict[tuple[tuple[str, str, int], ...], dict[str, dict[str, float]]]
+"""Means by role, of chains that were played: by role, its player's model and the checksum of the weights."""
+
 
 class Evaluator:
     """Lets the present weights answer; always the same queries with the same seeds.
@@ -59,21 +62,34 @@ class Evaluator:
             trained: that flatters, as what stands in the prompt has moved the reference too.
         """
         alone, last = {}, []
+        known: Known = {}
         for name in self.settings.modules:
             mapping = self.led_by(name)
-            figures = self._means(name, mapping)
+            figures = self._means(name, mapping, known)
             alone[name] = {figure: figures[mapping.roles[0]][figure] for figure in MEASURED}
             if len(mapping.roles) > 1:
                 last.append(figures[mapping.roles[-1]])
         mean = mean_of(list(alone.values()))
         if self.settings.evaluate_average:
             with self.average() as mapping:
-                alone[AVERAGE] = self._means(AVERAGE, mapping)[mapping.roles[0]]
+                alone[AVERAGE] = self._means(AVERAGE, mapping, known)[mapping.roles[0]]
         found = {"evaluation": {**alone, "mean": mean}}
         return {**found, "last_answer": mean_of(last)} if last else found
 
-    def _means(self, name: str, mapping: RoleMapping) -> dict[str, dict[str, float]]:
-        """Means of each role's figures on the validation queries; `name` is whom a warning names."""
+    def _means(self, name: str, mapping: RoleMapping, known: Known) -> dict[str, dict[str, float]]:
+        """Means of each role's figures on the validation queries, by role; `name` is whom a warning names.
+
+        Players with the weights of those in `known`, as at the start or right after all were averaged, answer alike, so
+        are not asked again.
+        """
+        players = tuple(
+            (role, self.settings.models[llm], self.runners.sent[llm]) for role, llm in mapping.as_dict().items()
+        )
+        if players not in known:
+            known[players] = self._measure_means(name, mapping)
+        return known[players]
+
+    def _measure_means(self, name: str, mapping: RoleMapping) -> dict[str, dict[str, float]]:
         count = min(self.settings.eval_queries, len(self.task.queries("validation")))
         _, figures = self.measure([Deal(query) for query in range(count)], mapping, "validation")
         if not figures:

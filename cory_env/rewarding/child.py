@@ -8,6 +8,7 @@ no harm.
 """
 
 import asyncio
+import contextlib
 import copy
 import ctypes
 import inspect
@@ -129,7 +130,17 @@ def _shown(value: object) -> str:
     return (text if len(text) <= 80 else text[:77] + "...") + f" ({type(value).__name__})"
 
 
-def _read_requests(connection: "Connection[Reply, Batch]", parent: int, requests: "queue.Queue[Batch]") -> None:
+def prepare(function: Callable[..., object]) -> None:
+    """Calls what the function has under the name `prepare`, if anything, with the settings of the reward's name."""
+    target, settings = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
+    if callable(ahead := getattr(target, "prepare", None)):
+        with contextlib.suppress(Exception):  # the first call meets it again, and tells
+            ahead(**settings)
+
+
+def _read_requests(
+    connection: "Connection[Reply, Batch | None]", parent: int, requests: "queue.Queue[Batch | None]"
+) -> None:
     try:
         while True:
             while not connection.poll(PARENT_CHECK):
@@ -149,8 +160,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     if "--die-with-thread" in sys.argv and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: ends even a function that never yields to Python
-    connection: Connection[Reply, Batch] = Connection(fd)
-    requests: queue.Queue[Batch] = queue.Queue()
+    connection: Connection[Reply, Batch | None] = Connection(fd)
+    requests: queue.Queue[Batch | None] = queue.Queue()
     threading.Thread(target=_read_requests, args=(connection, parent, requests), daemon=True).start()
     try:
         function = load_function(spec)
@@ -163,7 +174,11 @@ def main() -> None:
     if ready.error:
         return
     while True:
-        connection.send(call(function, requests.get()))
+        batch = requests.get()
+        if batch is None:
+            prepare(function)
+        else:
+            connection.send(call(function, batch))
 
 
 if __name__ == "__main__":

@@ -33,9 +33,10 @@ class RewardProcess:
         self.spec = spec
         self.timeout = timeout
         self.needs: tuple[str, ...] = ()
-        self._connection: Connection[Batch, Reply] | None = None
+        self._connection: Connection[Batch | None, Reply] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[[subprocess.Popen[bytes], Connection[Batch, Reply]], RewardProcess] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes], Connection[Batch | None, Reply]], RewardProcess] | None
+        self._end = None
 
     def start(self) -> Reply:
         """Starts the child unless it runs; the reply's `error` says why the function cannot be loaded."""
@@ -43,6 +44,13 @@ class RewardProcess:
         if ready.error:
             self.close()
         return ready
+
+    def prepare(self) -> None:
+        """Starts the child, and lets it load what the function says it needs; whatever fails, the next call tells."""
+        if not self.start().error:
+            assert self._connection is not None
+            with contextlib.suppress(OSError):
+                self._connection.send(None)
 
     def call(self, batch: Batch) -> Reply:
         """Returns the function's answer on `batch`, or what went wrong; never raises for the function's sake."""
@@ -108,7 +116,7 @@ class RewardProcess:
             return Reply(error=reason, killed=process.returncode == -signal.SIGKILL)
 
 
-def _end_process(process: subprocess.Popen[bytes], connection: "Connection[Batch, Reply]") -> None:
+def _end_process(process: subprocess.Popen[bytes], connection: "Connection[Batch | None, Reply]") -> None:
     """Kills the child and what it started, and waits for it."""
     connection.close()
     with contextlib.suppress(ProcessLookupError):  # all of them are gone

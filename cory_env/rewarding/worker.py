@@ -120,6 +120,13 @@ class RewardWorker:
             raise self._unusable(reply)
         return self._process.needs
 
+    def prepare(self) -> None:
+        """Starts the child process, which loads what the function's `prepare` does, and does not wait for that.
+
+        Nothing is raised: what fails now fails again in the first call, which tells of it.
+        """
+        self._process.prepare()
+
     def close(self) -> None:
         """Ends the child process; a later call starts another."""
         self._process.close()

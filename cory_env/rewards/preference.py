@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import cast
 
 from cory_env.message import Message
+from cory_env.rewarding.spec import prepared_by
 from cory_env.rewards import classifier
 
 
+@prepared_by(classifier.load)
 def score(
     prompts: Sequence[str | list[Message]],
     completions: Sequence[str | list[Message]],

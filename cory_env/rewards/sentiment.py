@@ -1,12 +1,22 @@
 """The IMDB reward: how positive a sentiment classifier finds query + response (paper §4, [C])."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from cory_env.rewarding.spec import prepared_by
 from cory_env.rewards import classifier
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "imdb-classifier-tiny"
 
 
+def _load(model: str = "", device: str = "") -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
+    return classifier.load(model or str(BUNDLED), device)
+
+
+@prepared_by(_load)
 def positive_logit(prompts: list[str], completions: list[str], model: str = "", device: str = "") -> list[float]:
     """Returns the classifier's raw logit (no probability) of the label POSITIVE on prompt + completion.
 
@@ -23,7 +33,7 @@ def positive_logit(prompts: list[str], completions: list[str], model: str = "", 
     Raises:
         ValueError: The classifier has no label called POSITIVE.
     """
-    tokenizer, judge = classifier.load(model or str(BUNDLED), device)
+    tokenizer, judge = _load(model, device)
     labels = {str(name).upper(): index for index, name in judge.config.id2label.items()}
     if "POSITIVE" not in labels:
         raise ValueError(

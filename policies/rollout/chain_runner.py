@@ -86,6 +86,7 @@ class ChainRunner(StatelessRunner):
         self._chains: dict[tuple[int, ...], Chain] = {}
         self.env = self.chain(tuple(RoleMapping(s.roles, s.modules).as_dict().values()))
         self.rewards = RewardWorker(self.task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
+        self.rewards.prepare()  # while the engines start
 
     def chain(self, players: tuple[str, ...]) -> Chain:
         """The chain in which these LLMs answer; for players with the same tokenizers it is one and the same."""

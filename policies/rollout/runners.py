@@ -54,7 +54,8 @@ class Runners:
         self.modules = settings.modules
         self.fetch = fetch
         self.version = -1
-        self._sent: dict[str, int] = {}
+        self.sent: dict[str, int] = {}
+        """By LLM, the checksum of the weights that were sent last."""
 
     def play(self, deals: Sequence[Deal], **arguments: Any) -> list[Rollout]:
         """Plays queries on all runners.
@@ -140,7 +141,7 @@ class Runners:
         local = self.group.local_env_runner
         for module_id in self.modules if modules is None else modules:
             weights = {module_id: self.fetch(module_id)}
-            self._sent[module_id] = checksum(weights[module_id])
+            self.sent[module_id] = checksum(weights[module_id])
             if local is not None:
                 try:
                     loaded = local.load_weights(weights, self.version)
@@ -162,9 +163,9 @@ class Runners:
         """
         for answer in answers:
             for module_id, loaded in (answer or {}).items():
-                if (loaded.version, loaded.checksum) != (self.version, self._sent[module_id]):
+                if (loaded.version, loaded.checksum) != (self.version, self.sent[module_id]):
                     raise WeightSyncError(
-                        f"{module_id}: version {self.version} with checksum {self._sent[module_id]} was sent, but the "
+                        f"{module_id}: version {self.version} with checksum {self.sent[module_id]} was sent, but the "
                         f"engine read version {loaded.version} with checksum {loaded.checksum}."
                     )
                 if loaded.stale:

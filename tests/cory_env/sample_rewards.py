@@ -7,6 +7,8 @@ import time
 
 import numpy as np
 
+from cory_env.rewarding.spec import prepared_by
+
 BAD = "bad"  # a completion that makes a reward fail
 
 
@@ -41,6 +43,25 @@ def observer_bonus(completions: list[str], role: list[str]) -> list[float]:
 
 def fixed(completions: list[str], value: str = "0") -> list[float]:
     return [float(value)] * len(completions)
+
+
+def _note(log: str) -> None:
+    with open(log, "a") as file:
+        file.write("prepared\n")
+
+
+@prepared_by(_note)
+def logged_preparation(completions: list[str], log: str) -> list[float]:
+    return logged_length(completions, log)
+
+
+def _fail() -> None:
+    raise RuntimeError("nothing can be prepared")
+
+
+@prepared_by(_fail)
+def unprepared(completions: list[str]) -> list[float]:
+    return length(completions)
 
 
 def process_id(completions: list[str]) -> list[float]:

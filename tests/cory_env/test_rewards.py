@@ -215,6 +215,31 @@ def test_one_child_process_serves_all_calls_and_ends_with_close() -> None:
     assert first is not None and not Path(f"/proc/{int(first)}").exists()
 
 
+def test_what_a_reward_can_load_ahead_is_loaded_once_with_its_settings_and_before_the_first_batch(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    with RewardWorker(f"tests.cory_env.sample_rewards:logged_preparation?log={log}") as worker:
+        worker.prepare()
+        assert worker.rewards(["", ""], ["a", "bc"], {}) == [1.0, 2.0]
+        assert worker.rewards([""], ["abc"], {}) == [3.0]
+    assert log.read_text().split() == ["prepared", "2", "1"]
+
+
+@pytest.mark.parametrize("function", ["unprepared", "loud"])  # whose preparation fails, and that has none
+def test_a_preparation_that_fails_or_is_none_changes_nothing(function: str) -> None:
+    with RewardWorker(f"tests.cory_env.sample_rewards:{function}") as worker:
+        worker.prepare()
+        assert worker.rewards([""], ["abc"], {}) == [3.0]
+
+
+def test_a_reward_that_cannot_be_loaded_says_so_in_the_call_after_its_preparation() -> None:
+    with RewardWorker("tests.cory_env.sample_rewards:nothing_like_it") as worker:
+        worker.prepare()
+        with pytest.raises(RewardError, match="nothing_like_it"):
+            worker.rewards([""], ["abc"], {})
+
+
 def test_a_child_that_was_killed_between_two_calls_is_replaced_at_the_next() -> None:
     with RewardWorker("tests.cory_env.sample_rewards:process_id", timeout=20) as worker:
         (first,) = worker.rewards(["q"], ["c"], {})

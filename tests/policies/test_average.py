@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import torch
 
 from policies.cory import Cory
 from policies.generation.vllm_generator import vllm_installed
+from policies.learning.measures import MEASURED
 from policies.models.weights import checksum
+from policies.rollout.chain_runner import Rollout
+from policies.rollout.dealing import Deal
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
 
@@ -76,6 +80,27 @@ def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates_with_averaging(
         assert_same_learner(learner_state(straight), learner_state(resumed))
     finally:
         resumed.stop()
+
+
+def test_llms_with_the_same_weights_are_evaluated_once_and_others_each_for_itself(make_cory: MakeCory) -> None:
+    algorithm = make_cory(average_period=2, lr=1e-3, eval_every=9)
+    evaluator, played = algorithm.evaluator, []
+    play = algorithm.runners.play
+
+    def noted(deals: Sequence[Deal], **arguments: Any) -> list[Rollout]:
+        played.append(arguments["mapping"]("pioneer"))
+        return play(deals, **arguments)
+
+    algorithm.runners.play = noted  # type: ignore[method-assign]
+    for expected in (["llm_1"], ["llm_1", "llm_2"], ["llm_1"]):  # the start, after update 1, and once averaged
+        played.clear()
+        found = evaluator.held_out()["evaluation"]
+        assert played == expected
+        for name in ("llm_1", "llm_2"):
+            deals = [Deal(query) for query in range(algorithm.settings.eval_queries)]
+            _, figures = evaluator.measure(deals, evaluator.led_by(name), "validation")
+            assert found[name] == {key: figures["pioneer"][key].mean() for key in MEASURED}
+        algorithm.train()
 
 
 def test_the_mean_is_evaluated_in_the_place_of_one_llm_that_gets_its_own_weights_back(make_either: MakeCory) -> None:
