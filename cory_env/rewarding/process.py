@@ -37,20 +37,24 @@ class RewardProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[[subprocess.Popen[bytes], Connection[Batch | None, Reply]], RewardProcess] | None
         self._end = None
+        self._loaded = False
 
     def start(self) -> Reply:
         """Starts the child unless it runs; the reply's `error` says why the function cannot be loaded."""
-        ready = self._start() if self._connection is None else Reply()
+        if self._connection is None:
+            self._launch()
+        ready = Reply() if self._loaded else self._load()
         if ready.error:
             self.close()
         return ready
 
     def prepare(self) -> None:
-        """Starts the child, and lets it load what the function says it needs; whatever fails, the next call tells."""
-        if not self.start().error:
-            assert self._connection is not None
-            with contextlib.suppress(OSError):
-                self._connection.send(None)
+        """Starts the child, which then loads the function and what that can load ahead, and waits for neither."""
+        if self._connection is None:
+            self._launch()
+        assert self._connection is not None
+        with contextlib.suppress(OSError):  # the child has ended; the next call says so
+            self._connection.send(None)
 
     def call(self, batch: Batch) -> Reply:
         """Returns the function's answer on `batch`, or what went wrong; never raises for the function's sake."""
@@ -71,9 +75,10 @@ class RewardProcess:
         if self._end is not None:
             self._end()
         self._connection = self._process = self._end = None
+        self._loaded = False
 
-    def _start(self) -> Reply:
-        """Starts the child and waits until it has loaded the function."""
+    def _launch(self) -> None:
+        """Starts the child."""
         ours, theirs = Pipe()
         command = [sys.executable, "-P", "-m", "cory_env.rewarding.child", self.spec]
         command += [str(theirs.fileno()), str(os.getpid())]
@@ -92,7 +97,11 @@ class RewardProcess:
         theirs.close()
         self._connection, self._process = ours, process
         self._end = weakref.finalize(self, _end_process, process, ours)
+
+    def _load(self) -> Reply:
+        """Waits until the child has loaded the function."""
         reply = self._receive("took to load")
+        self._loaded = not reply.error
         self.needs = reply.needs
         # Failing to load is beyond what skipping samples could mend; a loss of memory may pass.
         return replace(reply, fatal=not reply.killed) if reply.error else reply

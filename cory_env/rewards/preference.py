@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from cory_env.message import Message
-from cory_env.rewarding.spec import prepared_by
 from cory_env.rewards import classifier
+from cory_env.rewards.prepared import prepared_by
 
 
 @prepared_by(classifier.load)

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cory_env.rewarding.spec import prepared_by
 from cory_env.rewards import classifier
+from cory_env.rewards.prepared import prepared_by
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from cory_env.rewarding.spec import prepared_by
+from cory_env.rewards.prepared import prepared_by
 
 BAD = "bad"  # a completion that makes a reward fail
 
