@@ -3,7 +3,9 @@
 A command's module is imported only when it is asked for, so that `cory --help` answers at once.
 """
 
+import atexit
 import difflib
+import gc
 import importlib
 import sys
 from importlib.metadata import version
@@ -38,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The command's exit code; 2 when there is no such command; 141 where nobody reads on.
     """
+    atexit.register(gc.freeze)  # else Python's end walks over all that torch and Ray hold, which takes seconds
     return until_unread(lambda: _run(sys.argv[1:] if argv is None else argv))
 
 
