@@ -134,7 +134,7 @@ def prepare(function: Callable[..., object]) -> None:
     """Calls what the function has under the name `prepare`, if anything, with the settings of the reward's name."""
     target, settings = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
     if callable(ahead := getattr(target, "prepare", None)):
-        with contextlib.suppress(Exception):  # the first call meets it again, and tells
+        with contextlib.suppress(BaseException):  # SystemExit too: the first call meets it again, and tells
             ahead(**settings)
 
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 BATCH_SIZE = 64
 
 
-@lru_cache(maxsize=1)
 def load(model: str, device: str = "") -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Loads a classifier once per process, in evaluation mode.
 
@@ -20,6 +19,11 @@ def load(model: str, device: str = "") -> tuple["PreTrainedTokenizerBase", "PreT
         model: A folder or hub id.
         device: Where it runs, such as `cpu` or `cuda:0`; empty for a GPU if this process sees one, else the CPU.
     """
+    return _load(model, device)  # the cache takes arguments by name for others than those by place
+
+
+@lru_cache(maxsize=1)
+def _load(model: str, device: str) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

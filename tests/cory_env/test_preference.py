@@ -1,5 +1,6 @@
 """The reward of a preference model, on small untrained ones of both kinds: with a chat template, and for pairs."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import (
     GPT2ForSequenceClassification,
 )
 
+from cory_env.rewarding.child import prepare
 from cory_env.rewards.preference import score
 from cory_env.tasks import Message
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
@@ -30,6 +32,21 @@ def save_chat_judge(folder: Path, outputs: int = 1) -> str:
     GPT2ForSequenceClassification(config).save_pretrained(folder)  # names no padding token, as many do
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def test_the_model_that_is_loaded_ahead_is_the_one_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_chat_judge(tmp_path)
+    load, loaded = AutoModelForSequenceClassification.from_pretrained, []
+
+    def noted(path: str) -> GPT2ForSequenceClassification:
+        loaded.append(path)
+        return load(path)
+
+    monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", noted)
+    prepare(partial(score, model=folder))
+    assert loaded == [folder]
+    score(PROMPTS, ANSWERS, model=folder)
+    assert loaded == [folder]
 
 
 def test_a_model_with_a_chat_template_reads_the_conversation_in_it(tmp_path: Path) -> None:
