@@ -50,7 +50,10 @@ def run(folder: Path, quick: bool) -> Record:
         "reward": "benchmarks.no_reward:zero",
     }
     record = Record("adapters", CLAIM, settings)
-    record.figures += memory(settings | alike(folder), (1, 2) if quick else (1, 2, 4, 8))
+    record.figures += memory("", settings | alike(folder), (1, 2) if quick else (1, 2, 4, 8))
+    record.figures += memory("longer prompts for observers, ", settings, (1, 2))
+    budget = settings | {"micro_batch_tokens": 256}  # four rows of a pioneer
+    record.figures += memory("longer prompts for observers, 256 tokens at once, ", budget, (1, 2))
     record.figures += sync(settings, 3 if quick else 9)
     record.figures += rollouts(settings["model"], SHAPES[size].vocabulary, 8 if quick else 24, 1)
     return record
@@ -64,16 +67,16 @@ def alike(folder: Path) -> dict[str, Any]:
     return {"task": "imdb", "data": str(data), "knowledge_transfer": False}
 
 
-def memory(settings: dict[str, Any], agents: tuple[int, ...]) -> list[Figure]:
-    """Peak memory of a learner's process, per number of agents."""
+def memory(how: str, settings: dict[str, Any], agents: tuple[int, ...]) -> list[Figure]:
+    """Peak memory of a learner's process, per number of agents; `how` begins what the figures are called."""
     peaks = {}
     for n in agents:
         work = {"settings": settings | {"num_agents": n}, "updates": 2}
         peaks[n] = run_side("benchmarks.learner_side", work).peak_mb
     return [
-        *(Figure(f"training {n}: peak memory", peak, "MB") for n, peak in peaks.items()),
-        Figure("training 2: of training 1", peaks[2] / peaks[1], "×", at_most=1.15),
-        *(Figure(f"training {n}: of training 1", peaks[n] / peaks[1], "×") for n in agents if n > 2),
+        *(Figure(f"{how}training {n}: peak memory", peak, "MB") for n, peak in peaks.items()),
+        Figure(f"{how}training 2: of training 1", peaks[2] / peaks[1], "×", at_most=1.15),
+        *(Figure(f"{how}training {n}: of training 1", peaks[n] / peaks[1], "×") for n in agents if n > 2),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,12 +57,16 @@ class Peak:
         """Bytes with Ray's daemons."""
         self.kinds: dict[str, int] = {}
         """Bytes by kind when `run` was largest."""
+        self.history: list[tuple[float, dict[str, int]]] = []
+        """Seconds since the first look, and bytes by kind, of each look."""
+        self._began = time.monotonic()
 
     def look(self) -> None:
         """Compares with the memory now."""
         now: dict[str, int] = {}
         for kind, process in kinds(psutil.Process()):
             now[kind] = now.get(kind, 0) + _pss(process.pid)
+        self.history.append((time.monotonic() - self._began, now))
         total = sum(now.values())
         if total - now.get(DAEMONS, 0) > self.run:
             self.run, self.kinds = total - now.get(DAEMONS, 0), now

@@ -38,6 +38,8 @@ class Took:
     an update, so it ends before the clock starts."""
     peak_mb_with_daemons: float = 0.0
     peak_mb_by_process: dict[str, float] = field(default_factory=dict)
+    memory: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    """The same over time: seconds since the side began, and MB by process, twice a second."""
 
     def time_updates(self, update: Update, updates: int) -> None:
         """Runs updates, with nothing else going on."""
@@ -54,6 +56,9 @@ class Took:
         self.peak_mb = peak.run / 1e6
         self.peak_mb_with_daemons = peak.with_daemons / 1e6
         self.peak_mb_by_process = {kind: size / 1e6 for kind, size in peak.kinds.items()}
+        for second, kinds in peak.history:
+            if not self.memory or second >= self.memory[-1][0] + 0.5:
+                self.memory.append((second, {kind: size / 1e6 for kind, size in kinds.items()}))
 
     def answer(self) -> None:
         """Prints the result for `run_side`."""

@@ -35,6 +35,7 @@ class Hyperparameters:
     steps: int = 1
     """Mini-batches per epoch."""
     micro_batch: int = 64
+    micro_batch_tokens: int | None = None
     seed: int = 0
     advantage: Advantage = "gae"
     gamma: float = 1.0

@@ -65,7 +65,7 @@ class PolicyLearner:
         names = (*SCORES, "values") if self.model.critic else SCORES
         scores = torch.zeros(len(names), *rows["mask"].shape, device=self.model.device)
         own = self._share(rows)
-        for index, micro in micro_batches(take(rows, own), self.hyperparameters.micro_batch) if len(own) else ():
+        for index, micro in self._micro_batches(take(rows, own)):
             scored = self.model.score(micro)
             for i, name in enumerate(names):
                 scores[i, own[index], : scored[name].shape[1]] = scored[name]
@@ -132,6 +132,11 @@ class PolicyLearner:
         for part in np.array_split(random.permutation(count), h.steps):
             yield torch.from_numpy(part).to(self.model.device)
 
+    def _micro_batches(self, rows: Rows) -> Iterator[tuple[Tensor, Rows]]:
+        """What is forwarded at once; nothing of no rows."""
+        h = self.hyperparameters
+        return micro_batches(rows, h.micro_batch, h.micro_batch_tokens) if len(rows["mask"]) else iter(())
+
     def _accumulate(self, part: Rows, kl_coef: float, totals: dict[str, float]) -> None:
         """Computes the gradient of a mini-batch's mean loss per token, micro-batch by micro-batch, over all ranks.
 
@@ -140,7 +145,7 @@ class PolicyLearner:
         tokens = part["mask"].sum()
         own = take(part, self._share(part))
         self.optimizer.zero_grad(set_to_none=True)
-        for _, micro in micro_batches(own, self.hyperparameters.micro_batch) if len(own["mask"]) else ():
+        for _, micro in self._micro_batches(own):
             loss, figures = self.loss(micro, kl_coef)
             (loss / tokens).backward()
             for name, figure in figures.items():

@@ -154,7 +154,9 @@ class PolicyModel(nn.Module):
     def reference(self) -> PreTrainedModel:
         """The frozen initial policy pi_0 on this model's device."""
         if not self._reference or next(self._reference[0].parameters()).device != self.device:
-            self._reference = [shared_base(self.path, self.device, self.trust_remote_code)]
+            computed = base_dtype(self._dtype, self.device)
+            matrices = None if computed == torch.float32 else computed
+            self._reference = [shared_base(self.path, self.device, self.trust_remote_code, matrices=matrices)]
         return self._reference[0]
 
     def forward(self, rows: Rows) -> tuple[Tensor, Tensor | None]:

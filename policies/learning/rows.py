@@ -105,19 +105,22 @@ def by_length(rows: Rows) -> Tensor:
     return torch.from_numpy(order).to(prompt_lengths.device)
 
 
-def micro_batches(rows: Rows, size: int) -> Iterator[tuple[Tensor, Rows]]:
+def micro_batches(rows: Rows, size: int, tokens: int | None = None) -> Iterator[tuple[Tensor, Rows]]:
     """Splits rows into micro-batches of similar length, each trimmed to its longest prompt and response.
 
     Args:
-        rows: columns of `Rows` and any other `[B]` or `[B, R]` columns.
+        rows: columns of `Rows` and any other `[B]` or `[B, R]` columns; at least one row.
         size: most rows per micro-batch.
+        tokens: most tokens of it once it is trimmed, padding counted; a longer row is a micro-batch of its own.
 
     Yields:
         `(index, columns)`: the rows' places in `rows`, and their trimmed columns.
     """
-    prompt_lengths, response_lengths = rows["prompt_mask"].sum(1), rows["mask"].sum(1).long()
-    for index in by_length(rows).split(size):
-        prompt, response = int(prompt_lengths[index].max()), int(response_lengths[index].max())
+    order = by_length(rows)
+    lengths = torch.stack([rows["prompt_mask"].sum(1), rows["mask"].sum(1).long()])[:, order].tolist()
+    for start, end in _spans(lengths, size, tokens):
+        index = order[start:end]
+        prompt, response = (max(length[start:end]) for length in lengths)
         yield (
             index,
             {
@@ -129,3 +132,16 @@ def micro_batches(rows: Rows, size: int) -> Iterator[tuple[Tensor, Rows]]:
                 for name, column in rows.items()
             },
         )
+
+
+def _spans(lengths: Sequence[Sequence[int]], size: int, tokens: int | None) -> Iterator[tuple[int, int]]:
+    """Yields where micro-batches begin and end, among rows with prompts and responses of such lengths."""
+    start, longest = 0, (0, 0)
+    for place, (prompt, response) in enumerate(zip(*lengths, strict=True)):
+        wider = max(longest[0], prompt), max(longest[1], response)
+        count = place - start
+        if count and (count == size or (tokens is not None and (count + 1) * sum(wider) > tokens)):
+            yield start, place
+            start, wider = place, (prompt, response)
+        longest = wider
+    yield start, len(lengths[0])

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from policies.models.model_check import ModelError, first_line, load_config
 
@@ -107,24 +108,45 @@ def shared_base(
     trust_remote_code: bool = False,
     dtype: torch.dtype = torch.float32,
     quantization: Quantization = "none",
+    *,
+    matrices: torch.dtype | None = None,
 ) -> PreTrainedModel:
     """Returns the frozen initial policy pi_0: the reference, and with adapters the base of all policies.
 
-    One object per process, device, type and quantization, however many policies ask for it.
+    One object per process, device, types and quantization, however many policies ask for it.
+
+    Args:
+        path: folder or hub id.
+        device: where it is to be.
+        trust_remote_code: run code that comes with the model.
+        dtype: of its weights.
+        quantization: of its linear layers.
+        matrices: type of its linear layers, where it is another. If autocast computes in that type, nothing else comes
+            out: it would cast them at every pass.
 
     Raises:
         ModelError: there is no such model, or it cannot be loaded so.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    key = (path, str(device), dtype, quantization)
+    key = (path, str(device), dtype, quantization, matrices)
     model = _frozen.get(key)
     if model is None:
         model = load_language_model(path, trust_remote_code, dtype, quantization).requires_grad_(False)
+        if matrices is not None:
+            _store_matrices(model, matrices)
         if quantization == "none":
             model = model.to(device)
         _frozen[key] = model
     return model
+
+
+def _store_matrices(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Gives linear layers another type, but for one whose weight is an embedding too, which autocast does not cast."""
+    tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | Conv1D) and id(layer.weight) not in tied:
+            layer.to(dtype)
 
 
 def base_dtype(setting: str, device: torch.device) -> torch.dtype:

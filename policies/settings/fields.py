@@ -172,7 +172,10 @@ class Fields(BaseModel):
     minibatch: int = of_learning(256, ge=1, clone=True)
     """Responses of one policy per optimizer step, over all learners."""
     micro_batch: int = of_computing(64, ge=1)
-    """Responses per forward and backward pass."""
+    """Most responses per forward and backward pass."""
+    micro_batch_tokens: int | None = of_computing(None, ge=1)
+    """Most tokens per forward and backward pass, prompts and padding counted, so that long rows come fewer at a time; a
+    longer row comes alone. Null: `micro_batch` alone limits it."""
     epochs: int = of_learning(4, ge=1, clone=True)
     """PPO passes over each batch."""
     lr: float = of_learning(1.41e-5, gt=0, clone=True)

@@ -105,12 +105,16 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
     """Estimates a process that learns: the driver, or a learner. Takes what `shapes` gives."""
     device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
     size = _bytes(settings, device)
+    matrix = float(size) if device.type == "cuda" else 4.0  # of the reference, whose embedding stays in fp32
     if settings.lora is None:
         each = [model.parameters for model in models]
         references = dict(zip(settings.models.values(), models, strict=True)).values()
         parts = {
             "weights": 4.0 * sum(each),
-            f"reference{'s' * (len(references) > 1)}": 4.0 * sum(model.parameters for model in references),
+            f"reference{'s' * (len(references) > 1)}": sum(
+                matrix * (model.parameters - model.vocabulary * model.hidden) + 4.0 * model.vocabulary * model.hidden
+                for model in references
+            ),
         }
     else:
         each = [model.adapter for model in models]
@@ -119,11 +123,15 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
     if size == 2 and settings.lora is None:
         parts["bf16 copy"] = 2.0 * max(model.parameters for model in models)  # autocast's, of the policy in work
     rows = min(settings.micro_batch, settings.minibatch // max(settings.num_learners, 1))
-    tokens = rows * (settings.max_prompt + settings.max_response)
+    longest = settings.max_prompt + settings.max_response
+    tokens = rows * longest
+    if settings.micro_batch_tokens is not None:
+        tokens = min(tokens, max(settings.micro_batch_tokens, longest))
     kept = 2 if settings.gradient_checkpointing else ACTIVATIONS
     again = ACTIVATIONS if settings.gradient_checkpointing else 0
     parts["activations"] = tokens * max(m.hidden * (m.layers * kept + again) for m in models) * size / 2
-    parts["logits"] = LOGITS * 4.0 * rows * settings.max_response * max(model.vocabulary for model in models)
+    responses = min(rows * settings.max_response, tokens)
+    parts["logits"] = LOGITS * 4.0 * responses * max(model.vocabulary for model in models)
     return _placed(parts, device, LIBRARIES["learner"])
 
 

@@ -162,9 +162,11 @@ def test_scores_are_those_of_one_padded_forward_pass_and_zero_outside_the_mask(b
         assert (column * (1 - rows["mask"]) == 0).all()
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3, 64])
-def test_micro_batches_leave_loss_and_gradient_those_of_one_mean_over_tokens(build: Build, micro_batch: int) -> None:
-    learner = build(micro_batch=micro_batch)
+@pytest.mark.parametrize(("micro_batch", "tokens"), [(1, None), (3, None), (64, None), (64, 16)])
+def test_micro_batches_leave_loss_and_gradient_those_of_one_mean_over_tokens(
+    build: Build, micro_batch: int, tokens: int | None
+) -> None:
+    learner = build(micro_batch=micro_batch, micro_batch_tokens=tokens)
     rows = ready(learner)
     loss = mean_loss(learner, rows)
     loss.backward()

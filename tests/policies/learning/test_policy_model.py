@@ -23,6 +23,7 @@ from transformers import (
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.learning.policy_model import PolicyModel, ValueHead
 from policies.learning.rows import Rows, make_rows
+from policies.models.language_model import shared_base
 from policies.models.model_check import ModelError
 from policies.self_test import perturb
 from tests.policies.conftest import make_model
@@ -125,6 +126,15 @@ def plain_logprobs(module: PolicyModel, rows: Rows, temperature: float = 1.0) ->
 def gap(padded: Tensor, single: list[Tensor]) -> float:
     """Largest difference between padded `[B, R]` numbers and unpadded ones."""
     return max(float((padded[row, : len(x)] - x).detach().abs().max()) for row, x in enumerate(single))
+
+
+def test_a_reference_with_matrices_in_bf16_scores_as_one_whose_matrices_autocast_casts(path: str) -> None:
+    module, rows = build(path, dtype="bf16"), ragged()
+    whole = module.score(rows)["reference_logprobs"]
+    lean = shared_base(path, torch.device("cpu"), matrices=torch.bfloat16)
+    assert {parameter.dtype for parameter in lean.parameters()} == {torch.float32, torch.bfloat16}
+    module._reference = [lean]
+    assert torch.equal(module.score(rows)["reference_logprobs"], whole)
 
 
 def test_padding_changes_neither_log_probabilities_nor_values(path: str) -> None:

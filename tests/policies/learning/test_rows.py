@@ -97,6 +97,21 @@ def test_micro_batches_are_trimmed_to_their_longest_prompt_and_response_and_lose
             assert micro["advantages"][row][real].tolist() == [10.0 * token for token in RESPONSES[place]]
 
 
+@pytest.mark.parametrize("tokens", [1, 6, 8, 12, 100])
+def test_a_micro_batch_has_at_most_so_many_tokens_or_one_row(tokens: int) -> None:
+    batches = list(micro_batches(columns(), 64, tokens))
+    seen = torch.cat([index for index, _ in batches])
+    assert sorted(seen.tolist()) == [0, 1, 2, 3, 4]
+    sizes = [len(index) * (micro["prompts"].shape[1] + micro["responses"].shape[1]) for index, micro in batches]
+    assert all(size <= tokens or len(index) == 1 for size, (index, _) in zip(sizes, batches, strict=True))
+    if tokens == 12:  # by length of response and prompt: 1 + 3, 2 + 2, 2 + 5, 3 + 1, 4 + 1; the third would make 3 * 7
+        assert [index.tolist() for index, _ in batches] == [[0, 3], [2], [1, 4]]
+
+
+def test_a_micro_batch_has_at_most_so_many_rows_whatever_their_tokens() -> None:
+    assert [len(index) for index, _ in micro_batches(columns(), 2, 100)] == [2, 2, 1]
+
+
 def test_the_index_of_a_micro_batch_maps_back_to_the_rows_it_came_from() -> None:
     whole = columns()
     back = {name: torch.zeros_like(column) for name, column in whole.items()}
