@@ -1,7 +1,7 @@
 """TRL's `RLOOTrainer` or `GRPOTrainer` on one of our tasks, in a process of its own; see `benchmarks.time_to_reward`.
 
-The same model, queries, prompts, reward function, lengths, mini-batches, epochs and KL penalty as a single agent of ours;
-held-out queries are measured as ours are, while the clock stands still.
+The same model, queries, prompts, reward function, lengths, mini-batches, epochs and KL penalty as a single agent of
+ours; held-out queries are measured as ours are, while the clock stands still.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LLM = "llm_1"
 MARK = "SIDE "
 
 
-class Referee(TrainerCallback):  # type: ignore[misc]
+class Referee(TrainerCallback):
     """Measures the model on held-out queries, as `cory train` does, every so many updates."""
 
     def __init__(self, settings: Settings, steps: int, began: float) -> None:
