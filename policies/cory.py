@@ -264,10 +264,10 @@ class Cory(Algorithm):
         self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
         steps = len(episodes) * self.settings.num_agents
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-        # Runners work side by side, teams one after another. With `max_lag` less is waited for than runners took.
+        # Runners work side by side, teams one after another. Of what was played ahead, only a part was waited for.
         generating = sum(max(rollout.rollout_seconds for rollout in of_team) for of_team in played)
         rewarding = sum(max(rollout.reward_seconds for rollout in of_team) for of_team in played)
-        self._seconds["reward"] = min(rewarding, self._seconds["rollout"])
+        self._seconds["reward"] = rewarding * min(1.0, self._seconds["rollout"] / (generating + rewarding))
         self._seconds["rollout"] -= self._seconds["reward"]
         shown = LEARNED + (OF_CRITIC if s.critic else ())
         for name, each in figures.items():

@@ -261,7 +261,7 @@ class Fields(BaseModel):
     max_role_gap: float = of_watching(2.0, gt=0)
     """By how many standard deviations the roles' task rewards may differ."""
     max_sampler_gap: float = of_watching(0.05, gt=0)
-    """Most mean |sampler - learner| log-probability."""
+    """Most mean |sampler - learner| log-probability, without `max_lag`."""
 
     # What is written, and when.
     eval_every: int = of_watching(10, ge=1)
