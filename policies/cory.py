@@ -3,6 +3,7 @@
 for each update:
     deal queries to the runners
     play the chain: pioneer answers the query, observer answers it seeing the pioneer's answer, both are paid
+    with `max_lag` 1: begin to play the next update's chains
     every LLM: token-level PPO on its own responses
     every `average_period` updates: all LLMs move to the mean of their weights
     send the new weights to the runners, and check what they hold
@@ -44,7 +45,8 @@ from policies.rllib.causal_lm_module import CausalLMModule
 from policies.rllib.learners import LearnerError, Learners
 from policies.rllib.token_batch import rows_of
 from policies.rllib_settings import derive, is_search_space, refuse_ours
-from policies.rollout.dealing import deal
+from policies.role_exchange import exchange_due
+from policies.rollout.playing import Playing
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners, WeightSyncError, end
 from policies.self_test import prove
@@ -132,7 +134,7 @@ class Cory(Algorithm):
     """Trains the LLMs of a chain. `train()["cory"]` reports one update.
 
     The update counter, the role mapping and the exchange counter are state: k updates, checkpoint, restore, k
-    updates equal 2k updates. Query order and sampling seeds follow from (seed, update).
+    updates equal 2k updates (with `max_lag` 0). Query order and sampling seeds follow from (seed, update).
     """
 
     config: CoryConfig
@@ -165,6 +167,7 @@ class Cory(Algorithm):
         self.runners = Runners(self.env_runner_group, self.settings, self.weights)
         self.runners.check_started()
         self.runners.send(self.updates)
+        self.playing = Playing(self.settings, self.runners, len(self.task.train))
         self.evaluator = Evaluator(self.settings, self.task, self.runners, self.learners)
         self.probes = prove(self.settings, self.task, self.runners, self.learners) if self.settings.self_test else {}
 
@@ -198,14 +201,8 @@ class Cory(Algorithm):
 
         # 1. The chain answers: pioneer, then observer.
         s = self.settings
-        teams = mapping.teams()
-        deals = deal(s.seed, update, s.queries, len(self.task.train), s.num_generations)
-        size = len(deals) // len(teams)  # each has queries of its own
         with self._timed("rollout"):
-            played = [
-                self.runners.play(part, stream=update, mapping=team, split="train", siblings=s.num_siblings)
-                for team, part in zip(teams, (deals[at : at + size] for at in range(0, len(deals), size)), strict=True)
-            ]
+            played = self.playing.play(update, mapping)
         rollouts = [rollout for of_team in played for rollout in of_team]
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         rows = rows_of(episodes)
@@ -215,6 +212,10 @@ class Cory(Algorithm):
                 f"The reward failed on every query of update {update + 1}{of}, so there is nothing to learn from. "
                 "Correct the reward, or what it depends on."
             )
+
+        if s.max_lag and update + 1 < s.updates:  # the runners go on with the next update
+            due = exchange_due(s, self.updates_since_exchange + 1)
+            self.playing.begin(update + 1, mapping.rotated() if due else mapping)
 
         with self._timed("learn"):
             # 2. Every LLM scores its own responses.
@@ -228,6 +229,7 @@ class Cory(Algorithm):
                 columns, estimated = self.estimations[name].estimate(rows[name])
                 rows[name] |= columns
                 figures[name] |= estimated
+            teams = mapping.teams()
             of_role = {
                 role: mean_of([measure(at_position(rows[team(role)], position), s.report_kl_coef) for team in teams])
                 for position, role in enumerate(mapping.roles)
@@ -251,7 +253,10 @@ class Cory(Algorithm):
             if averaged:
                 self.learners.average(s.average_share)
 
-            # 6. The runners get the new weights.
+        # 6. The runners get the new weights.
+        with self._timed("rollout"):
+            self.playing.finish()
+        with self._timed("sync"):
             self.runners.send(self.updates)
 
         # 7. What happened. Roles are exchanged after this, by `RoleExchange`.
@@ -259,8 +264,10 @@ class Cory(Algorithm):
         self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
         steps = len(episodes) * self.settings.num_agents
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-        waited = [max(rollout.reward_seconds for rollout in of_team) for of_team in played]  # runners work side by side
-        self._seconds["reward"] = sum(waited)
+        # Runners work side by side, teams one after another. Of what was played ahead, only a part was waited for.
+        generating = sum(max(rollout.rollout_seconds for rollout in of_team) for of_team in played)
+        rewarding = sum(max(rollout.reward_seconds for rollout in of_team) for of_team in played)
+        self._seconds["reward"] = rewarding * min(1.0, self._seconds["rollout"] / (generating + rewarding))
         self._seconds["rollout"] -= self._seconds["reward"]
         shown = LEARNED + (OF_CRITIC if s.critic else ())
         for name, each in figures.items():
@@ -273,7 +280,7 @@ class Cory(Algorithm):
             **update_report(rollouts, mapping, figures, of_role),
             "weight_version_lag": self.updates - 1 - min(rollout.version for rollout in rollouts),
         }
-        self._report["tokens_per_second"] = self._report["tokens"] / self._seconds["rollout"]
+        self._report["tokens_per_second"] = self._report["tokens"] / generating
         self._report["health"] = self.health.observe(self._report)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
         if self.updates % self.settings.eval_every == 0 or self._ended():
@@ -306,7 +313,7 @@ class Cory(Algorithm):
     def _timed(self, phase: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        self._seconds[phase] = time.perf_counter() - started
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
 
     # State, and the end.
 
@@ -360,10 +367,13 @@ class Cory(Algorithm):
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once.
 
+        What was played ahead is forgotten, so the next update is played with these.
+
         Raises:
             WeightSyncError: an engine read something else than was sent.
         """
         super().restore_from_path(path, *args, **kwargs)
+        self.playing.forget()
         earlier = self.learners.ask(lambda learner: learner.earlier)
         for name, kl_coef in earlier.get("kl_coefs", {}).items():  # versions before kept these with the learners
             self.estimations[name].load({"kl_coef": kl_coef, "reward_moments": earlier["score_moments"][name]})

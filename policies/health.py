@@ -8,7 +8,8 @@
 | `kl`            | policy  | KL to the reference per token beyond its limit: the language of the base model is lost |
 | `dragged_down`  | role    | a later role does worse than the pioneer, whose response it sees: it is misled by it   |
 | `one_sided`     | role    | one role earns far more than another: it takes all the reward                          |
-| `drift`         | policy  | sampler and learner disagree on log-probabilities: training is on other weights        |
+| `drift`         | policy  | sampler and learner disagree on log-probabilities: training is on other weights;       |
+|                 |         | not with `max_lag`, where their weights differ by an update                            |
 
 The first three are collapse. A signature that holds for `health_patience` updates in a row is a warning until it ends.
 """
@@ -76,7 +77,7 @@ class Health:
     def _signs_of_policy(self, of: str, figures: dict[str, float]) -> Iterator[Sign]:
         s = self.settings
         yield from signs_of_collapse(s, of, figures, self.state["first_eos_rate"][of], s.responses)
-        if figures["sampler_gap_mean"] > s.max_sampler_gap:
+        if s.max_lag == 0 and figures["sampler_gap_mean"] > s.max_sampler_gap:
             yield Sign(
                 "drift",
                 of,

@@ -22,6 +22,14 @@ class Rotating(Protocol):
         ...
 
 
+def exchange_due(settings: Settings, updates: int) -> bool:
+    """Whether roles are exchanged so many updates after they last were; one LLM alone has nobody to exchange with, one
+    role nothing.
+    """
+    alone = 1 in (settings.num_agents, len(settings.modules))
+    return settings.exchange_period is not None and updates >= settings.exchange_period and not alone
+
+
 class RoleExchange(RLlibCallback):
     """Rotates the roles every `exchange_period` real updates (paper: T_REx).
 
@@ -31,12 +39,10 @@ class RoleExchange(RLlibCallback):
     """
 
     def on_train_result(self, *, algorithm: Rotating, result: dict[str, Any], **kwargs: Any) -> None:
-        """Exchanges roles when their time has come; one LLM alone has nobody to exchange with, one role nothing."""
-        period = algorithm.settings.exchange_period
-        alone = 1 in (algorithm.settings.num_agents, len(algorithm.settings.modules))
-        if period is not None and algorithm.updates_since_exchange >= period and not alone:
+        """Exchanges roles when their time has come."""
+        if exchange_due(algorithm.settings, algorithm.updates_since_exchange):
             algorithm.exchange_roles()
             result["cory"].update(exchanged=True, exchanges=algorithm.exchanges)
 
 
-__all__ = ["RoleExchange", "RoleMapping"]
+__all__ = ["RoleExchange", "RoleMapping", "exchange_due"]

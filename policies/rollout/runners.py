@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -28,6 +28,18 @@ _REWARD_CALLS = 5  # as long as a reward that hangs may keep `RewardWorker.score
 
 class WeightSyncError(RuntimeError):
     """A runner does not hold the weights that it was sent."""
+
+
+class Begun(NamedTuple):
+    """Queries that remote runners were asked to play."""
+
+    shares: list[tuple[int, list[Deal]]]
+    """Per runner, with the place of the first one."""
+    unsent: list[tuple[int, list[Deal]]]
+    """Those for which there was no runner."""
+    runners: list[int]
+    calls: list[ray.ObjectRef[Any]]
+    arguments: dict[str, Any]
 
 
 class Runners:
@@ -79,24 +91,47 @@ class Runners:
             except GenerationError as error:  # its engine was started anew
                 logger.warning("%s The queries are played again.", error)
                 return [local.sample(deals=deals, **arguments)]
+        return self.finish(self._deal([(0, list(deals))], self.alive(), arguments), self.alive)
+
+    def begin(self, deals: Sequence[Deal], **arguments: Any) -> Begun:
+        """Lets the remote runners begin to play queries, and waits for none; the arguments are those of `play`.
+
+        A runner does one thing after another, so whatever it is called for next waits until it has played.
+        """
+        runners = sorted(self.group.healthy_worker_ids())
+        return self._deal([(0, list(deals))], runners, {**arguments, "version": self.version})
+
+    def finish(self, begun: Begun, alive: Callable[[], list[int]]) -> list[Rollout]:
+        """Waits for queries that runners were asked to play; what it returns and raises is as of `play`.
+
+        Args:
+            begun: what `begin` returned.
+            alive: tells the runners to which the queries of those that failed are dealt again.
+        """
         done: dict[int, Rollout] = {}  # by the place of the first query
-        pending = [(0, list(deals))]
         failures = 0
-        while pending:
-            alive = self.alive()
-            shares = list(split(pending, len(alive)))
-            calls = [{"deals": share, **arguments} for _, share in shares]
-            answers = self._call("sample", calls, alive[: len(shares)], self.play_timeout)
+        while True:
+            answers = self._answers(begun.calls, begun.runners, self.play_timeout)
             failures = 0 if any(answer is not None for answer in answers) else failures + 1
             if failures == _ATTEMPTS:
                 raise GenerationError(
                     f"All runners failed {_ATTEMPTS} times in a row on the same queries. Check their logs and memory; "
                     "queries, max_prompt or num_runners may be too large for this machine."
                 )
-            done |= {place: answer for (place, _), answer in zip(shares, answers, strict=True) if answer is not None}
-            unsent = pending[len(shares) :] if len(shares) < len(pending) else []
-            pending = [share for share, answer in zip(shares, answers, strict=True) if answer is None] + unsent
-        return [done[place] for place in sorted(done)]
+            answered = list(zip(begun.shares, answers, strict=True))
+            done |= {place: answer for (place, _), answer in answered if answer is not None}
+            pending = [share for share, answer in answered if answer is None] + begun.unsent
+            if not pending:
+                return [done[place] for place in sorted(done)]
+            begun = self._deal(pending, alive(), begun.arguments)
+
+    def _deal(
+        self, pending: Sequence[tuple[int, list[Deal]]], runners: Sequence[int], arguments: dict[str, Any]
+    ) -> Begun:
+        shares = list(split(pending, len(runners)))
+        asked = list(runners[: len(shares)])
+        calls = self._begin("sample", [{"deals": share, **arguments} for _, share in shares], asked)
+        return Begun(shares, list(pending[len(shares) :]), asked, calls, arguments)
 
     def check_started(self, wait: float | None = None) -> None:
         """Raises what kept a runner from starting: RLlib goes on without such a runner, and without a word.
@@ -205,6 +240,17 @@ class Runners:
             self.welcome_back()
         return runners
 
+    def left(self) -> list[int]:
+        """Remote runners that have been there since weights were last sent. While the learner moves on from these, a
+        runner that comes back cannot get them.
+
+        Raises:
+            GenerationError: there are none.
+        """
+        if runners := sorted(self.group.healthy_worker_ids()):
+            return runners
+        raise GenerationError("All runners died while they played ahead.")
+
     def welcome_back(self) -> list[int]:
         """Finds runners that were restarted, gives them the present weights, and returns them.
 
@@ -216,21 +262,27 @@ class Runners:
             self._send_to(restored)
         return restored
 
-    def _call(
-        self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int], timeout: float | None = None
-    ) -> list[Any]:
-        """Calls a method of remote runners, each with its own arguments; waits `self.timeout` s unless told otherwise.
+    def _call(self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int]) -> list[Any]:
+        """Calls a method of remote runners, each with its own arguments; what `_answers` returns."""
+        return self._answers(self._begin(method, calls, runners), runners, self.timeout)
+
+    def _begin(self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int]) -> list[ray.ObjectRef[Any]]:
+        manager = self.group._worker_manager
+        return manager._call_actors(method, kwargs=list(calls), remote_actor_ids=list(runners))
+
+    def _answers(self, calls: Sequence[ray.ObjectRef[Any]], runners: Sequence[int], timeout: float) -> list[Any]:
+        """Waits so many seconds for what remote runners were called for.
 
         Returns:
             Per runner its answer, or None where it died, hung (it is restarted then) or lost its engine. The manager
             then counts it out until `welcome_back` finds it and gives it its weights.
         """
-        if not runners:  # RLlib would take none for all
-            return []
         manager = self.group._worker_manager
-        timeout = self.timeout if timeout is None else timeout
-        answers = manager.foreach_actor(
-            method, kwargs=list(calls), remote_actor_ids=list(runners), timeout_seconds=timeout
+        _, answers = manager._fetch_result(
+            remote_actor_ids=list(runners),
+            remote_calls=list(calls),
+            tags=[None] * len(calls),
+            timeout_seconds=timeout,
         )
         found: dict[int, Any] = {}
         for answer in answers:

@@ -129,6 +129,16 @@ def refuse_contradictions(settings: Fields) -> None:
             f"temperature={settings.temperature:g}: vLLM samples at 0.01 or above, and training would be for another "
             "one. Set temperature to 0.01 or more, or backend=transformers."
         )
+    if settings.max_lag and settings.num_runners == 0:
+        raise ValueError(
+            f"max_lag={settings.max_lag} lets runners play while learners learn, but num_runners=0 starts none. Set "
+            "num_runners to 1 or more, or max_lag=0."
+        )
+    if settings.max_lag and settings.importance_cap is None:
+        raise ValueError(
+            f"max_lag={settings.max_lag} samples with older weights than are learned, which importance_cap=null leaves "
+            "uncorrected. Set importance_cap to 1 or more (2 is usual), or max_lag=0."
+        )
     if settings.tensor_parallel > 1:
         _refuse_split(settings)
     for of, count in (("runner", settings.num_runners), ("learner", settings.num_learners)):

@@ -162,6 +162,11 @@ class Fields(BaseModel):
     # One update.
     updates: int = of_learning(100, ge=1, search=False, resume=True)
     """Updates of the whole run."""
+    max_lag: int = of_learning(0, ge=0, le=1)
+    """With 1, runners play the next update while learners learn the present one (docs/plan.md). So what is learned from
+    was sampled with weights an update older, which `importance_cap` corrects. No checkpoint holds what was played
+    ahead: a run that goes on from one plays its first update with the present weights, so is not exactly the run that
+    was not interrupted."""
     queries: int = of_learning(256, ge=1)
     """Queries per update."""
     num_generations: int = of_learning(1, ge=1)
@@ -228,7 +233,8 @@ class Fields(BaseModel):
     clip_high: float | None = of_learning(None, gt=0, clone=True)
     """Clip range above 1, where it is another than below; null: `clip`."""
     importance_cap: float | None = of_learning(2.0, ge=1, earlier=None)
-    """Weigh each token by learner's / sampler's probability, which differ in bf16, at most by so much; null: not."""
+    """Weigh each token by learner's / sampler's probability, which differ in bf16 and with `max_lag`, at most by so
+    much; null: not."""
     drop_flat_groups: bool = of_learning(False)
     """Learn only from responses to queries whose responses, in that role, were not all paid alike (`rloo`, `grpo`,
     `dr_grpo`: the others teach nothing but their KL)."""
@@ -258,7 +264,7 @@ class Fields(BaseModel):
     max_role_gap: float = of_watching(2.0, gt=0)
     """By how many standard deviations the roles' task rewards may differ."""
     max_sampler_gap: float = of_watching(0.05, gt=0)
-    """Most mean |sampler - learner| log-probability."""
+    """Most mean |sampler - learner| log-probability, without `max_lag`."""
 
     # What is written, and when.
     eval_every: int = of_watching(10, ge=1)

@@ -55,3 +55,13 @@ def longer(completions: list[str]) -> list[float]:
 def only(completions: list[str], role: list[str], winner: str) -> list[float]:
     """One point to one role, none to the others; a comma adds a little noise."""
     return [float(name == winner) + 0.1 * text.count(",") for name, text in zip(role, completions, strict=True)]
+
+
+def troubled(completions: list[str], flag: str) -> list[float]:
+    """Fails, or hangs, while the file `flag` says so."""
+    trouble = Path(flag).read_text() if Path(flag).exists() else ""
+    if trouble == "fail":
+        raise KeyError("no such answer")
+    if trouble == "hang":
+        time.sleep(60)
+    return letters(completions)

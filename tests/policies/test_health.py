@@ -130,6 +130,8 @@ def test_a_sampler_with_other_weights_than_the_learner_s_is_found_at_once(make_c
     algorithm.runners.call_one("load_weights", weights={"llm_2": stale}, version=algorithm.updates)
     report = algorithm.train()["cory"]
     assert ("drift", "llm_2") in signs(report) and ("drift", "llm_1") not in signs(report)
+    behind = Health(make_settings({"health_patience": 1, "max_lag": 1}))  # as it is on purpose
+    assert not any(sign == "drift" for sign, _ in signs({"health": behind.observe(report)}))
 
 
 @pytest.mark.parametrize(("first", "now", "warned"), [(0.06, 0.0, False), (0.2, 0.08, True), (0.04, 0.0, False)])

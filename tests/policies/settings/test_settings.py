@@ -76,6 +76,15 @@ def test_defaults_are_the_papers() -> None:
         ({"seed": 2**31}, "Setting `seed`=2147483648: Input should be less than 2147483648."),
         ({"temperature": 0.005}, "vLLM samples at 0.01 or above"),
         ({"num_runners": 0}, "Use num_runners=1, or backend=transformers."),
+        ({"max_lag": 2}, "Setting `max_lag`=2: Input should be less than or equal to 1."),
+        (
+            {"max_lag": 1, "num_runners": 0, "backend": "transformers"},
+            "max_lag=1 lets runners play while learners learn, but num_runners=0 starts none. Set num_runners to 1 or",
+        ),
+        (
+            {"max_lag": 1, "importance_cap": None},
+            "leaves uncorrected. Set importance_cap to 1 or more (2 is usual)",
+        ),
         ({"min_response": 9, "max_response": 8}, "min_response=9, but max_response=8. Set max_response to 9 or more."),
         ({"kl_control": "adaptive", "kl_coef": 0}, "Set kl_coef above 0, or kl_control=fixed."),
         ({"kl_control": "adaptive", "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
