@@ -27,6 +27,7 @@ NAMES = (
     "scaling",
     "runners",
     "chains",
+    "pace",
     "long_run",
     "faults",
     "startup",
