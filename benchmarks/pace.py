@@ -25,14 +25,16 @@ from policies.rollout.dealing import Deal
 from policies.rollout.role_mapping import RoleMapping
 
 CLAIM = "rollouts of ragged responses take fewer steps than in lockstep; none take longer"
-RAGGED = {"max_response": 64, "max_prompt": 160, "stop": "k"}  # which one token in 26 holds
+RAGGED = {"max_prompt": 200, "max_response": 160, "stop": "k"}  # which one token in 26 holds
 CASES: dict[str, dict[str, Any]] = {
-    "two adapters, ragged": {"weights": "lora", **RAGGED},
-    "four adapters, ragged": {"weights": "lora", "num_agents": 4, "observed": "last", **RAGGED},
-    "one LLM in both roles, ragged": {"num_policies": 1, **RAGGED},
-    "two LLMs, ragged": RAGGED,
-    "two adapters, 12 tokens": {"weights": "lora"},
-    "two LLMs, 12 tokens": {},
+    "two adapters": {"weights": "lora", **RAGGED},
+    "two adapters, 32 chains": {"weights": "lora", **RAGGED, "queries": 32, "minibatch": 32},
+    "four adapters": {"weights": "lora", "num_agents": 4, "observed": "last", **RAGGED},
+    "one LLM in both roles": {"num_policies": 1, **RAGGED},
+    "one LLM in both roles, cut at 64 tokens": {"num_policies": 1, **RAGGED, "max_response": 64},
+    "two LLMs": RAGGED,
+    "two adapters, 12 tokens each": {"weights": "lora"},
+    "two LLMs, 12 tokens each": {},
 }
 
 
@@ -48,16 +50,14 @@ class Lockstep:
 
 def run(folder: Path, quick: bool) -> Record:
     """Measures the bundled model's size, with engines in this process, as in a runner."""
-    queries = 8 if quick else 128
     values = read_preset("imdb-tiny-paper") | {
         "model": make_model("test" if quick else "5M", folder),
-        "queries": queries,
-        "minibatch": queries,
         "reward": "benchmarks.no_reward:zero",
     }
+    few = {"queries": 8, "minibatch": 8} if quick else {}
     record = Record("pace", CLAIM, values)
     for label, case in CASES.items():
-        config = CoryConfig().cory(**values | case)
+        config = CoryConfig().cory(**values | case | few)
         config.validate()
         runner = ChainRunner(config=config, worker_index=1)
         record.figures += measure(runner, label, 1 if quick else 5, record.detail)

@@ -16,14 +16,14 @@ from policies.rollout.dealing import Deal
 from tests.policies.rollout.test_chain_runner import make_runner, play
 
 DEALS = [Deal(query % 4, query // 4) for query in range(8)]
-GAMES: list[dict[str, Any]] = [
-    {"num_agents": 2},
-    {"num_agents": 3, "num_policies": 1},
-    {"num_agents": 4, "num_policies": 2},
-    {"num_agents": 4, "weights": "lora", "observed": "best"},
-    {"num_agents": 2, "num_policies": 1, "siblings": 3},
-    {"num_agents": 3, "weights": "lora", "observed": "best", "siblings": 2},
+GAMES: list[tuple[dict[str, Any], int, list[int]]] = [
+    ({"num_agents": 2}, 1, [16]),
+    ({"num_agents": 4, "num_policies": 2}, 1, [32]),
+    ({"num_agents": 4, "weights": "lora", "observed": "best"}, 1, [16, 8, 8]),
+    ({"num_agents": 2, "num_policies": 1}, 3, [8, 24]),
+    ({"num_agents": 3, "weights": "lora", "observed": "best"}, 2, [8, 16, 16]),
 ]
+"""Settings, siblings, and the samples of each call of the reward."""
 
 
 class OneByOne:
@@ -43,17 +43,20 @@ class OneByOne:
             waiting += follow([(request.key, response) for response in ended])
 
 
-@pytest.mark.parametrize("game", GAMES)
-def test_chains_are_the_same_in_whatever_order_their_responses_end(ray_session: None, game: dict[str, Any]) -> None:
-    game = dict(game)
-    siblings = game.pop("siblings", 1)
-    runner: Any = make_runner(stop="o", **game)
+@pytest.mark.parametrize(("settings", "siblings", "calls"), GAMES)
+def test_chains_and_reward_calls_are_the_same_in_whatever_order_responses_end(
+    ray_session: None, tmp_path: Path, settings: dict[str, Any], siblings: int, calls: list[int]
+) -> None:
+    log = tmp_path / "calls"
+    reward = f"tests.cory_env.sample_rewards:logged_length?log={log}"
+    runner: Any = make_runner(stop="o", reward=reward, **settings)
     expected = play(runner, DEALS, siblings=siblings)
     assert len({len(agent.actions[0]["tokens"]) for each in expected.episodes for agent in agents(each)}) > 2
     runner.generator = OneByOne(runner.generator, random.Random(0).randrange)
     found = play(runner, DEALS, siblings=siblings)
     assert runner.generator.order != sorted(runner.generator.order)
     runner.stop()
+    assert [int(size) for size in log.read_text().split()] == calls * 2
     assert (found.deals, found.samples, found.tokens) == (expected.deals, expected.samples, expected.tokens)
     for one, other in zip(found.episodes, expected.episodes, strict=True):
         for mine, theirs in zip(agents(one), agents(other), strict=True):
@@ -72,26 +75,4 @@ def test_a_chain_may_be_over_before_another_has_begun(ray_session: None) -> None
     runner.generator = OneByOne(runner.generator, lambda waiting: waiting - 1)
     play(runner, DEALS)
     assert runner.generator.order == [place for place in reversed(range(8)) for _ in range(3)]
-    runner.stop()
-
-
-@pytest.mark.parametrize(
-    ("game", "siblings", "calls"),
-    [
-        ({"num_agents": 3}, 1, [24]),
-        ({"num_agents": 4, "weights": "lora", "observed": "best"}, 1, [16, 8, 8]),
-        ({"num_agents": 2}, 3, [8, 24]),
-        ({"num_agents": 3, "weights": "lora", "observed": "best"}, 2, [8, 16, 16]),
-    ],
-)
-def test_a_reward_is_called_as_often_as_in_lockstep_for_all_chains_at_once(
-    ray_session: None, tmp_path: Path, game: dict[str, Any], siblings: int, calls: list[int]
-) -> None:
-    log = tmp_path / "calls"
-    runner: Any = make_runner(**game, reward=f"tests.cory_env.sample_rewards:logged_length?log={log}")
-    for choose in (lambda waiting: 0, lambda waiting: waiting - 1, random.Random(1).randrange):
-        runner.generator = OneByOne(runner.generator, choose)
-        play(runner, DEALS, siblings=siblings)
-        assert [int(size) for size in log.read_text().split()] == calls
-        log.unlink()
     runner.stop()
