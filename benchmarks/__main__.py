@@ -28,6 +28,7 @@ NAMES = (
     "scaling",
     "runners",
     "chains",
+    "pace",
     "long_run",
     "faults",
     "startup",

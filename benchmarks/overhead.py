@@ -152,5 +152,6 @@ def meter_runner(runner: ChainRunner) -> None:
     """Wraps vLLM's own call and the loading of weights."""
     assert isinstance(runner.generator, VLLMGenerator)
     for engine in runner.generator.engines.values():
-        METER.wrap(engine, "generate", "generation")
+        METER.wrap(engine, "enqueue", "generation")
+        METER.wrap(engine.llm_engine, "step", "generation")
     METER.wrap(runner, "load_weights", "sync")

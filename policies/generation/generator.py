@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +33,23 @@ class Sampling(NamedTuple):
     """Each ends a response."""
 
 
+class Request(NamedTuple):
+    """A response that is asked for."""
+
+    key: int
+    """By which whoever asks knows it."""
+    module_id: str
+    """Which LLM is asked."""
+    prompt: Sequence[int]
+    """Token ids, 1 to `max_prompt`."""
+    sampling: Sampling
+    """With one seed."""
+
+
+Follow = Callable[[Sequence[tuple[int, Response]]], Sequence[Request]]
+"""Responses that have ended, with their keys → what is asked for next."""
+
+
 class Loaded(NamedTuple):
     """What a backend holds after `load`."""
 
@@ -60,6 +77,18 @@ class Generator(Protocol):
 
         Raises:
             GenerationError: the engine died or did not answer in time.
+        """
+        ...
+
+    def converse(self, requests: Sequence[Request], follow: Follow) -> None:
+        """Samples responses, and those that are asked for as they end, until nothing more is.
+
+        Args:
+            requests: what is asked for first.
+            follow: called whenever responses have ended, each once. What it raises ends the conversation.
+
+        Raises:
+            GenerationError: an engine died or did not answer in time.
         """
         ...
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from policies.generation.generator import Loaded, Response, Sampling
+from policies.generation.generator import Follow, Loaded, Request, Response, Sampling
 from policies.models.adapters import adapted
 from policies.models.language_model import (
     Quantization,
@@ -121,6 +121,18 @@ class TransformersGenerator:
             responses.append(Response(row[:length].tolist(), row_logprobs[:length].tolist()))
         return responses
 
+    def converse(self, requests: Sequence[Request], follow: Follow) -> None:
+        """See `Generator.converse`; all that waits for one LLM is one batch, and ends together."""
+        waiting = list(requests)
+        while waiting:
+            kind = _kind(waiting[0])
+            batch = [request for request in waiting if _kind(request) == kind]
+            waiting = [request for request in waiting if _kind(request) != kind]
+            module_id, sampling = kind
+            sampling = sampling._replace(seeds=[request.sampling.seeds[0] for request in batch])
+            responses = self.generate([request.prompt for request in batch], module_id, sampling)
+            waiting += follow([(request.key, response) for request, response in zip(batch, responses, strict=True)])
+
     def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
         """See `Generator.load`."""
         held: dict[str, np.ndarray] = {}
@@ -135,3 +147,8 @@ class TransformersGenerator:
         self.models.clear()
         self.base = None
         self.own.clear()
+
+
+def _kind(request: Request) -> tuple[str, Sampling]:
+    """What requests of one batch have in common: all but prompt and seed."""
+    return request.module_id, request.sampling._replace(seeds=())

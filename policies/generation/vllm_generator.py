@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import save
 
 from policies.generation import vllm_lora
-from policies.generation.generator import GenerationError, Loaded, Response, Sampling
+from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import key_value_heads
@@ -109,8 +109,8 @@ class VLLMGenerator:
             tensor_parallel: devices that each engine's model is split over, the first ones of this process. Their
                 workers are processes, so that such an engine is never in-process.
             in_process: run the engines in this process.
-            timeout: longest wait for one `generate` or `load`, in seconds (own processes only; in-process, the caller
-                watches).
+            timeout: longest wait for an engine's next response, or for one `load`, in seconds (own processes only;
+                in-process, the caller watches).
         """
         self.in_process = in_process and tensor_parallel == 1
         self.tensor_parallel = tensor_parallel
@@ -208,31 +208,82 @@ class VLLMGenerator:
 
     def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
         """See `Generator.generate`."""
+        found: dict[int, Response] = {}
+
+        def note(ended: Sequence[tuple[int, Response]]) -> Sequence[Request]:
+            found.update(ended)
+            return ()
+
+        asked = [
+            Request(key, module_id, prompt, sampling._replace(seeds=[seed]))
+            for key, (prompt, seed) in enumerate(zip(prompts, sampling.seeds, strict=True))
+        ]
+        self.converse(asked, note)
+        return [found[key] for key in range(len(asked))]
+
+    def converse(self, requests: Sequence[Request], follow: Follow) -> None:
+        """See `Generator.converse`. An engine that works goes on until it has nothing left, and what others are asked
+        for gathers meanwhile: they share its devices, where one full batch after another takes less than two at once.
+        """
+        waiting: dict[str, list[Request]] = {}  # by engine
+
+        def ask(requests: Sequence[Request]) -> None:
+            for request in requests:
+                waiting.setdefault(self._engine_of(request.module_id), []).append(request)
+
+        ask(requests)
+        while waiting:
+            name = next(iter(waiting))
+            asked: dict[str, Request] = {}
+            try:
+                while asked or name in waiting:
+                    ask(follow(self._next(name, waiting.pop(name, []), asked)))
+            except BaseException:
+                if name in self.engines:  # else what it still has would come out in the next conversation
+                    self.engines[name].llm_engine.abort_request(list(asked))
+                raise
+
+    def _next(self, name: str, new: Sequence[Request], asked: dict[str, Request]) -> list[tuple[int, Response]]:
+        """Asks an engine for more, and waits until a response has ended, or several at once.
+
+        Args:
+            name: the engine's.
+            new: requests to add.
+            asked: those that the engine has, by its names for them; kept up to date.
+
+        Returns:
+            Keys and responses.
+        """
         from vllm import SamplingParams, TokensPrompt
 
         params = [
             SamplingParams(
                 temperature=sampling.temperature,
                 max_tokens=sampling.max_tokens,
-                seed=seed,
+                seed=sampling.seeds[0],
                 logprobs=0,
                 stop_token_ids=list(sampling.stop_token_ids),
                 detokenize=False,
             )
-            for seed in sampling.seeds
+            for *_, sampling in new
         ]
-        inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
-        adapter = None if self.lora is None else vllm_lora.request(module_id, self._number(module_id))
-        with self._watched(module_id) as engine:
-            outputs = engine.generate(inputs, params, use_tqdm=False, lora_request=adapter)
-        responses = []
+        inputs = [TokensPrompt(prompt_token_ids=list(request.prompt)) for request in new]
+        adapters = None
+        if self.lora is not None:
+            adapters = [vllm_lora.request(of.module_id, self._number(of.module_id)) for of in new]
+        with self._watched([*new, *asked.values()][0].module_id) as engine:
+            names = engine.enqueue(inputs, params, lora_request=adapters, use_tqdm=False)
+            # Outputs have a request's name without the random part that vLLM adds.
+            asked |= {each.partition("-")[0]: request for each, request in zip(names, new, strict=True)}
+            while not (outputs := engine.llm_engine.step()):
+                pass
+        ended = []
         for output in outputs:
             tokens = list(output.outputs[0].token_ids)
             steps = output.outputs[0].logprobs or []
-            responses.append(
-                Response(tokens, [float(step[token].logprob) for step, token in zip(steps, tokens, strict=True)])
-            )
-        return responses
+            logprobs = [float(step[token].logprob) for step, token in zip(steps, tokens, strict=True)]
+            ended.append((asked.pop(output.request_id).key, Response(tokens, logprobs)))
+        return ended
 
     def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
         """See `Generator.load`. Only a path crosses to the engine."""
@@ -255,12 +306,16 @@ class VLLMGenerator:
         """What vLLM knows an LLM's adapter by; it counts from 1."""
         return self.modules.index(module_id) + 1
 
+    def _engine_of(self, module_id: str) -> str:
+        """The name of the engine that an LLM is in."""
+        return module_id if self.lora is None else _SHARED
+
     @contextmanager
     def _watched(self, module_id: str) -> Iterator[LLM]:
         """Yields the engine of `module_id`; should it die or hang meanwhile, replaces it and raises
         `GenerationError`.
         """
-        name = module_id if self.lora is None else _SHARED
+        name = self._engine_of(module_id)
         if name not in self.engines:
             self._replace(name, f"The vLLM engine of {module_id} is gone")
         engine = self.engines[name]

@@ -1,9 +1,10 @@
-"""Plays chains: one batched generation per position, batched reward calls, RLlib episodes out."""
+"""Plays chains: continuous batching over positions, batched reward calls, RLlib episodes out."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
@@ -12,14 +13,23 @@ from ray.rllib.utils.framework import get_device
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
-from cory_env.rewarding.episodes import reward_episodes, reward_observed, reward_so_far
+from cory_env.rewarding.episodes import reward_episodes, reward_so_far
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Split
-from policies.generation.generator import GenerationError, Generator, Loaded, Response, Sampling, sampling_seed
+from policies.generation.generator import (
+    GenerationError,
+    Generator,
+    Loaded,
+    Request,
+    Response,
+    Sampling,
+    sampling_seed,
+)
 from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
 from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode, as_text
+from policies.rollout.game import Game, Playing
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
@@ -135,7 +145,7 @@ class ChainRunner(StatelessRunner):
         siblings: int = 1,
         **kwargs: Any,
     ) -> Rollout:
-        """Plays queries through the chain in lockstep.
+        """Plays queries through the chain, each at its own pace (`Game`).
 
         Args:
             deals: the queries; each is answered by the pioneer once.
@@ -150,36 +160,30 @@ class ChainRunner(StatelessRunner):
             GenerationError: the engine failed, or other weights are loaded than asked for.
             RewardError: the reward failed and `on_reward_error` is `stop`.
         """
-        assert mapping is not None
+        assert mapping is not None and self.generator is not None
         chain = self.chain(tuple(mapping.as_dict().values()))
         self._check_versions(mapping, version)
         queries = chain.task.queries(split)
         limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
-        episodes = [ChainEpisode(chain, queries[deal.query]) for deal in deals]
         started, self._reward_seconds = time.perf_counter(), 0.0
-        responses: list[list[Response]] = [[] for _ in deals]
-        generated: list[Response] = []
-        for position, role in enumerate(chain.roles):
-            self._reward(reward_observed, episodes)
-            samples = [deal.sample * siblings + deal.sibling if position else deal.sample for deal in deals]
-            seeds = [
-                sampling_seed(self.settings.seed, stream, deal.query, position, sample)
-                for deal, sample in zip(deals, samples, strict=True)
-            ]
-            sampling = Sampling(self.settings.temperature, limit, seeds, chain.at[position].stop_token_ids)
-            answers = self._answer(episodes, mapping(role), sampling)
-            generated += answers
-            responses = [[*before, answer] for before, answer in zip(responses, answers, strict=True)]
-            if position == 0 and siblings > 1:
-                self._reward(reward_so_far, episodes)  # once, not with every sibling
-                deals = [Deal(deal.query, deal.sample, sibling) for deal in deals for sibling in range(siblings)]
-                episodes = [episode.fork() for episode in episodes for _ in range(siblings)]
-                responses = [turns for turns in responses for _ in range(siblings)]
+
+        def ask(place: int, playing: Playing) -> Request:
+            deal, episode, responses = playing
+            position = len(responses)
+            sample = deal.sample * siblings + deal.sibling if position else deal.sample
+            seed = sampling_seed(self.settings.seed, stream, deal.query, position, sample)
+            sampling = Sampling(self.settings.temperature, limit, [seed], chain.at[position].stop_token_ids)
+            return Request(place, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
+
+        dealt = [(deal, ChainEpisode(chain, queries[deal.query])) for deal in deals]
+        game = Game(dealt, siblings, ask, partial(self._reward, reward_so_far))
+        self.generator.converse(game.start(), game.follow)
+        episodes = [playing.episode for playing in game.chains]
         scores = self._reward(reward_episodes, episodes)
         seconds = time.perf_counter() - started
         played = [
-            Played(deal, episode, turns, task_rewards)
-            for deal, episode, turns, found in zip(deals, episodes, responses, scores, strict=True)
+            Played(*playing, task_rewards)
+            for playing, found in zip(game.chains, scores, strict=True)
             if len(task_rewards := [reward for reward in found if reward is not None]) == len(found)
         ]
         self.env_steps += len(played) * len(chain.roles)
@@ -188,7 +192,7 @@ class ChainRunner(StatelessRunner):
             deals=[each.deal for each in played],
             samples=[as_text(each.episode, each.task_rewards, mapping) for each in played],
             version=version,
-            tokens=sum(len(response.tokens) for response in generated),
+            tokens=game.tokens,
             truncated_prompts=sum(sum(episode.truncated) for episode in episodes),
             reward_errors=len(episodes) - len(played),
             rollout_seconds=seconds - self._reward_seconds,
@@ -200,15 +204,6 @@ class ChainRunner(StatelessRunner):
         for module_id in mapping.as_dict().values():
             if self._versions.get(module_id) != version:
                 raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
-
-    def _answer(self, episodes: Sequence[ChainEpisode], module_id: str, sampling: Sampling) -> list[Response]:
-        """Lets an LLM answer in every chain whose turn it is."""
-        assert self.generator is not None
-        prompts = [episode.prompt_ids() for episode in episodes]
-        responses = self.generator.generate(prompts, module_id, sampling)
-        for episode, response in zip(episodes, responses, strict=True):
-            episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
-        return responses
 
     def _reward(
         self, score: Callable[[RewardWorker, Sequence[ChainEpisode]], T], episodes: Sequence[ChainEpisode]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from policies.generation.generator import Sampling
+from policies.generation.generator import Request, Response, Sampling
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.lora import Lora
 
@@ -42,3 +43,24 @@ def test_any_of_several_stop_tokens_ends_a_response() -> None:
     ended = generator.generate(prompts, "llm_1", Sampling(1.0, 8, [1, 2], stops))
     assert [response.tokens for response in ended] == [whole[0].tokens[:3], whole[1].tokens[:2]]
     assert [len(response.logprobs) for response in ended] == [3, 2]
+
+
+def test_all_that_waits_for_one_llm_is_one_batch() -> None:
+    models = dict.fromkeys(("llm_1", "llm_2"), str(DEFAULT_TOKENIZER))
+    generator = TransformersGenerator(models, dtype="fp32", device=torch.device("cpu"))
+    prompt = load_tokenizer()("This movie is")["input_ids"]
+
+    def ask(key: int, longest: int = 3) -> Request:
+        return Request(key, f"llm_{key % 2 + 1}", prompt, Sampling(1.0, longest, [key], [0]))
+
+    batches: list[list[int]] = []
+
+    def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
+        batches.append([key for key, _ in ended])
+        assert [response for _, response in ended] == generator.generate(
+            [prompt] * len(ended), f"llm_{ended[0][0] % 2 + 1}", Sampling(1.0, 3, batches[-1], [0])
+        )
+        return [ask(key + 5) for key, _ in ended if key < 4]
+
+    generator.converse([ask(key) for key in range(4)], follow)
+    assert batches == [[0, 2], [1, 3, 5, 7], [6, 8]]

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.generation import vllm_lora
-from policies.generation.generator import GenerationError, Loaded, Response, Sampling, sampling_seed
+from policies.generation.generator import GenerationError, Loaded, Request, Response, Sampling, sampling_seed
 from policies.generation.vllm_generator import EngineStartError, VLLMGenerator, vllm_installed
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
@@ -129,6 +129,65 @@ def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, promp
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
     assert [response.tokens for response in together] == [response.tokens for response in alone]
+
+
+def ask(key: int, prompt: Sequence[int], longest: int, module_id: str = "llm_1") -> Request:
+    return Request(key, module_id, prompt, Sampling(1.0, longest, [sampling_seed(0, 0, key, 0)], ()))
+
+
+def alone(generator: VLLMGenerator, request: Request) -> list[int]:
+    return generator.generate([request.prompt], request.module_id, request.sampling)[0].tokens
+
+
+def test_what_follows_a_response_does_not_wait_for_the_others_and_is_the_same_as_alone(
+    generator: VLLMGenerator, prompts: list[list[int]]
+) -> None:
+    asked = {0: ask(0, prompts[0], 8), 1: ask(1, prompts[1], 2)}
+    found: dict[int, Response] = {}
+
+    def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
+        found.update(ended)
+        new = [ask(key + 1, prompts[key] + response.tokens, 2) for key, response in ended if 1 <= key < 3]
+        asked.update({request.key: request for request in new})
+        return new
+
+    generator.converse(list(asked.values()), follow)
+    assert list(found) == [1, 2, 3, 0]
+    for key, request in asked.items():
+        assert found[key].tokens == alone(generator, request)
+
+
+def test_what_is_left_of_a_conversation_that_failed_does_not_come_out_in_the_next(
+    generator: VLLMGenerator, prompts: list[list[int]]
+) -> None:
+    def fail(ended: Sequence[tuple[int, Response]]) -> list[Request]:
+        raise ValueError("as a reward may")
+
+    with pytest.raises(ValueError, match="as a reward may"):
+        generator.converse([ask(0, prompts[0], 8), ask(1, prompts[1], 2)], fail)
+    (engine,) = generator.engines.values()
+    assert not engine.llm_engine.has_unfinished_requests()
+    assert len(alone(generator, ask(0, prompts[2], 4))) == 4
+
+
+def test_an_engine_is_asked_once_for_all_that_others_have_made_ready_meanwhile(
+    engines: list[VLLMGenerator], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines.append(make_generator(["llm_1", "llm_2"]))
+    batches: list[tuple[str, int]] = []
+    for name, engine in engines[-1].engines.items():
+
+        def noting(inputs: Any, *rest: Any, name: str = name, add: Any = engine.enqueue, **more: Any) -> Any:
+            batches.append((name, len(inputs)))
+            return add(inputs, *rest, **more)
+
+        monkeypatch.setattr(engine, "enqueue", noting)
+
+    def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
+        return [ask(key + 4, prompts[key], 2, "llm_2") for key, _ in ended if key < 4]
+
+    engines[-1].converse([ask(key, prompt, key + 1) for key, prompt in enumerate(prompts)], follow)
+    assert [batch for batch in batches if batch[1]] == [("llm_1", 4), ("llm_2", 4)]
 
 
 def test_an_engine_on_a_cpu_compiles_nothing(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
@@ -322,6 +381,13 @@ def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
         expected = [generate(module_id) for module_id in generator.modules]
         send(signal.SIGKILL)
         messages = [error_of(lambda: generate("llm_1"))]
+
+        def kill(ended: Sequence[tuple[int, Response]]) -> list[Request]:
+            send(signal.SIGKILL)
+            return [ask(2, prompts[0], 8)]
+
+        first = [ask(0, prompts[0], 8), ask(1, prompts[1], 1)]
+        messages.append(error_of(lambda: generator.converse(first, kill)))
         again = [generate(module_id) for module_id in generator.modules]
         send(signal.SIGSTOP)
         generator.timeout, enough = 10.0, generator._arguments["max_model_len"]
@@ -339,8 +405,8 @@ def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
 @pytest.mark.timeout(600)
 def test_an_engine_process_that_is_killed_or_hangs_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        (killed, hanging, gone), as_wanted = pool.submit(what_engines_that_fail_say).result(timeout=580)
-    assert "The vLLM engine of llm_1 died; it was started anew." in killed
+        (killed, conversing, hanging, gone), as_wanted = pool.submit(what_engines_that_fail_say).result(timeout=580)
+    assert "The vLLM engine of llm_1 died; it was started anew." in killed == conversing
     assert "The vLLM engine of llm_1 gave no answer for 10 s, and no new one could be started. vLLM could" in hanging
     assert "The vLLM engine of llm_2 is gone, and no new one could be started. vLLM could" in gone
     assert all(as_wanted)
