@@ -29,7 +29,7 @@ from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
 from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode, as_text
-from policies.rollout.game import Game, Playing
+from policies.rollout.game import Game, InPlay
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
@@ -167,7 +167,7 @@ class ChainRunner(StatelessRunner):
         limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
         started, self._reward_seconds = time.perf_counter(), 0.0
 
-        def ask(place: int, playing: Playing) -> Request:
+        def ask(place: int, playing: InPlay) -> Request:
             deal, episode, responses = playing
             position = len(responses)
             sample = deal.sample * siblings + deal.sibling if position else deal.sample

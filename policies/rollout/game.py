@@ -10,7 +10,7 @@ from policies.generation.generator import Request, Response
 from policies.rollout.dealing import Deal
 
 
-class Playing(NamedTuple):
+class InPlay(NamedTuple):
     """A chain on its way."""
 
     deal: Deal
@@ -30,7 +30,7 @@ class Game:
         self,
         deals: Sequence[tuple[Deal, ChainEpisode]],
         siblings: int,
-        ask: Callable[[int, Playing], Request],
+        ask: Callable[[int, InPlay], Request],
         reward: Callable[[Sequence[ChainEpisode]], None],
     ) -> None:
         """Nothing is asked for yet.
@@ -46,12 +46,12 @@ class Game:
         self._siblings = siblings
         self._ask = ask
         self._reward = reward
-        self._playing = {place * siblings: Playing(*each, []) for place, each in enumerate(deals)}
+        self._playing = {place * siblings: InPlay(*each, []) for place, each in enumerate(deals)}
         self._awaited = 0
         self._held: list[int] = []
 
     @property
-    def chains(self) -> list[Playing]:
+    def chains(self) -> list[InPlay]:
         """All chains in the order dealt, siblings side by side."""
         return [self._playing[place] for place in sorted(self._playing)]
 
@@ -85,7 +85,7 @@ class Game:
         if len(responses) > 1:
             return [place]
         for sibling in range(self._siblings):
-            fork = Playing(Deal(deal.query, deal.sample, sibling), episode.fork(), list(responses))
+            fork = InPlay(Deal(deal.query, deal.sample, sibling), episode.fork(), list(responses))
             self._playing[place + sibling] = fork
         return list(range(place, place + self._siblings))
 

@@ -163,10 +163,9 @@ class Fields(BaseModel):
     updates: int = of_learning(100, ge=1, search=False, resume=True)
     """Updates of the whole run."""
     max_lag: int = of_learning(0, ge=0, le=1)
-    """With 1, runners play the next update while learners learn the present one (docs/plan.md). So what is learned from
-    was sampled with weights an update older, which `importance_cap` corrects. No checkpoint holds what was played
-    ahead: a run that goes on from one plays its first update with the present weights, so is not exactly the run that
-    was not interrupted."""
+    """With 1, runners play the next update while learners learn the present one, so with weights an update older, which
+    `importance_cap` corrects (docs/plan.md). A run that goes on from a checkpoint is then not exactly the one that was
+    not interrupted: its first update is played with the present weights."""
     queries: int = of_learning(256, ge=1)
     """Queries per update."""
     num_generations: int = of_learning(1, ge=1)
@@ -179,8 +178,7 @@ class Fields(BaseModel):
     micro_batch: int = of_computing(64, ge=1)
     """Most responses per forward and backward pass."""
     micro_batch_tokens: int | None = of_computing(None, ge=1)
-    """Most tokens per forward and backward pass, prompts and padding counted, so that long rows come fewer at a time; a
-    longer row comes alone. Null: `micro_batch` alone limits it."""
+    """Most tokens per forward and backward pass, with prompts and padding; a longer row comes alone. Null: no limit."""
     epochs: int = of_learning(4, ge=1, clone=True)
     """PPO passes over each batch."""
     lr: float = of_learning(1.41e-5, gt=0, clone=True)
