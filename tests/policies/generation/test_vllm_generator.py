@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from safetensors.numpy import save_file
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.generation import vllm_lora
-from policies.generation.generator import GenerationError, Loaded, Request, Response, Sampling, sampling_seed
+from policies.generation.generator import Loaded, Request, Response, Sampling, sampling_seed
 from policies.generation.vllm_generator import EngineStartError, VLLMGenerator, vllm_installed
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
@@ -353,63 +348,6 @@ def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
     logprobs = [step[token].logprob for step, token in zip(first.logprobs or [], tokens, strict=True)]
     rows = make_rows(prompts[:1], [tokens], [logprobs], [0.0], [False])
     assert float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max()) < 1e-4
-
-
-def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
-    """Runs in a process of its own: vLLM decides once per process where its engines run."""
-    prompts = [[5, 6, 7], [8, 9]]
-    generator = make_generator(["llm_1", "llm_2"], lora=Lora(4, 8.0), in_process=False)
-
-    def send(number: signal.Signals) -> None:
-        engines = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in "".join(p.cmdline())]
-        assert len(engines) == 1
-        os.kill(engines[0].pid, number)
-
-    def error_of(call: Callable[[], Any]) -> str:
-        try:
-            call()
-        except GenerationError as error:
-            return str(error)
-        return "no error"
-
-    def generate(module_id: str) -> list[list[int]]:
-        return [response.tokens for response in generator.generate(prompts, module_id, sampling(prompts))]
-
-    try:
-        for seed, module_id in enumerate(generator.modules):
-            generator.load(module_id, adapter_weights(seed), 5)
-        expected = [generate(module_id) for module_id in generator.modules]
-        send(signal.SIGKILL)
-        messages = [error_of(lambda: generate("llm_1"))]
-
-        def kill(ended: Sequence[tuple[int, Response]]) -> list[Request]:
-            send(signal.SIGKILL)
-            return [ask(2, prompts[0], 8)]
-
-        first = [ask(0, prompts[0], 8), ask(1, prompts[1], 1)]
-        messages.append(error_of(lambda: generator.converse(first, kill)))
-        again = [generate(module_id) for module_id in generator.modules]
-        send(signal.SIGSTOP)
-        generator.timeout, enough = 10.0, generator._arguments["max_model_len"]
-        generator._arguments["max_model_len"] = 10**6  # as while the memory of the old one is not free: none can start
-        messages.append(error_of(lambda: generator.load("llm_1", adapter_weights(9), 6)))
-        messages.append(error_of(lambda: generate("llm_2")))
-        generator.timeout, generator._arguments["max_model_len"] = 600.0, enough
-        last = [generate(module_id) for module_id in generator.modules]
-        return messages, [expected[0] != expected[1], again == expected, last == expected]
-    finally:
-        generator.close()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_an_engine_process_that_is_killed_or_hangs_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        (killed, conversing, hanging, gone), as_wanted = pool.submit(what_engines_that_fail_say).result(timeout=580)
-    assert "The vLLM engine of llm_1 died; it was started anew." in killed == conversing
-    assert "The vLLM engine of llm_1 gave no answer for 10 s, and no new one could be started. vLLM could" in hanging
-    assert "The vLLM engine of llm_2 is gone, and no new one could be started. vLLM could" in gone
-    assert all(as_wanted)
 
 
 def test_caches_beyond_the_free_memory_are_refused_with_what_to_lower() -> None:
