@@ -29,7 +29,7 @@ RATES = (1e-4, 2e-4, 4e-4)
 """Learning rates that are tried for TRL, on a seed that no figure is from."""
 LEVELS = (0.2, 0.3, 0.4)
 """Held-out combined rewards whose time is taken; the bundled model starts at about 0."""
-ALIKE: dict[str, Any] = {"dtype": "fp32", "updates": 30, "eval_every": 5, "eval_queries": 512, "minibatch": 64}
+ALIKE: dict[str, Any] = {"dtype": "fp32", "updates": 20, "eval_every": 5, "eval_queries": 512, "minibatch": 64}
 SINGLE: dict[str, Any] = {"num_agents": 1, "advantage": "rloo", "num_generations": 4, "queries": 64}
 OURS: dict[str, list[str]] = {
     "imdb-tiny": ["imdb-tiny"],
