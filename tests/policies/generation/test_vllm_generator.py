@@ -130,61 +130,6 @@ def ask(key: int, prompt: Sequence[int], longest: int, module_id: str = "llm_1")
     return Request(key, module_id, prompt, Sampling(1.0, longest, [sampling_seed(0, 0, key, 0)], ()))
 
 
-def alone(generator: VLLMGenerator, request: Request) -> list[int]:
-    return generator.generate([request.prompt], request.module_id, request.sampling)[0].tokens
-
-
-def test_what_follows_a_response_does_not_wait_for_the_others_and_is_the_same_as_alone(
-    generator: VLLMGenerator, prompts: list[list[int]]
-) -> None:
-    asked = {0: ask(0, prompts[0], 8), 1: ask(1, prompts[1], 2)}
-    found: dict[int, Response] = {}
-
-    def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
-        found.update(ended)
-        new = [ask(key + 1, prompts[key] + response.tokens, 2) for key, response in ended if 1 <= key < 3]
-        asked.update({request.key: request for request in new})
-        return new
-
-    generator.converse(list(asked.values()), follow)
-    assert list(found) == [1, 2, 3, 0]
-    for key, request in asked.items():
-        assert found[key].tokens == alone(generator, request)
-
-
-def test_what_is_left_of_a_conversation_that_failed_does_not_come_out_in_the_next(
-    generator: VLLMGenerator, prompts: list[list[int]]
-) -> None:
-    def fail(ended: Sequence[tuple[int, Response]]) -> list[Request]:
-        raise ValueError("as a reward may")
-
-    with pytest.raises(ValueError, match="as a reward may"):
-        generator.converse([ask(0, prompts[0], 8), ask(1, prompts[1], 2)], fail)
-    (engine,) = generator.engines.values()
-    assert not engine.llm_engine.has_unfinished_requests()
-    assert len(alone(generator, ask(0, prompts[2], 4))) == 4
-
-
-def test_an_engine_is_asked_once_for_all_that_others_have_made_ready_meanwhile(
-    engines: list[VLLMGenerator], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engines.append(make_generator(["llm_1", "llm_2"]))
-    batches: list[tuple[str, int]] = []
-    for name, engine in engines[-1].engines.items():
-
-        def noting(inputs: Any, *rest: Any, name: str = name, add: Any = engine.enqueue, **more: Any) -> Any:
-            batches.append((name, len(inputs)))
-            return add(inputs, *rest, **more)
-
-        monkeypatch.setattr(engine, "enqueue", noting)
-
-    def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
-        return [ask(key + 4, prompts[key], 2, "llm_2") for key, _ in ended if key < 4]
-
-    engines[-1].converse([ask(key, prompt, key + 1) for key, prompt in enumerate(prompts)], follow)
-    assert [batch for batch in batches if batch[1]] == [("llm_1", 4), ("llm_2", 4)]
-
-
 def test_an_engine_on_a_cpu_compiles_nothing(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
     generator.generate(prompts, "llm_1", sampling(prompts))
     assert not torch._dynamo.utils.counters["frames"]

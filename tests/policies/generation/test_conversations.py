@@ -1,0 +1,85 @@
+"""Conversations with vLLM: what follows a response is generated beside what is not over yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from cory_env.tokenizer import load_tokenizer
+from policies.generation.generator import Request, Response
+from policies.generation.vllm_generator import VLLMGenerator, vllm_installed
+from tests.policies.generation.test_vllm_generator import MODEL, ask, make_generator
+
+pytestmark = [
+    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture(scope="module")
+def generator() -> Iterator[VLLMGenerator]:
+    """Two engines."""
+    generator = make_generator(["llm_1", "llm_2"])
+    yield generator
+    generator.close()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer(MODEL)
+    return [tokenizer(text)["input_ids"] for text in ("This movie is", "I really liked", "The worst thing about it")]
+
+
+def alone(generator: VLLMGenerator, request: Request) -> list[int]:
+    return generator.generate([request.prompt], request.module_id, request.sampling)[0].tokens
+
+
+def test_what_follows_a_response_does_not_wait_for_the_others_and_is_the_same_as_alone(
+    generator: VLLMGenerator, prompts: list[list[int]]
+) -> None:
+    asked = {0: ask(0, prompts[0], 8), 1: ask(1, prompts[1], 2)}
+    found: dict[int, Response] = {}
+
+    def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
+        found.update(ended)
+        new = [ask(key + 1, prompts[key] + response.tokens, 2) for key, response in ended if 1 <= key < 3]
+        asked.update({request.key: request for request in new})
+        return new
+
+    generator.converse(list(asked.values()), follow)
+    assert list(found) == [1, 2, 3, 0]
+    for key, request in asked.items():
+        assert found[key].tokens == alone(generator, request)
+
+
+def test_what_is_left_of_a_conversation_that_failed_does_not_come_out_in_the_next(
+    generator: VLLMGenerator, prompts: list[list[int]]
+) -> None:
+    def fail(ended: Sequence[tuple[int, Response]]) -> list[Request]:
+        raise ValueError("as a reward may")
+
+    with pytest.raises(ValueError, match="as a reward may"):
+        generator.converse([ask(0, prompts[0], 8), ask(1, prompts[1], 2)], fail)
+    assert not generator.engines["llm_1"].llm_engine.has_unfinished_requests()
+    assert len(alone(generator, ask(0, prompts[2], 4))) == 4
+
+
+def test_an_engine_is_asked_once_for_all_that_others_have_made_ready_meanwhile(
+    generator: VLLMGenerator, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[tuple[str, int]] = []
+    for name, engine in generator.engines.items():
+
+        def noting(inputs: Any, *rest: Any, name: str = name, add: Any = engine.enqueue, **more: Any) -> Any:
+            batches.append((name, len(inputs)))
+            return add(inputs, *rest, **more)
+
+        monkeypatch.setattr(engine, "enqueue", noting)
+
+    def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
+        return [ask(key + 4, prompts[key], 2, "llm_2") for key, _ in ended if key < 4]
+
+    generator.converse([ask(key, prompt, key + 1) for key, prompt in enumerate(prompts)], follow)
+    assert [batch for batch in batches if batch[1]] == [("llm_1", 3), ("llm_2", 3)]
