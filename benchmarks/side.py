@@ -12,9 +12,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import Peak, cpu_seconds
+from benchmarks.record import BenchmarkError
 
 _MARK = "SIDE "
 
@@ -63,6 +65,24 @@ class Took:
     def answer(self) -> None:
         """Prints the result for `run_side`."""
         print(_MARK + json.dumps(asdict(self)), flush=True)
+
+
+def need_trl(folder: Path, name: str, install: str) -> None:
+    """Refuses to go on without a version of TRL, which lies beside the project's lock.
+
+    Args:
+        folder: where it is looked for.
+        name: of the version.
+        install: what pip is told to install into the folder.
+
+    Raises:
+        BenchmarkError: it is not there; says how to install it.
+    """
+    if not (folder / "trl").is_dir():
+        raise BenchmarkError(
+            f"{name} is not in {folder}. Install it beside the project's lock:\n"
+            f"  python -m pip install --no-deps --target {folder} {install}"
+        )
 
 
 def asked() -> dict[str, Any]:

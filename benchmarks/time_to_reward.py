@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import BenchmarkError, Figure, Record, median
+from benchmarks.record import Figure, Record, median
+from benchmarks.side import need_trl
 from launch.console.configuration import read_preset
 
 CLAIM = "the recommended preset reaches TRL's rewards ≥ 3 × as soon as TRL's best; RLOO against RLOO ≥ 2 × in fp32"
@@ -65,11 +66,7 @@ def run(folder: Path, quick: bool) -> Record:
     Raises:
         BenchmarkError: TRL is not there.
     """
-    if not (TRL / "trl").is_dir():
-        raise BenchmarkError(
-            f"TRL 1.16 is not in {TRL}. Install it beside the project's lock:\n"
-            f"  python -m pip install --no-deps --target {TRL} trl==1.16.0"
-        )
+    need_trl(TRL, "TRL 1.16", "trl==1.16.0")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     values = ALIKE | ({"updates": 1, "eval_every": 1, "eval_queries": 8} if quick else {})
     tried = {
