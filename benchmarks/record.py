@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -93,7 +94,7 @@ class Record:
             "figures": figures,
             "detail": self.detail,
         }
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        path.write_text(json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         return path
 
     def show(self) -> None:
@@ -104,6 +105,15 @@ class Record:
             met = {True: "yes", False: "NO", None: ""}[figure.met]
             table.add_row(figure.what, f"{figure.value:.4g}", figure.unit, spread, figure.target, met)
         Console(width=max(Console().width, 120)).print(table)
+
+
+def _finite(value: Any) -> Any:
+    """What JSON can say: None stands for what was never reached, or has no value."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def environment() -> dict[str, Any]:
