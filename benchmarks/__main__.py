@@ -23,6 +23,7 @@ NAMES = (
     "learner",
     "role_exchange",
     "adapters",
+    "sharding",
     "against_trl",
     "time_to_reward",
     "scaling",

@@ -115,8 +115,8 @@ def runner(run: Shaken, chance: random.Random) -> None:
 
 
 def learner(run: Shaken, chance: random.Random) -> None:
-    """SIGKILL to the learner."""
-    kill(*named(LEARNER))
+    """SIGKILL to one of the learners."""
+    kill(chance.choice(named(LEARNER)))
 
 
 def engine(run: Shaken, chance: random.Random) -> None:
@@ -221,6 +221,10 @@ LOCAL: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "a learner that stands still": (
         still_learner,
         (TRANSFORMERS, "num_runners=0", "num_learners=1", "learner_timeout=10", "--max-failures", "1000"),
+    ),
+    "a learner of four, two per LLM": (
+        learner,
+        (TRANSFORMERS, "num_runners=0", "shards_per_policy=2", "num_learners=4", "--max-failures", "1000"),
     ),
     "the driver": (driver, (TRANSFORMERS, "num_runners=0")),
     "the driver, writing a checkpoint": (checkpoint, (TRANSFORMERS, "num_runners=0", "checkpoint_every=1")),

@@ -22,8 +22,8 @@ from typing import Any, Self
 import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, COMPONENT_RL_MODULE
-from ray.rllib.core.rl_module import RLModuleSpec
+from ray.rllib.core import COMPONENT_LEARNER_GROUP
+from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -39,6 +39,8 @@ from policies.learning.credit import pay
 from policies.learning.estimation import Estimation, not_flat
 from policies.learning.measures import mean_of, measure
 from policies.learning.rows import at_position
+from policies.learning.sharding import blocks_of
+from policies.models.language_model import empty_language_model
 from policies.models.weights import Weights
 from policies.report import update_report
 from policies.rllib.causal_lm_module import CausalLMModule
@@ -48,7 +50,7 @@ from policies.rllib_settings import derive, is_search_space, refuse_ours
 from policies.role_exchange import exchange_due
 from policies.rollout.playing import Playing
 from policies.rollout.role_mapping import RoleMapping
-from policies.rollout.runners import Runners, WeightSyncError, end
+from policies.rollout.runners import Packed, Runners, WeightSyncError, end
 from policies.self_test import prove
 from policies.settings.settings import Settings, SettingsError, make_settings, nearest_key
 
@@ -115,6 +117,11 @@ class CoryConfig(AlgorithmConfig):
         refuse_ours(settings)
         return super().training(**settings)
 
+    def build_learner_group(self, *, rl_module_spec: MultiRLModuleSpec | None = None, **kwargs: Any) -> Learners:
+        """RLlib's word for what learns."""
+        spec = rl_module_spec or self.get_multi_rl_module_spec(env=kwargs.get("env"), spaces=kwargs.get("spaces"))
+        return Learners(config=self.copy(), module_spec=spec, placement_group=kwargs.get("placement_group"))
+
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """RLlib's word for what an LLM is."""
         return RLModuleSpec(module_class=CausalLMModule)
@@ -157,14 +164,17 @@ class Cory(Algorithm):
         self._report: dict[str, Any] = {}
         self._seconds: dict[str, float] = {}
         self.task = self.settings.make_task()
+        if (self.settings.shards_per_policy or 1) > 1:
+            for path in set(self.settings.model_paths.values()):
+                blocks_of(empty_language_model(path, self.settings.trust_remote_code))
         try:
             super().setup(config)
         except IndexError:  # RLlib looks for spaces at the first runner, which did not start
             if self.env_runner_group is not None:
-                Runners(self.env_runner_group, self.settings, self.weights).check_started()
+                Runners(self.env_runner_group, self.settings, self._packed).check_started()
             raise
-        self.learners = Learners(self.learner_group, self.settings.learner_timeout)
-        self.runners = Runners(self.env_runner_group, self.settings, self.weights)
+        self.learners: Learners = self.learner_group
+        self.runners = Runners(self.env_runner_group, self.settings, self._packed)
         self.runners.check_started()
         self.runners.send(self.updates)
         self.playing = Playing(self.settings, self.runners, len(self.task.train))
@@ -238,7 +248,7 @@ class Cory(Algorithm):
             # 4. Every LLM learns from its own responses.
             coefs = {name: estimation.kl_coef for name, estimation in self.estimations.items()}
             taught = {name: not_flat(each) for name, each in rows.items()} if s.drop_flat_groups else rows
-            results = self.learners.update(taught, update, coefs)
+            results = self.learners.learn(taught, update, coefs)
             for name, estimation in self.estimations.items():
                 estimation.adapt(rows[name]["kl"])
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
@@ -309,6 +319,9 @@ class Cory(Algorithm):
         """An LLM's present weights, without its value head, by Hugging Face names."""
         return self.learners.weights(module_id)
 
+    def _packed(self, module_id: str) -> Packed:
+        return self.learners.packed(module_id)
+
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         started = time.perf_counter()
@@ -339,6 +352,12 @@ class Cory(Algorithm):
         }
         return state
 
+    def save_to_path(self, path: Any = None, *, state: dict[str, Any] | None = None, **kwargs: Any) -> str:
+        """Writes a checkpoint; learners write what they have themselves, so it is not gathered."""
+        if state is None:
+            state = {**self.get_state(not_components=[COMPONENT_LEARNER_GROUP]), COMPONENT_LEARNER_GROUP: {}}
+        return str(super().save_to_path(path, state=state, **kwargs))
+
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
         super().set_state(state)
@@ -361,8 +380,8 @@ class Cory(Algorithm):
             update: the updates that it holds, which become the version of the weights.
         """
         self.updates = update
-        modules = f"{COMPONENT_LEARNER_GROUP}/{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
-        self.restore_from_path(str(checkpoint.resolve() / modules), component=modules)
+        self.learners.restore_from_path(checkpoint.resolve() / COMPONENT_LEARNER_GROUP, moments=False)
+        self.runners.send(update)
 
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once.

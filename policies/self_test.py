@@ -83,7 +83,7 @@ def prove(settings: Settings, task: Task, runners: Runners, learners: Learners) 
         def score(weights: Weights, rows: Rows) -> torch.Tensor:
             return learners.score_under(name, weights, rows)["logprobs"]
 
-        dtype = learners.ask(lambda learner: learner.policies[name].model.dtype)
+        dtype = learners.ask(lambda learner: learner.policies[name].model.dtype if name in learner.policies else None)
         return self_test(learners.weights(name), [*prompts, longest], load, generate, score, name, _ALLOWED[dtype])
 
     return {name: test(name) for name in settings.modules}

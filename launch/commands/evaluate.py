@@ -220,7 +220,7 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
         own = {key: value for key, value in own.items() if key not in DRAWN}
     values = {key: value for key, value in {**own, **given}.items() if key not in deciding("policy")}
     if "queries" in given or options.agents is not None:
-        values |= {"minibatch": 1, "num_learners": 0}  # nothing is trained, so nothing need divide
+        values |= {"minibatch": 1, "num_learners": 0, "shards_per_policy": None}  # nothing is trained or divided
         agents = cast(int, policy["num_agents"])
         teams = max(cast(int, policy.get("num_policies") or agents) // agents, 1)
         values["queries"] = math.ceil(cast(int, values["queries"]) / teams) * teams

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.cluster.room import GB, Node, counted, living_nodes, pack
+from launch.console.errors import CommandError
 from launch.console.parser import Parser, run
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 LACKING = 1
 """Exit code where something is missing."""
 
-EPILOG = """The cluster is the one that RAY_ADDRESS names, else this machine. Memory is an estimate (docs/plan.md).
+EPILOG = """The cluster is the one that RAY_ADDRESS names, else this machine; with --nodes one that need not be there.
+Memory is an estimate (docs/plan.md).
 
 exit codes:
   0 the run fits; 1 it does not; 2 a mistake that you can correct.
@@ -41,18 +43,46 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("words", nargs="*", metavar="PRESET, key=value", help="as for `cory train`")
     parser.add_argument("-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML settings")
+    parser.add_argument("--nodes", type=int, metavar="N", help="plan for N machines alike, as the other options say")
+    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs of each (default: 96)")
+    parser.add_argument("--memory", type=float, metavar="GB", help="memory of each (default: 1000)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of each (default: 8)")
+    parser.add_argument("--gpu-memory", type=float, metavar="GB", help="memory of each GPU (default: 80)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_intermixed_args(argv)
-    return run(lambda: plan(options.words, options.config, options.debug), debug=options.debug)
+
+    def do() -> int:
+        o = options
+        asked = {"cpus": o.cpus, "memory": o.memory, "gpus": o.gpus, "gpu_memory": o.gpu_memory}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        if asked and o.nodes is None:
+            name = next(iter(asked)).replace("_", "-")
+            raise CommandError(f"--{name} is of machines that --nodes counts. Add --nodes.")
+        return plan(o.words, o.config, o.debug, None if o.nodes is None else machines(o.nodes, **asked))
+
+    return run(do, debug=options.debug)
 
 
-def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) -> int:
+def machines(count: int, cpus: int = 96, memory: float = 1000, gpus: int = 8, gpu_memory: float = 80) -> list[Node]:
+    """Returns machines that need not be there; memory in GB.
+
+    Raises:
+        CommandError: there would be none, or less than nothing in them.
+    """
+    if count < 1 or min(cpus, memory, gpus, gpu_memory) < 0:
+        raise CommandError(f"--nodes {count}: name 1 machine or more, and nothing negative of what they have.")
+    of_gpu = gpu_memory * GB if gpus else None
+    return [Node(f"node {n + 1} of {count}", cpus, [1.0] * gpus, {}, memory * GB, of_gpu) for n in range(count)]
+
+
+def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False, nodes: list[Node] | None = None) -> int:
     """Prints the plan.
 
     Args:
         words: a preset, or none, and settings as `key=value`.
         files: YAML files of settings.
         debug: show the libraries' logs.
+        nodes: the machines; None: those of the cluster, or this one.
 
     Raises:
         CommandError: more than one preset, no cluster at RAY_ADDRESS, or a driver that cannot learn where Ray does not
@@ -76,9 +106,11 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False) 
     models = memory.shapes(settings)
     needs = _needs(settings, models)
     kinds = processes(settings)
-    if "RAY_ADDRESS" in os.environ:
+    for node in nodes or ():  # all that is asked for beside, as nobody said which have it
+        node.custom.update((name, float("inf")) for kind in kinds for name in kind.custom)
+    if nodes is None and "RAY_ADDRESS" in os.environ:
         nodes = _cluster()
-    else:
+    elif nodes is None:
         session.check_driver(settings)
         nodes = [_machine(settings)]
     _show(settings, kinds, needs)

@@ -1,7 +1,7 @@
 """The trained policies of a run, read from one of its checkpoints: without Ray, and without the rest of the checkpoint.
 
-Resuming unpickles a whole checkpoint, which can run any code in it. Here only a policy's weights are read, and of the
-pickle that RLlib puts them in only arrays are accepted.
+Resuming unpickles parts of a checkpoint, which can run any code in it. Here only a policy's weights are read, which are
+no pickle; of the pickles of earlier versions only arrays are accepted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import safetensors
 
 from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
@@ -26,7 +28,8 @@ from policies.settings.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-STATE = "module_state.pkl"
+EARLIER = "module_state.pkl"
+"""Where versions that left checkpoints to RLlib put a policy's weights."""
 _PARTS_OF_ARRAYS = {("numpy._core.numeric", "_frombuffer"), ("numpy", "dtype")}
 
 
@@ -92,14 +95,16 @@ class Trained(NamedTuple):
         if policy == AVERAGE:
             each = (self.weights(module) for module in self.settings.modules)
             return mean_weights(each) if self.settings.lora is None else stacked(list(each))
-        file = self.folder / POLICIES / policy / STATE
+        from policies.learning.stored_policy import FILES, read
+
+        folder = self.folder / POLICIES / policy
         try:
-            with file.open("rb") as stream:
-                state = _Arrays(stream).load()
-        except FileNotFoundError as error:  # by the run itself, which keeps the last few and the best
+            state = read(folder) if any(folder.glob(FILES)) else _pickled(folder / EARLIER)
+        except (FileNotFoundError, safetensors.SafetensorError) as error:
+            if folder.is_dir():
+                raise CommandError(f"{folder} does not hold a policy's weights: {error}. It was not read.") from error
+            # It was removed by the run itself, which keeps the last few and the best.
             raise CommandError(f"{self.folder} was removed meanwhile. Try again.") from error
-        except pickle.UnpicklingError as error:
-            raise CommandError(f"{file} is no policy's weights: {error}. It was not read.") from error
         return {name.removeprefix("lm."): array for name, array in state.items() if name.startswith("lm.")}
 
     def lora(self, policy: str) -> Lora | None:
@@ -151,6 +156,20 @@ def open_trained(place: str | Path, wanted: str | None = None) -> Trained:
             f"{run.shown(run.metrics.path)} has no line of update {update}, whose checkpoint was asked for."
         )
     return Trained(run, run.settings(), update, folder, lines)
+
+
+def _pickled(file: Path) -> Weights:
+    """Reads a policy as earlier versions wrote it.
+
+    Raises:
+        CommandError: the file holds anything but arrays.
+    """
+    try:
+        with file.open("rb") as stream:
+            state: Weights = _Arrays(stream).load()
+    except pickle.UnpicklingError as error:
+        raise CommandError(f"{file} is no policy's weights: {error}. It was not read.") from error
+    return state
 
 
 class _Arrays(pickle.Unpickler):

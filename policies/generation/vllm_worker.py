@@ -14,7 +14,7 @@ from safetensors import safe_open
 from policies.generation import vllm_lora
 from policies.generation.orphans import end_with_parent
 from policies.models.adapters import peft_names
-from policies.models.weights import checksum
+from policies.models.weights import checksum, extend
 
 vllm_lora.prepare()
 end_with_parent()
@@ -37,16 +37,25 @@ class WeightSync:
         import torch
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a dict)
+        read = 0
+
+        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+            """One by one, so that this process needs no more of it than a tensor."""
+            nonlocal read
+            with safe_open(path, framework="pt") as file:
+                for name in sorted(file.keys()):
+                    tensor = file.get_tensor(name)
+                    read = extend(read, name, tensor.float().numpy())
+                    yield name, tensor
+
         model = self.model_runner.get_model()
         with torch.inference_mode(), _noting_loaded(model) as loaded:
-            self.model_runner.reload_weights(weights_iterator=iter(tensors.items()), is_checkpoint_format=True)
+            self.model_runner.reload_weights(weights_iterator=tensors(), is_checkpoint_format=True)
             for module in model.modules():
                 if isinstance(module, ParallelLMHead):
                     module.quant_method.process_weights_after_loading(module)
         stale = sorted({name for name, _ in model.named_parameters()} - loaded)
-        return checksum({name: tensor.float().numpy() for name, tensor in tensors.items()}), stale
+        return read, stale
 
     def load_adapter(self, path: str, number: int, rank: int, alpha: float) -> tuple[int, list[str]]:
         """Reads a safetensors file with an adapter's weights, by the learner's names, in the place of the old ones.

@@ -9,18 +9,19 @@ and the gradient is the same with one process or several.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from policies.learning import token_ppo
+from policies.learning import stored_policy, token_ppo
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.non_finite import NonFiniteUpdate
 from policies.learning.policy_model import SCORES, VALUE_HEAD, PolicyModel
-from policies.learning.rows import Rows, by_length, micro_batches, take
+from policies.learning.rows import Rows, by_length, places, take, trimmed
+from policies.learning.sharding import whole
 
 
 class PolicyLearner:
@@ -42,18 +43,19 @@ class PolicyLearner:
             hyperparameters: how it learns.
             name: of the LLM, for messages.
             stream: a number that no other LLM of a run has: mini-batches are drawn by it.
-            group: the processes that learn this LLM together; None: this one alone.
+            group: the processes that learn this LLM together; None: this one alone, or those that a model that is
+                split is split over.
         """
         self.model = model
         self.hyperparameters = hyperparameters
         self.name = name
         self.stream = stream
-        self.group = group
+        self.group = group if model.mesh is None else model.mesh.get_group()
         self.parameters = [parameter for _, parameter in model.trainable()]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=hyperparameters.lr, weight_decay=hyperparameters.weight_decay, fused=True
         )
-        if group is not None:
+        if group is not None and model.mesh is None:
             for parameter in self.parameters:
                 dist.broadcast(parameter.data, group=group, group_src=0)
 
@@ -64,11 +66,10 @@ class PolicyLearner:
         rows = self._here(rows)
         names = (*SCORES, "values") if self.model.critic else SCORES
         scores = torch.zeros(len(names), *rows["mask"].shape, device=self.model.device)
-        own = self._share(rows)
-        for index, micro in self._micro_batches(take(rows, own)):
+        for index, micro in self._micro_batches(rows):
             scored = self.model.score(micro)
             for i, name in enumerate(names):
-                scores[i, own[index], : scored[name].shape[1]] = scored[name]
+                scores[i, index, : scored[name].shape[1]] = scored[name][: len(index)]
         self._sum(scores)  # what another rank scored is zero here
         return dict(zip(names, scores * rows["mask"], strict=True))
 
@@ -79,12 +80,20 @@ class PolicyLearner:
             weights: by the names of `stream_weights`.
             rows: to score.
         """
-        present = self.model.state()
-        try:
-            self.model.load({**present, **{f"lm.{name}": array for name, array in weights.items()}})
+        with self.lent():
+            self.model.load({f"lm.{name}": array for name, array in weights.items()}, critic=False)
             return self.score(rows)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Puts the present weights back afterwards."""
+        own = self.model.own()
+        present = [tensor.clone() for tensor in own]
+        try:
+            yield
         finally:
-            self.model.load(present)
+            for tensor, kept in zip(own, present, strict=True):
+                tensor.copy_(kept)
 
     # One update.
 
@@ -133,9 +142,20 @@ class PolicyLearner:
             yield torch.from_numpy(part).to(self.model.device)
 
     def _micro_batches(self, rows: Rows) -> Iterator[tuple[Tensor, Rows]]:
-        """What is forwarded at once; nothing of no rows."""
+        """This rank's share of the rows: what it forwards at once, and the places of that in `rows`.
+
+        Of a model that is split all ranks forward equally often, each for all: one that has no more takes a row that
+        has no place.
+        """
         h = self.hyperparameters
-        return micro_batches(rows, h.micro_batch, h.micro_batch_tokens) if len(rows["mask"]) else iter(())
+        shares = self._shares(rows)
+        parts = [places(take(rows, share), h.micro_batch, h.micro_batch_tokens) for share in shares]
+        for index in parts[self._rank]:
+            yield shares[self._rank][index], trimmed(rows, shares[self._rank][index])
+        if self.model.mesh is not None:
+            row = by_length(rows)[:1]
+            for _ in range(max(map(len, parts)) - len(parts[self._rank])):
+                yield row[:0], trimmed(rows, row)
 
     def _accumulate(self, part: Rows, kl_coef: float, totals: dict[str, float]) -> None:
         """Computes the gradient of a mini-batch's mean loss per token, micro-batch by micro-batch, over all ranks.
@@ -143,12 +163,11 @@ class PolicyLearner:
         This rank's sums of what `loss` gives are added to `totals`.
         """
         tokens = part["mask"].sum()
-        own = take(part, self._share(part))
         self.optimizer.zero_grad(set_to_none=True)
-        for _, micro in self._micro_batches(own):
+        for index, micro in self._micro_batches(part):
             loss, figures = self.loss(micro, kl_coef)
-            (loss / tokens).backward()
-            for name, figure in figures.items():
+            (loss / tokens * bool(len(index))).backward()
+            for name, figure in figures.items() if len(index) else ():
                 totals[name] += figure
         self._sum_gradients()
 
@@ -181,14 +200,20 @@ class PolicyLearner:
     def _clip_gradients(self) -> float:
         """Clips the gradients to `grad_clip` by their global norm, and returns the norm before."""
         limit = self.hyperparameters.grad_clip
-        return float(torch.nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit))
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
+        return float(whole(norm))
 
     # The other ranks.
 
-    def _share(self, rows: Rows) -> Tensor:
-        """Places of the rows that this rank forwards."""
-        rank, ranks = (0, 1) if self.group is None else (dist.get_rank(self.group), dist.get_world_size(self.group))
-        return by_length(rows)[rank::ranks]
+    @property
+    def _rank(self) -> int:
+        return 0 if self.group is None else dist.get_rank(self.group)
+
+    def _shares(self, rows: Rows) -> list[Tensor]:
+        """Places of the rows that each rank forwards."""
+        ranks = 1 if self.group is None else dist.get_world_size(self.group)
+        order = by_length(rows)
+        return [order[rank::ranks] for rank in range(ranks)]
 
     def _sum(self, x: Tensor) -> Tensor:
         """Adds a tensor over all ranks, in place, and returns it."""
@@ -197,8 +222,8 @@ class PolicyLearner:
         return x
 
     def _sum_gradients(self) -> None:
-        """One flat all-reduce; a rank without rows adds zeros."""
-        if self.group is None:
+        """One flat all-reduce; a rank without rows adds zeros. Of a model that is split, every backward did it."""
+        if self.group is None or self.model.mesh is not None:
             return
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         flat = self._sum(torch.cat([grad.reshape(-1) for grad in grads]))
@@ -210,25 +235,44 @@ class PolicyLearner:
 
     # Weights and state.
 
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that answers for all that learn this LLM."""
+        return self._rank == 0
+
     def stream_weights(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the policy's own weights one by one, without the value head, fp32, by Hugging Face names."""
+        """Yields the policy's own weights one by one, without the value head, fp32, by Hugging Face names.
+
+        All ranks must ask alike; only the one that leads gets any.
+        """
         for name, parameter in self.model.trainable():
             if not name.startswith(VALUE_HEAD):
-                yield name.removeprefix("lm."), parameter.detach().cpu().numpy().copy()
+                tensor = whole(parameter.detach())
+                if self.leads:
+                    yield name.removeprefix("lm."), tensor.cpu().numpy().copy()
 
     def forget(self) -> None:
         """Forgets Adam's moments."""
         self.optimizer.state.clear()
 
-    def state(self) -> dict[str, Any]:
-        """All that further learning depends on."""
-        return {"weights": self.model.state(), "optimizer": self.optimizer.state_dict()}
+    def save(self, weights: str, moments: str) -> None:
+        """Writes all that further learning depends on into two folders, each rank what it has of it."""
+        trained = {name: parameter.detach() for name, parameter in self.model.trainable()}
+        stored_policy.save(trained, weights, self.group)
+        if known := stored_policy.moments(dict(self.model.trainable()), self.optimizer):
+            stored_policy.save(known, moments, self.group)
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned; the learning rate stays that of the hyperparameters."""
-        self.model.load(state["weights"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.keep_own()
+    def restore(self, weights: str, moments: str | None) -> None:
+        """Takes what any number of ranks saved; without `moments` the weights alone.
+
+        The learning rate stays that of the hyperparameters.
+        """
+        trained = dict(self.model.trainable())
+        stored_policy.restore({name: tensor.detach() for name, tensor in trained.items()}, weights, self.group)
+        if moments is not None:
+            stored_policy.make_moments(trained, self.optimizer, stored_policy.stored(moments))
+            if known := stored_policy.moments(trained, self.optimizer):
+                stored_policy.restore(known, moments, self.group)
 
     def keep_own(self) -> None:
         """Gives the optimizer its own settings and kernel again, which a loaded state has changed."""

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from policies.learning.logits import scores, token_logprobs
 from policies.learning.rows import Rows
+from policies.learning.sharding import blocks_of, fill, local, put, shard, whole, without_adapters
 from policies.models.adapters import adapted
 from policies.models.language_model import (
     Quantization,
     base_dtype,
     choose_attention,
     compute_dtype,
+    hollow_language_model,
     load_language_model,
     shared_base,
 )
@@ -58,7 +62,7 @@ class ValueHead(nn.Linear):
         Returns:
             `[B, R]`.
         """
-        values: Tensor = self(hidden).squeeze(-1)
+        values = F.linear(hidden, self.weight, self.bias).squeeze(-1)  # a call would end its being whole (FSDP)
         if not self.agents:
             return values
         positions, earlier = rows["positions"], rows["earlier_rewards"]
@@ -89,6 +93,7 @@ class PolicyModel(nn.Module):
         quantization: Quantization = "none",
         gradient_checkpointing: bool = False,
         trust_remote_code: bool = False,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         """Builds the LM and, for a critic, the value head, which starts at zero.
 
@@ -103,18 +108,25 @@ class PolicyModel(nn.Module):
             quantization: of the base.
             gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
             trust_remote_code: run code that comes with the model.
+            mesh: the processes over which it is split, with its reference; None: this one holds it whole.
 
         Raises:
-            ModelError: nothing loadable there.
+            ModelError: nothing loadable there, or it cannot be split.
         """
         super().__init__()
         self.path = path
         self.trust_remote_code = trust_remote_code
         self.temperature = temperature
         self.critic = critic
+        self.mesh = mesh
         self._dtype = dtype
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
-        if lora is None:
+        if mesh is not None:
+            stored = torch.float32 if lora is None else base_dtype(dtype, torch.device(device))
+            self.lm = hollow_language_model(path, trust_remote_code, stored)
+            if lora is not None:
+                self.lm = adapted(self.lm.requires_grad_(False), lora)
+        elif lora is None:
             self.lm = load_language_model(path, trust_remote_code)
         else:
             where = torch.device(device)
@@ -126,6 +138,24 @@ class PolicyModel(nn.Module):
         self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         if critic:
             self.value_head = ValueHead(self.lm.config.get_text_config().hidden_size, critic_agents)
+        if mesh is not None:
+            self._split(mesh, compute_dtype(dtype, torch.device(device)))
+
+    def _split(self, mesh: DeviceMesh, computed: torch.dtype) -> None:
+        """Leaves this process its part of the LM, and of its reference, which of an adapted LM is the LM itself."""
+        base = any(not parameter.requires_grad for parameter in self.lm.parameters())  # which is stored as it computes
+        if self.critic:
+            shard(self.value_head, [], mesh)  # stays in fp32
+            register_fsdp_forward_method(self.value_head, "values")
+        shard(self, blocks_of(self.lm), mesh, None if base else computed)
+        register_fsdp_forward_method(self, "score")
+        fill(self.lm, self.path, self.trust_remote_code, mesh)
+        reference = self.lm
+        if not base:
+            reference = hollow_language_model(self.path, self.trust_remote_code, computed).requires_grad_(False)
+            shard(reference, blocks_of(reference), mesh)
+            fill(reference, self.path, self.trust_remote_code, mesh)
+        self._reference.append(reference)
 
     def train(self, mode: bool = True) -> Self:
         """Switches the mode, which in the LM only gradient checkpointing may see.
@@ -152,7 +182,9 @@ class PolicyModel(nn.Module):
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
     def reference(self) -> PreTrainedModel:
-        """The frozen initial policy pi_0 on this model's device."""
+        """The frozen initial policy pi_0 on this model's device; of one that is split and adapted, the LM itself, which
+        is pi_0 `without_adapters`.
+        """
         if not self._reference or next(self._reference[0].parameters()).device != self.device:
             computed = base_dtype(self._dtype, self.device)
             matrices = None if computed == torch.float32 else computed
@@ -166,7 +198,8 @@ class PolicyModel(nn.Module):
             `[B, R]` each, fp32; meaningless outside the response mask.
         """
         logits, values = self._respond(self.lm, rows, self.critic)
-        return token_logprobs(logits, rows["responses"], self.temperature), values
+        # FSDP's hooks are on what is returned, and a view of that would pass them by.
+        return token_logprobs(logits, rows["responses"], self.temperature), None if values is None else values.clone()
 
     @torch.no_grad()
     def score(self, rows: Rows) -> dict[str, Tensor]:
@@ -177,8 +210,10 @@ class PolicyModel(nn.Module):
             over the whole vocabulary; with a critic `values` too. Logits die here.
         """
         policy, values = self._respond(self.lm, rows, self.critic)
-        reference, _ = self._respond(self.reference(), rows, with_values=False)
-        scored = dict(zip(SCORES, scores(policy, reference, rows["responses"], self.temperature), strict=True))
+        reference = self.reference()
+        with without_adapters(self.lm) if reference is self.lm else nullcontext():
+            reference_logits, _ = self._respond(reference, rows, with_values=False)
+        scored = dict(zip(SCORES, scores(policy, reference_logits, rows["responses"], self.temperature), strict=True))
         return scored if values is None else scored | {"values": values}
 
     def _respond(self, lm: PreTrainedModel, rows: Rows, with_values: bool) -> tuple[Tensor, Tensor | None]:
@@ -214,16 +249,21 @@ class PolicyModel(nn.Module):
         """The weights that are the policy's own, with their names."""
         return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The trainable weights by name, fp32, as copies; tied weights appear once."""
-        return {name: parameter.detach().cpu().numpy().copy() for name, parameter in self.trainable()}
+    def own(self) -> list[Tensor]:
+        """What this process has of the trainable weights, in the order of `trainable`; writing to it changes them."""
+        return [local(parameter.detach()) for _, parameter in self.trainable()]
 
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Copies weights in by name.
+    def state(self) -> dict[str, np.ndarray]:
+        """The trainable weights by name, fp32, as copies; tied weights appear once. All ranks must ask alike."""
+        return {name: whole(parameter.detach()).cpu().numpy().copy() for name, parameter in self.trainable()}
+
+    def load(self, state: Mapping[str, np.ndarray], *, critic: bool = True) -> None:
+        """Copies weights in by name, with `critic` those of the value head too.
 
         Raises:
             KeyError: a weight of this model is missing from `state`.
         """
         with torch.no_grad():
             for name, parameter in self.trainable():
-                parameter.copy_(torch.from_numpy(np.array(state[name])))
+                if critic or not name.startswith(VALUE_HEAD):
+                    put(parameter, torch.from_numpy(np.array(state[name])))

@@ -105,33 +105,30 @@ def by_length(rows: Rows) -> Tensor:
     return torch.from_numpy(order).to(prompt_lengths.device)
 
 
-def micro_batches(rows: Rows, size: int, tokens: int | None = None) -> Iterator[tuple[Tensor, Rows]]:
-    """Splits rows into micro-batches of similar length, each trimmed to its longest prompt and response.
+def places(rows: Rows, size: int, tokens: int | None = None) -> list[Tensor]:
+    """The places of the rows of each micro-batch, which are of similar length.
 
     Args:
-        rows: columns of `Rows` and any other `[B]` or `[B, R]` columns; at least one row.
+        rows: columns of `Rows` and any other `[B]` or `[B, R]` columns.
         size: most rows per micro-batch.
-        tokens: most tokens of it once it is trimmed, padding counted; a longer row is a micro-batch of its own.
-
-    Yields:
-        `(index, columns)`: the rows' places in `rows`, and their trimmed columns.
+        tokens: most tokens of it once it is `trimmed`, padding counted; a longer row is a micro-batch of its own.
     """
     order = by_length(rows)
     lengths = torch.stack([rows["prompt_mask"].sum(1), rows["mask"].sum(1).long()])[:, order].tolist()
-    for start, end in _spans(lengths, size, tokens):
-        index = order[start:end]
-        prompt, response = (max(length[start:end]) for length in lengths)
-        yield (
-            index,
-            {
-                name: column[index, -prompt:]
-                if name.startswith("prompt")
-                else column[index, :response]
-                if column.dim() > 1 and name not in OF_CHAIN
-                else column[index]
-                for name, column in rows.items()
-            },
-        )
+    return [order[start:end] for start, end in _spans(lengths, size, tokens)]
+
+
+def trimmed(rows: Rows, index: Tensor) -> Rows:
+    """The chosen rows of every column, without what is padding in all of them."""
+    prompt, response = (int(rows[mask][index].sum(1).max()) for mask in ("prompt_mask", "mask"))
+    return {
+        name: column[index, -prompt:]
+        if name.startswith("prompt")
+        else column[index, :response]
+        if column.dim() > 1 and name not in OF_CHAIN
+        else column[index]
+        for name, column in rows.items()
+    }
 
 
 def _spans(lengths: Sequence[Sequence[int]], size: int, tokens: int | None) -> Iterator[tuple[int, int]]:
@@ -144,4 +141,5 @@ def _spans(lengths: Sequence[Sequence[int]], size: int, tokens: int | None) -> I
             yield start, place
             start, wider = place, (prompt, response)
         longest = wider
-    yield start, len(lengths[0])
+    if lengths[0]:
+        yield start, len(lengths[0])

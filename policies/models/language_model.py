@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from policies.models.model_check import ModelError, first_line, load_config
@@ -60,11 +60,7 @@ def load_language_model(
     Raises:
         ModelError: nothing loadable there, or weights that are not the model's.
     """
-    config = load_config(path, trust_remote_code)
-    for part in (config, config.get_text_config()):  # families with more than text nest their text settings
-        for key, value in part.to_dict().items():
-            if "drop" in key and isinstance(value, float):
-                setattr(part, key, 0.0)
+    config = _config_without_dropout(path, trust_remote_code)
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             path,
@@ -84,6 +80,49 @@ def load_language_model(
             f"The weights of `{path}` do not go with its config.json: {len(wrong)} parameters are missing or of "
             f"another shape, such as {min(wrong)}. Use the config.json that they were saved with."
         )
+    return _without_dropout(model)
+
+
+def hollow_language_model(
+    path: str, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Returns what `load_language_model` does, with zeros for weights, which take no memory until they are written to.
+
+    Args:
+        path: folder or hub id.
+        trust_remote_code: run code that comes with the model.
+        dtype: of its weights.
+
+    Raises:
+        ModelError: nothing loadable there.
+    """
+    from accelerate import init_empty_weights
+
+    config = _config_without_dropout(path, trust_remote_code)
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, dtype=dtype)
+    model.tie_weights()
+    zeros: dict[int, nn.Parameter] = {}  # a system's pages are its own only once they are written to
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in zeros:
+                size = parameter.numel() * dtype.itemsize
+                zero = torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(parameter.shape)
+                zeros[id(parameter)] = nn.Parameter(zero)
+            module.register_parameter(name, zeros[id(parameter)])
+    return _without_dropout(model)
+
+
+def _config_without_dropout(path: str, trust_remote_code: bool) -> PreTrainedConfig:
+    config = load_config(path, trust_remote_code)
+    for part in (config, config.get_text_config()):  # families with more than text nest their text settings
+        for key, value in part.to_dict().items():
+            if "drop" in key and isinstance(value, float):
+                setattr(part, key, 0.0)
+    return config
+
+
+def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -15,6 +15,10 @@ def checksum(weights: Weights) -> int:
     """CRC-32 over names and fp32 values, in sorted order of the names."""
     total = 0
     for name in sorted(weights):
-        total = zlib.crc32(name.encode(), total)
-        total = zlib.crc32(np.ascontiguousarray(weights[name], dtype=np.float32).data, total)
+        total = extend(total, name, weights[name])
     return total
+
+
+def extend(total: int, name: str, array: np.ndarray) -> int:
+    """The checksum of weights with one more, whose name is after those of the others."""
+    return zlib.crc32(np.ascontiguousarray(array, dtype=np.float32).data, zlib.crc32(name.encode(), total))

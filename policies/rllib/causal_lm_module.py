@@ -13,12 +13,14 @@ from torch import Tensor
 
 from policies.learning.policy_model import VALUE_HEAD, PolicyModel
 from policies.learning.rows import Rows
+from policies.learning.sharding import learner_mesh
 from policies.models.model_names import model_path
 from policies.settings.settings import Settings
 
 
 def module_config(settings: Settings, module_id: str) -> dict[str, Any]:
     """What the `CausalLMModule` of an LLM is told of the settings, as its `model_config`."""
+    shards = settings.shards_per_policy or 1
     return {
         # Its name, from which each process finds it by itself: folders lie elsewhere on another machine.
         "model": settings.models[module_id],
@@ -31,6 +33,7 @@ def module_config(settings: Settings, module_id: str) -> dict[str, Any]:
         "quantization": settings.quantization,
         "gradient_checkpointing": settings.gradient_checkpointing,
         "trust_remote_code": settings.trust_remote_code,
+        **({"mesh": (len(settings.modules), shards)} if shards > 1 else {}),
     }
 
 
@@ -40,8 +43,10 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     def setup(self) -> None:
         """Builds the model; one that is for inference alone does without the value head."""
         told = {**self.model_config}
-        path = model_path(told.pop("model"))
-        self.policy = PolicyModel(path, **{**told, "critic": told["critic"] and not self.inference_only})
+        path, mesh = model_path(told.pop("model")), told.pop("mesh", None)
+        mesh = learner_mesh(*mesh, told["device"])["shard"] if mesh else None
+        critic = told.pop("critic") and not self.inference_only
+        self.policy = PolicyModel(path, **told, critic=critic, mesh=mesh)
 
     def _forward_train(self, batch: Rows, **kwargs: Any) -> dict[str, Tensor]:
         """Log-probabilities and, with a critic, values of the responses, with gradients; `[B, R]` each, fp32."""

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults
+from ray.tune.utils.file_transfer import sync_dir_between_nodes
 
 from policies.learning.rows import Rows
-from policies.models.weights import Weights
+from policies.learning.stored_policy import FILES
+from policies.models.weights import Weights, checksum
 from policies.rllib.token_batch import SharedRows
-from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner, on_cpu
+from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner
+from policies.settings.settings import SettingsError
 
 T = TypeVar("T")
 GRACE = 10.0
@@ -86,20 +95,15 @@ class WatchedLearners(FaultTolerantActorManager):
         """Does nothing: a learner that failed is asked again, not left out."""
 
 
-class Learners:
-    """RLlib's learners as the algorithm asks them: all LLMs at once."""
+class Learners(LearnerGroup):
+    """RLlib's learners as the algorithm asks them: all LLMs at once, wherever each is learned."""
 
-    def __init__(self, group: LearnerGroup, timeout: float) -> None:
-        """Wraps the algorithm's learners.
-
-        Args:
-            group: RLlib's.
-            timeout: the longest wait for an answer of one that is remote, in seconds.
-        """
-        self.group = group
-        if group.is_remote:
-            group._worker_manager = WatchedLearners(group._workers)
-            group._worker_manager.timeout = timeout
+    def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
+        """Takes what RLlib's group does; `config` is a `CoryConfig`."""
+        super().__init__(config=config, **kwargs)
+        if self.is_remote:
+            self._worker_manager = WatchedLearners(self._workers)
+            self._worker_manager.timeout = config.settings.learner_timeout
 
     def score(self, rows: dict[str, Rows]) -> dict[str, Rows]:
         """Scores every LLM's rows; what `PolicyLearner.score` gives, by LLM, on the CPU.
@@ -107,28 +111,39 @@ class Learners:
         Raises:
             LearnerError: as of `foreach_actor`.
         """
-        if not self.group.is_remote:
-            return self.ask(lambda learner: learner.score(rows))
-        whole = ray.put(rows)
-        return self.ask(lambda learner: learner.score(ray.get(whole)))
+        given = ray.put(rows) if self.is_remote else None
+        answers = self.ask_all(lambda learner: learner.score(rows if given is None else ray.get(given)))
+        return {name: scores for answer in answers for name, scores in answer.items()}
 
-    def update(self, rows: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
+    def learn(self, rows: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
         """Lets every LLM learn from its rows, and returns what RLlib's metrics take.
 
         Raises:
             NonFiniteUpdate, LearnerError: as of `foreach_actor`.
         """
-        return self.group.update(
-            training_data=SharedRows(batch=rows), timesteps={UPDATE: update}, **{KL_COEFS: kl_coefs}
-        )
+        return self.update(training_data=SharedRows(batch=rows), timesteps={UPDATE: update}, **{KL_COEFS: kl_coefs})
 
     def weights(self, module_id: str) -> Weights:
         """The present weights of an LLM, without its value head, by Hugging Face names."""
-        return self.ask(lambda learner: dict(learner.policies[module_id].stream_weights()))
+        return self.ask(lambda learner: learner.weights(module_id))
+
+    def packed(self, module_id: str) -> tuple[dict[str, Weights] | ray.ObjectRef[dict[str, Weights]], int]:
+        """An LLM's present weights as runners load them, and their checksum.
+
+        Of remote learners in Ray's object store: they do not come by this process.
+        """
+        if self.is_remote:
+            (packed,), total = self.ask(lambda learner: learner.packed(module_id))
+            return packed, total
+        weights = self.weights(module_id)
+        return {module_id: weights}, checksum(weights)
 
     def score_under(self, module_id: str, weights: Weights, rows: Rows) -> Rows:
         """Scores an LLM's rows under other weights than the present ones, which are put back."""
-        return self.ask(lambda learner: on_cpu(learner.policies[module_id].score_under(weights, rows)))
+        if not self.is_remote:
+            return self.ask(lambda learner: learner.score_under(module_id, weights, rows))
+        given = ray.put(weights)  # which only those that learn it fetch
+        return self.ask(lambda learner: learner.score_under(module_id, given, rows))
 
     def forget(self) -> None:
         """Forgets Adam's moments of every LLM."""
@@ -145,12 +160,141 @@ class Learners:
         try:
             yield
         finally:
-            self.ask(lambda learner: learner.take_back(module_id))
+            self.ask(TokenPPOLearner.take_back)
 
-    def ask(self, function: Callable[[TokenPPOLearner], T]) -> T:
-        """Calls a function on every learner, and returns the first one's answer."""
-        answer: T = self.group.foreach_learner(function).result_or_errors[0].get()
-        return answer
+    def ask(self, function: Callable[[TokenPPOLearner], T | None]) -> T:
+        """Calls a function on every learner, and returns the first answer that is not None.
+
+        None says that another learner answers: with `shards_per_policy` a learner has one LLM alone.
+        """
+        return next((answer for answer in self.ask_all(function) if answer is not None), None)  # type: ignore[return-value]
+
+    def ask_all(self, function: Callable[[TokenPPOLearner], T]) -> list[T]:
+        """Calls a function on every learner, and returns their answers."""
+        return [answer.get() for answer in self.foreach_learner(function)]
+
+    # State. Each learner writes what it has of each LLM, into a folder of the LLM's name.
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's state, which learners that have parts of LLMs refuse to give.
+
+        There is nothing for runners (`inference_only`), which get weights another way.
+        """
+        if kwargs.get("inference_only"):
+            return {COMPONENT_LEARNER: {COMPONENT_RL_MODULE: {}}}
+        state: dict[str, Any] = super().get_state(*args, **kwargs)
+        return state
+
+    def save_to_path(self, path: Any = None, *, filesystem: Any = None, **kwargs: Any) -> str:
+        """Writes every LLM's state; see `stored_policy`. Files of learners that do not see this folder are fetched.
+
+        Raises:
+            LearnerError, OSError: as of `foreach_actor`.
+            ValueError: `filesystem` is not this machine's.
+        """
+        _refuse_elsewhere(filesystem)
+        folder = Path(path) / COMPONENT_LEARNER
+        shutil.rmtree(folder, ignore_errors=True)  # of other learners' files none may stay
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = folder / f".{uuid4().hex}"
+        mark.touch()
+        elsewhere = [answer for answer in self.ask_all(lambda learner: _save(learner, mark)) if answer]
+        mark.unlink()
+        try:
+            for machine, written in elsewhere:
+                sync_dir_between_nodes(machine, written, _address(), str(folder), max_size_bytes=None)
+        finally:
+            if elsewhere:
+                self.ask_all(lambda _: _remove([written for _, written in elsewhere]))
+        return str(path)
+
+    def restore_from_path(
+        self, path: Any, *, filesystem: Any = None, component: str | None = None, moments: bool = True, **kwargs: Any
+    ) -> None:
+        """Takes every LLM's state, as any number of learners wrote it; without `moments` the weights alone.
+
+        Raises:
+            LearnerError, KeyError, FileNotFoundError: as of `foreach_actor` and `stored_policy.restore`.
+            SettingsError: an earlier version wrote it, which these learners cannot read.
+            ValueError: `filesystem` is not this machine's, or a `component` is asked for.
+        """
+        _refuse_elsewhere(filesystem)
+        if component is not None:
+            raise ValueError(f"Only all of the learners can be restored, not {component}; see Cory.load_policies.")
+        folder = Path(path) / COMPONENT_LEARNER
+        if not any((folder / COMPONENT_RL_MODULE).glob(f"*/{FILES}")):
+            self._restore_earlier(path, moments)
+            return
+        here, files = _address() if self.is_remote else "", _files(folder)
+        self.ask_all(lambda learner: _restore(learner, folder, files, here, moments))
+
+    def _restore_earlier(self, path: Any, moments: bool) -> None:
+        """Takes what versions wrote that left checkpoints to RLlib: all LLMs by one learner, pickled."""
+        if any(self.ask_all(lambda learner: learner.mesh is not None)):
+            raise SettingsError(
+                f"{path} was written by a version that knew of no shards_per_policy. Leave that null, at least until "
+                "the next checkpoint, from which a run can go on with any."
+            )
+        if moments:
+            super().restore_from_path(path)
+        else:
+            policies = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
+            super().restore_from_path(f"{path}/{policies}", component=policies)
+
+
+def _refuse_elsewhere(filesystem: Any) -> None:
+    """Refuses a pyarrow file system that is not this machine's own."""
+    if filesystem is not None and filesystem.type_name != "local":
+        raise ValueError(f"Learners write to folders, not to {filesystem.type_name}. Save to a folder, and copy that.")
+
+
+def _address() -> str:
+    return str(ray.util.get_node_ip_address())
+
+
+def _remove(folders: Sequence[str]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _save(learner: TokenPPOLearner, mark: Path) -> tuple[str, str] | None:
+    """Saves into the folder of a file that is there; where it is not seen, into one of this machine's own.
+
+    Returns:
+        Of that this machine's address, and its name.
+    """
+    if mark.exists():
+        learner.save(str(mark.parent))
+        return None
+    own = tempfile.mkdtemp(prefix="cory-checkpoint-")
+    try:
+        learner.save(own)
+    except BaseException:
+        _remove([own])
+        raise
+    return _address(), own
+
+
+def _files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Returns the size and time of each file in a folder, by which another machine knows whether it sees the same."""
+    found = {file.relative_to(folder).as_posix(): file.stat() for file in folder.rglob(FILES)}
+    return {name: (status.st_size, status.st_mtime_ns) for name, status in found.items()}
+
+
+def _restore(
+    learner: TokenPPOLearner, folder: Path, files: dict[str, tuple[int, int]], machine: str, moments: bool
+) -> None:
+    """Restores from a folder; where it is not seen, from copies of what this learner needs."""
+    if _files(folder) == files:
+        learner.restore(str(folder), moments=moments)
+        return
+    with tempfile.TemporaryDirectory(prefix="cory-checkpoint-") as own:
+        for part in (COMPONENT_RL_MODULE, *([COMPONENT_OPTIMIZER] if moments else [])):
+            for name in learner.policies:
+                if any(file.startswith(f"{part}/{name}/") for file in files):
+                    there = f"{folder}/{part}/{name}"
+                    sync_dir_between_nodes(machine, there, _address(), f"{own}/{part}/{name}", max_size_bytes=None)
+        learner.restore(own, moments=moments)
 
 
 def _left(until: float) -> float | None:

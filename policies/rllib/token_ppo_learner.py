@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-import torch
+import ray
 import torch.distributed as dist
+from ray.rllib.core import COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.core.rl_module import MultiRLModule, MultiRLModuleSpec
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
-from policies.learning.averaging import mean, move_to_mean
+from policies.learning.averaging import means, move_to_mean
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
+from policies.learning.sharding import learner_mesh
+from policies.models.weights import Weights, checksum
 from policies.settings.settings import Settings
 
 UPDATE, KL_COEFS = "update", "kl_coefs"
@@ -31,24 +36,37 @@ class TokenPPOLearner(TorchLearner):
     earlier: dict[str, Any]
     """What versions whose learners estimated advantages kept of that in the state that was loaded."""
 
-    _own: dict[str, np.ndarray]
-    """The weights of the LLM that is lent, if one is."""
+    _module_spec: MultiRLModuleSpec
+    mesh: DeviceMesh | None
+    """All learners, policy × shard, with `shards_per_policy`: this one learns its part of one LLM. Else None."""
 
     def build(self) -> None:
         """Builds the LLMs and their learners."""
         self.settings: Settings = self.config.settings
-        self.policies, self.earlier, self._own = {}, {}, {}
+        self.policies, self.earlier, self._lent = {}, {}, ExitStack()
         super().build()
+
+    def _make_module(self) -> MultiRLModule:
+        """Builds the LLMs that this process learns."""
+        s = self.settings
+        self.mesh = None
+        if s.shards_per_policy is not None:
+            self.mesh = learner_mesh(len(s.modules), s.shards_per_policy, self._device.type)
+            own = sorted(s.modules)[self.mesh.get_local_rank("policy")]
+            specs = self._module_spec.rl_module_specs
+            self._module_spec = MultiRLModuleSpec(rl_module_specs={own: specs[own]})
+        return super()._make_module()
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Makes the LLM's learner; RLlib is told of its optimizer, whose state it keeps."""
-        known = sorted(self.module.keys())
+        known = sorted(self.settings.modules)
+        together = self.config.num_learners > 1 and self.mesh is None
         learner = PolicyLearner(
             self.module[module_id].unwrapped().policy,
             self.settings.hyperparameters,
             name=module_id,
             stream=known.index(module_id),
-            group=dist.group.WORLD if self.config.num_learners > 1 else None,
+            group=dist.group.WORLD if together else None,
         )
         self.policies[module_id] = learner
         self.policies = {name: self.policies[name] for name in known if name in self.policies}
@@ -58,11 +76,12 @@ class TokenPPOLearner(TorchLearner):
         """No DDP: an LLM's ranks start from the same weights, and add their gradients up themselves."""
 
     def score(self, rows: dict[str, Rows]) -> dict[str, Rows]:
-        """Scores every LLM's rows; all learners must call it alike."""
-        return {name: on_cpu(self.policies[name].score(rows[name])) for name in sorted(rows)}
+        """Scores the rows of its LLMs, and gives what it answers for; all learners must call it alike."""
+        scored = {name: self.policies[name].score(rows[name]) for name in sorted(rows) if name in self.policies}
+        return {name: on_cpu(scores) for name, scores in scored.items() if self.policies[name].leads}
 
     def update(self, training_data: TrainingData, *, timesteps: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Every LLM learns from its rows.
+        """Every LLM of this process learns from its rows.
 
         Args:
             training_data: a `SharedRows`.
@@ -74,6 +93,8 @@ class TokenPPOLearner(TorchLearner):
         """
         training_data.solve_refs()
         for name, rows in sorted(training_data.batch.items()):
+            if name not in self.policies:
+                continue
             figures = self.policies[name].update(rows, int(timesteps[UPDATE]), kwargs[KL_COEFS][name])
             self.policies[name].optimizer.zero_grad(set_to_none=True)  # their memory is the next LLM's
             self.metrics.log_dict(figures, key=name, window=1)
@@ -93,20 +114,69 @@ class TokenPPOLearner(TorchLearner):
         Args:
             share: of the way.
         """
-        move_to_mean([policy.parameters for policy in self.policies.values()], share)
+        move_to_mean([policy.model.own() for policy in self.policies.values()], share, self._same_parts)
 
     def lend(self, module_id: str) -> None:
-        """Lets an LLM hold the mean of all LLMs' weights, until `take_back`; its own are set aside."""
-        policies = self.policies
-        self._own = policies[module_id].model.state()
-        with torch.no_grad():
-            for tensors in zip(policies[module_id].parameters, *(p.parameters for p in policies.values()), strict=True):
-                tensors[0].copy_(mean(tensors[1:]))
+        """Lets an LLM hold the mean of all LLMs' weights, until `take_back`; all learners must call it alike."""
+        if module_id in self.policies:
+            self._lent.enter_context(self.policies[module_id].lent())
+        place = list(self.policies).index(module_id) if module_id in self.policies else None
+        for tensors, middle in means([policy.model.own() for policy in self.policies.values()], self._same_parts):
+            if place is not None:
+                tensors[place].copy_(middle)
 
-    def take_back(self, module_id: str) -> None:
+    def take_back(self) -> None:
         """Gives an LLM that was lent its own weights back."""
-        self.policies[module_id].model.load(self._own)
-        self._own = {}
+        self._lent.close()
+
+    @property
+    def _same_parts(self) -> dist.ProcessGroup | None:
+        """The learners that have the same parts of the other LLMs; None: this one has all LLMs."""
+        return None if self.mesh is None else self.mesh.get_group("policy")
+
+    def weights(self, module_id: str) -> Weights | None:
+        """An LLM's weights, without its value head; None: another learner answers for it."""
+        policy = self.policies.get(module_id)
+        return dict(policy.stream_weights()) or None if policy is not None else None
+
+    def packed(self, module_id: str) -> tuple[list[ray.ObjectRef[dict[str, Weights]]], int] | None:
+        """An LLM's weights in Ray's object store, and their checksum; None: another learner answers for it.
+
+        The reference is in a list, as Ray would fetch what it is to.
+        """
+        weights = self.weights(module_id)
+        return None if weights is None else ([ray.put({module_id: weights})], checksum(weights))
+
+    def score_under(self, module_id: str, weights: Weights | ray.ObjectRef[Weights], rows: Rows) -> Rows | None:
+        """Scores an LLM's rows under other weights; None: another learner answers for it."""
+        policy = self.policies.get(module_id)
+        if policy is None:
+            return None
+        scored = policy.score_under(ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights, rows)
+        return on_cpu(scored) if policy.leads else None
+
+    def save(self, folder: str) -> None:
+        """Writes its LLMs, each into folders of its name there; all learners must call it alike."""
+        for name, policy in self.policies.items():
+            policy.save(*_folders(folder, name))
+
+    def restore(self, folder: str, *, moments: bool = True) -> None:
+        """Reads its LLMs from where any learners saved them; without `moments` the weights alone."""
+        self.earlier = {}
+        for name, policy in self.policies.items():
+            weights, adam = _folders(folder, name)
+            policy.restore(weights, adam if moments else None)
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's state.
+
+        Raises:
+            NotImplementedError: learners have parts of it, which `save` writes.
+        """
+        if self.mesh is not None:
+            raise NotImplementedError("With shards_per_policy the state of learners is only saved, to a folder.")
+        state: dict[str, Any] = super().get_state(*args, **kwargs)
+        return state
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Rows, fwd_out: Any) -> Tensor:
         """An LLM's loss over rows that are estimated, summed over response tokens."""
@@ -127,6 +197,11 @@ class TokenPPOLearner(TorchLearner):
         for policy in self.policies.values():
             policy.keep_own()
         self.earlier = {name: state[name] for name in ("kl_coefs", "score_moments") if name in state}
+
+
+def _folders(folder: str, module_id: str) -> tuple[str, str]:
+    """Returns where an LLM's weights and its Adam's moments lie in a checkpoint of learners."""
+    return f"{folder}/{COMPONENT_RL_MODULE}/{module_id}", f"{folder}/{COMPONENT_OPTIMIZER}/{module_id}"
 
 
 def on_cpu(rows: Rows) -> Rows:

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from policies.generation.generator import GenerationError, Loaded
-from policies.models.weights import Weights, checksum
+from policies.models.weights import Weights
 from policies.rollout.chain_runner import Rollout
 from policies.rollout.dealing import Deal
 from policies.settings.settings import Settings
@@ -42,6 +42,10 @@ class Begun(NamedTuple):
     arguments: dict[str, Any]
 
 
+Packed = tuple[dict[str, Weights] | ray.ObjectRef[dict[str, Weights]], int]
+"""An LLM's weights, or where Ray has them, as `load_weights` takes them, and their checksum."""
+
+
 class Runners:
     """RLlib's env runners, called with explicit work. With `num_runners=0` the one in the driver does it all.
 
@@ -49,15 +53,15 @@ class Runners:
     restarts it, and it gets the present weights before it plays.
     """
 
-    def __init__(self, group: EnvRunnerGroup, settings: Settings, fetch: Callable[[str], Weights]) -> None:
+    def __init__(self, group: EnvRunnerGroup, settings: Settings, fetch: Callable[[str], Packed]) -> None:
         """Wraps RLlib's group.
 
         Args:
             group: the algorithm's env runners.
             settings: names the LLMs and the longest waits. Playing may take so much longer than `generation_timeout`
                 that a runner whose reward hangs can say so.
-            fetch: the learner's present weights of an LLM. They are fetched when they are sent, one LLM at a time, so
-                that the driver keeps no copy.
+            fetch: an LLM's present weights and their checksum. They are fetched when they are sent, one LLM at a time,
+                so that the driver keeps no copy.
         """
         self.group = group
         self.timeout = settings.generation_timeout
@@ -175,9 +179,9 @@ class Runners:
     def _send_to(self, runners: Sequence[int], modules: Sequence[str] | None = None) -> None:
         local = self.group.local_env_runner
         for module_id in self.modules if modules is None else modules:
-            weights = {module_id: self.fetch(module_id)}
-            self.sent[module_id] = checksum(weights[module_id])
+            weights, self.sent[module_id] = self.fetch(module_id)
             if local is not None:
+                weights = ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights
                 try:
                     loaded = local.load_weights(weights, self.version)
                 except GenerationError as error:  # its engine was started anew
@@ -185,7 +189,8 @@ class Runners:
                     loaded = local.load_weights(weights, self.version)
                 self.check([loaded])
             else:
-                call = {"weights": ray.put(weights), "version": self.version}
+                packed = weights if isinstance(weights, ray.ObjectRef) else ray.put(weights)
+                call = {"weights": packed, "version": self.version}
                 del weights
                 alive = [runner for runner in runners if self.group._worker_manager.is_actor_healthy(runner)]
                 self.check(self._call("load_weights", [call] * len(alive), alive))

@@ -97,7 +97,9 @@ def refuse_contradictions(settings: Fields) -> None:
     if settings.kl_control == "adaptive":
         _refuse_to_steer(settings)
     learners = max(settings.num_learners, 1)
-    if settings.minibatch % learners:
+    if settings.shards_per_policy is not None:
+        _refuse_mesh(settings, settings.shards_per_policy)
+    elif settings.minibatch % learners:
         raise ValueError(
             f"minibatch={settings.minibatch} is not divisible by num_learners={learners}. The next one that would "
             f"work is {(settings.minibatch // learners + 1) * learners} (it must divide {batch} too)."
@@ -302,4 +304,19 @@ def _refuse_for_groups(settings: Fields) -> None:
             f"advantage={name} has the KL in its loss, where kl_estimator={settings.kl_estimator} "
             f"{'has no gradient on average' if settings.kl_estimator == 'k1' else 'is not computed'}. Set "
             "kl_estimator=k3, or kl_coef=0."
+        )
+
+
+def _refuse_mesh(settings: Fields, shards: int) -> None:
+    llms = len(settings.modules)
+    wanted = shards * llms
+    if settings.num_learners != wanted:
+        raise ValueError(
+            f"shards_per_policy={shards} of {llms} LLM{'s' * (llms > 1)} takes num_learners={wanted}, but num_learners="
+            f"{settings.num_learners}. Set num_learners={wanted}, or leave shards_per_policy null."
+        )
+    if shards > 1 and settings.quantization != "none":
+        raise ValueError(
+            f"quantization={settings.quantization} stores 4-bit weights, which cannot be split. Set quantization=none, "
+            "or shards_per_policy=1."
         )

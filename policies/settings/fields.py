@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args
 
@@ -13,7 +12,7 @@ from cory_env.chain import Observed, role_names
 from cory_env.tasks import Operations
 from policies.learning.hyperparameters import Advantage, Credit, Hyperparameters, KLEstimator, Rewarded
 from policies.models.lora import Lora
-from policies.models.model_names import AVERAGE, BUNDLED_LM
+from policies.models.model_names import BUNDLED_LM
 from policies.settings.about import (
     of_computing,
     of_learning,
@@ -139,6 +138,9 @@ class Fields(BaseModel):
     """Rollout processes; 0 generates in the driver (`transformers` only)."""
     num_learners: int = of_computing(0, ge=0)
     """Learner processes; 0 learns in the driver."""
+    shards_per_policy: int | None = of_computing(None, ge=1)
+    """Learner processes of each policy's own, over which its weights, gradients and Adam's moments are split
+    (docs/sharding.md); null: every learner holds every policy whole."""
     gpus_per_runner: float = of_computing(0, ge=0)
     """GPUs of each runner, fractions allowed."""
     tensor_parallel: int = of_computing(1, ge=1)
@@ -311,6 +313,11 @@ class Fields(BaseModel):
         return ", ".join(names if len(set(names)) > 1 else names[:1])
 
     @property
+    def ranks(self) -> int:
+        """Processes that learn one policy together."""
+        return self.shards_per_policy or max(self.num_learners, 1)
+
+    @property
     def chains(self) -> int:
         """Chains played per update."""
         return self.queries * self.num_generations * self.num_siblings
@@ -367,20 +374,6 @@ class Fields(BaseModel):
             return self.max_response
         drawn = random.Random(f"response limit {self.seed} {update}")
         return drawn.randint(self.min_response, self.max_response)
-
-    def worth(self, found: Mapping[str, Any]) -> Any:
-        """The combined reward by which `select_by` chooses.
-
-        Args:
-            found: of an evaluation, with `evaluation` and `last_answer` as in `metrics.jsonl`.
-
-        Returns:
-            The number as it stands there; NaN, or None in what was written, where it is not known.
-        """
-        of = {"bare": ("evaluation", "mean"), "chain": ("last_answer",), "mean": ("evaluation", AVERAGE)}
-        for key in of[self.select_by]:
-            found = found[key]
-        return found["combined_reward"]
 
     @property
     def report_kl_coef(self) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from policies.learning.sharding import blocks_of
 from policies.models.adapters import linear_layers
 from policies.models.language_model import base_dtype, compute_dtype, empty_language_model
 from policies.models.model_check import check_split, key_value_heads
@@ -38,6 +39,10 @@ class Shape(NamedTuple):
     """A model's sizes."""
 
     parameters: int
+    block: int
+    """Of its largest block of layers."""
+    outside: int
+    """Of what is in no block: embeddings, head."""
     adapter: int
     """Of one policy's adapter; 0 without."""
     layers: int
@@ -90,8 +95,12 @@ def _shape(path: str, settings: Settings) -> Shape:
         for name, layer in model.named_modules():
             if layer is not head and name.rpartition(".")[2] in wanted and isinstance(layer, nn.Linear | Conv1D):
                 adapter += settings.lora.rank * sum(layer.weight.shape)
+    parameters = _count(model)
+    blocks = [_count(block) for block in blocks_of(model)] if (settings.shards_per_policy or 1) > 1 else [0]
     return Shape(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=parameters,
+        block=max(blocks),
+        outside=parameters - sum(blocks),
         adapter=adapter,
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -101,14 +110,21 @@ def _shape(path: str, settings: Settings) -> Shape:
     )
 
 
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
     """Estimates a process that learns: the driver, or a learner. Takes what `shapes` gives."""
     device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
     size = _bytes(settings, device)
+    shards = settings.shards_per_policy or 1
     matrix = float(size) if device.type == "cuda" else 4.0  # of the reference, whose embedding stays in fp32
+    references = list(dict(zip(settings.models.values(), models, strict=True)).values())
+    if settings.shards_per_policy is not None:  # each learner has one LLM, or a part of it
+        models = references = [max(models, key=lambda model: model.parameters)]
     if settings.lora is None:
         each = [model.parameters for model in models]
-        references = dict(zip(settings.models.values(), models, strict=True)).values()
         parts = {
             "weights": 4.0 * sum(each),
             f"reference{'s' * (len(references) > 1)}": sum(
@@ -120,9 +136,17 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
         each = [model.adapter for model in models]
         parts = {"base and reference": _base(settings, models[0], device), "adapters": 4.0 * sum(each)}
     parts |= {"gradients": 4.0 * max(each), "Adam": 8.0 * sum(each)}  # LLMs learn one after another
-    if size == 2 and settings.lora is None:
+    if shards > 1:
+        (model,) = models
+        if settings.lora is None:
+            parts["reference"] = float(size) * model.parameters
+        parts = {name: part / shards for name, part in parts.items()}
+        stored = size if settings.lora is None else base_dtype(settings.dtype, device).itemsize
+        gathered = float(stored * (model.outside + 2 * model.block))  # with the next one, which is on its way
+        parts["whole at once"] = gathered + (4.0 * (model.outside + model.block) if settings.lora is None else 0.0)
+    elif size == 2 and settings.lora is None:
         parts["bf16 copy"] = 2.0 * max(model.parameters for model in models)  # autocast's, of the policy in work
-    rows = min(settings.micro_batch, settings.minibatch // max(settings.num_learners, 1))
+    rows = min(settings.micro_batch, -(-settings.minibatch // settings.ranks))
     longest = settings.max_prompt + settings.max_response
     tokens = rows * longest
     if settings.micro_batch_tokens is not None:
@@ -132,7 +156,11 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
     parts["activations"] = tokens * max(m.hidden * (m.layers * kept + again) for m in models) * size / 2
     responses = min(rows * settings.max_response, tokens)
     parts["logits"] = LOGITS * 4.0 * responses * max(model.vocabulary for model in models)
-    return _placed(parts, device, LIBRARIES["learner"])
+    need = _placed(parts, device, LIBRARIES["learner"])
+    if shards == 1 or device.type == "cpu":
+        return need
+    # A checkpoint copies Adam's moments twice. That one rank gathers its LLM for the engines is less for all together.
+    return need._replace(host=need.host + 2 * 8.0 * max(each) / shards)
 
 
 def runner(settings: Settings, models: Sequence[Shape]) -> Memory:

@@ -11,7 +11,7 @@ from pydantic import ValidationError, model_validator
 from cory_env.chain import Chain
 from cory_env.tasks import Task, make_task
 from cory_env.tokenizer import alike, load_tokenizer, tokens_holding
-from policies.models.model_names import model_path
+from policies.models.model_names import AVERAGE, model_path
 from policies.settings.about import Decides, about
 from policies.settings.contradictions import refuse_contradictions
 from policies.settings.fields import Fields
@@ -29,6 +29,20 @@ class SettingsError(ValueError):
 
 class Settings(Fields):
     """The settings of one run, which go together; how to make what they describe."""
+
+    def worth(self, found: Mapping[str, Any]) -> Any:
+        """The combined reward by which `select_by` chooses.
+
+        Args:
+            found: of an evaluation, with `evaluation` and `last_answer` as in `metrics.jsonl`.
+
+        Returns:
+            The number as it stands there; NaN, or None in what was written, where it is not known.
+        """
+        of = {"bare": ("evaluation", "mean"), "chain": ("last_answer",), "mean": ("evaluation", AVERAGE)}
+        for key in of[self.select_by]:
+            found = found[key]
+        return found["combined_reward"]
 
     def make_task(self) -> Task:
         """The task, with its queries loaded.

@@ -93,15 +93,20 @@ def checkout_importable_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def undisturbed(run: Run) -> list[dict[str, Any]]:
     """What the updates of the same run report when nothing dies, played and learned in this process alone."""
     settings = RunDirectory.open(run.folder / "run").settings().model_dump()
-    alone = {"num_runners": 0, "num_learners": 0, "runner_threads": 1}
+    alone = {"num_runners": 0, "num_learners": 0, "shards_per_policy": None, "runner_threads": 1}
     algorithm = CoryConfig().cory(**{**settings, **alone}).build_algo()
     reports = [algorithm.train()["cory"] for _ in range(UPDATES)]
     algorithm.stop()
     return [{key: value for key, value in report.items() if key not in _MEASURED_ANEW} for report in reports]
 
 
-def assert_as_undisturbed(run: Run) -> None:
-    """Checks that every update was recorded once, with the figures, roles and responses of an undisturbed run."""
+def assert_as_undisturbed(run: Run, near: float = 1e-5) -> None:
+    """Checks that every update was recorded once, with the figures, roles and responses of an undisturbed run.
+
+    Args:
+        run: which was disturbed.
+        near: the largest relative difference of its figures.
+    """
     lines = run.lines()
     assert [line["update"] for line in lines] == list(range(UPDATES + 1))
     samples = [sample for sample in run.lines("samples") if not sample["held_out"]]
@@ -111,7 +116,7 @@ def assert_as_undisturbed(run: Run) -> None:
         for key in ("roles", "exchanges", "exchanged", "weight_version_lag", "tokens"):
             assert line[key] == report[key], (line["update"], key)
         for module, figures in report["policy"].items():
-            assert line["policy"][module] == pytest.approx(figures, rel=1e-5, abs=2e-6), line["update"]
+            assert line["policy"][module] == pytest.approx(figures, rel=near, abs=near / 5), line["update"]
 
 
 def _said(sample: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -154,13 +154,17 @@ def record_adapters(folder: Path, **changes: object) -> RunDirectory:
 
 
 def write_policies(folder: Path, settings: Settings, seed: int) -> None:
-    """Writes the policies' part of a checkpoint, as RLlib does."""
+    """Writes the policies' part of a checkpoint, as learners do."""
+    import torch
+
     from policies.cory_config import CoryConfig
+    from policies.learning import stored_policy
     from policies.self_test import perturb
 
     config = CoryConfig().cory(**settings.model_dump())
     config.validate()
     for number, (policy, spec) in enumerate(sorted(config.rl_module_spec.rl_module_specs.items())):
         module = spec.module_class(model_config=spec.model_config)
-        module.set_state(perturb(module.get_state(), seed=10 * seed + number))
-        module.save_to_path(str(folder / "learner_group" / "learner" / "rl_module" / policy))
+        weights = perturb(module.get_state(), seed=10 * seed + number)
+        tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
+        stored_policy.save(tensors, str(folder / "learner_group" / "learner" / "rl_module" / policy), None)

@@ -3,12 +3,15 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.roofline import MODELS
 from launch.cluster.room import Node, check, node, pack
 from launch.cluster.session import check_driver
-from launch.commands.plan import plan
+from launch.commands.plan import _needs, machines, main, plan
 from launch.console.configuration import presets, resolve
 from launch.console.errors import CommandError
 from policies.cory_config import CoryConfig
@@ -16,7 +19,7 @@ from policies.models.model_check import ModelError
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.memory import Memory, learner, runner, shapes
 from policies.settings.placement import Process, processes
-from policies.settings.settings import make_settings
+from policies.settings.settings import Settings, make_settings
 from tests.launch.conftest import ENVIRONMENT
 
 ON_CLUSTER = """
@@ -80,6 +83,62 @@ def test_each_llm_counts_with_the_sizes_of_its_own_model(
     assert f"llm_1: {BUNDLED_LM}, 4.3 M parameters\nllm_2: {small_model}, 0.4 M parameters\n" in output
     with pytest.raises(ModelError, match=f"tensor_parallel=4 cannot split {small_model} with 2 attention heads"):
         plan(["imdb-tiny", f"model=[{BUNDLED_LM}, {small_model}]", "gpus_per_runner=4", "tensor_parallel=4"])
+
+
+def test_a_learner_of_one_llm_or_of_a_part_of_one_needs_no_more_than_that(small_model: str) -> None:
+    def settings(**values: Any) -> Settings:
+        return make_settings({"model": [BUNDLED_LM, small_model], "dtype": "fp32", **values})
+
+    models = shapes(settings(shards_per_policy=4, num_learners=8))
+    both, own, part = (
+        learner(settings(shards_per_policy=shards, num_learners=2 * (shards or 0)), models).parts
+        for shards in (None, 1, 4)
+    )
+    large = models[0]
+    assert large.block > 0 and large.parameters == 4 * large.block + large.outside
+    assert own["weights"] == own["reference"] == 4.0 * large.parameters < both["weights"]
+    for name in ("weights", "reference", "gradients", "Adam"):
+        assert part[name] == own[name] / 4
+    assert part["whole at once"] == 4.0 * (2 * large.outside + 3 * large.block) and "whole at once" not in own
+
+
+@pytest.mark.parametrize(
+    ("preset", "size", "nodes"),
+    [
+        ("gsm8k-qwen7b-lora", "7B", machines(1, 16, 200, 1, 80)),
+        ("gsm8k-qwen7b", "7B", machines(1, 96, 1000, 8, 80)),
+        ("gsm8k-qwen14b", "14B", machines(2, 96, 1000, 8, 80)),
+    ],
+)
+def test_presets_for_large_machines_fit_on_them_and_split_their_llms_no_more_than_they_must(
+    preset: str, size: str, nodes: list[Node], tmp_path: Path
+) -> None:
+    MODELS[size].save_pretrained(tmp_path)
+    settings = resolve(preset, [], [f"model={tmp_path}", "dtype=bf16"])
+    needs = _needs(settings, shapes(settings))
+    filled, lacking = pack(processes(settings), nodes, needs)
+    assert lacking == [] and all(gpu < 0.6 for node in filled for gpu in node.gpus)
+    if settings.shards_per_policy:
+        fewer = settings.shards_per_policy - 1
+        words = [f"shards_per_policy={fewer}", f"num_learners={2 * fewer}"]
+        tighter = resolve(preset, [], [f"model={tmp_path}", "dtype=bf16", *words])
+        assert learner(tighter, shapes(tighter)).total > 80e9 > needs["learner"][0].total
+
+
+def test_a_plan_for_machines_that_need_not_be_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")  # which nobody asks
+    words = ["imdb-tiny", "shards_per_policy=2", "num_learners=4", "gpus_per_learner=1", "gpus_per_runner=1"]
+    assert main([*words, "--nodes", "2", "--gpus", "3", "--gpu-memory", "16"]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"^4 learners +0 +1 +\d\.\d of a GPU, 0\.4 beside it \(learns\)$", output, re.MULTILINE)
+    assert "whole at once" in output and "node 2 of 2: " in output and output.endswith("It fits.\n")
+    assert main([*words, "--nodes", "1", "--gpus", "3"]) == 1
+    assert "no room for 2 of 4 learners: node 1 of 1 has 0 GPUs left" in capsys.readouterr().out
+    assert main([*words, "--nodes", "2", "--gpus", "3", "learner_resources=big=1"]) == 0
+    assert main([*words, "--nodes", "0"]) == main([*words, "--gpus", "8"]) == 2
+    assert "--gpus is of machines that --nodes counts. Add --nodes." in capsys.readouterr().err
 
 
 def test_each_of_the_gpus_that_an_engine_is_split_over_holds_its_part_and_on_a_cpu_all_parts_are_one_sum() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from launch.console.errors import CommandError
-from launch.models.trained import POLICIES, STATE, open_trained
+from launch.models.trained import EARLIER, POLICIES, Trained, open_trained
 from launch.run_folder import manifest
 from launch.run_folder.directory import RunDirectory
-from policies.rllib.causal_lm_module import CausalLMModule
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
 
@@ -64,11 +64,12 @@ def test_the_policies_play_the_roles_that_the_next_update_would_have_given_them(
 
 def test_the_weights_are_those_of_the_module_without_its_value_head(policies_run: RunDirectory) -> None:
     trained = open_trained(policies_run.path, "6")
-    module = CausalLMModule.from_checkpoint(str(trained.folder / POLICIES / "llm_2"))
-    expected = {name: parameter.detach().numpy() for name, parameter in module.policy.lm.named_parameters()}
+    (file,) = (trained.folder / POLICIES / "llm_2").iterdir()
+    expected = load_file(file)
     weights = trained.weights("llm_2")
-    assert sorted(weights) == sorted(expected)
-    assert all(np.array_equal(weights[name], array) for name, array in expected.items())
+    assert {f"lm.{name}" for name in weights} == {name for name in expected if not name.startswith("value_head.")}
+    assert len(expected) == len(weights) + 2
+    assert all(np.array_equal(array, expected[f"lm.{name}"]) for name, array in weights.items())
     assert not np.array_equal(weights["transformer.wte.weight"], trained.weights("llm_1")["transformer.wte.weight"])
 
 
@@ -80,7 +81,7 @@ def test_a_damaged_policy_is_refused_with_the_checkpoints_there_are_and_other_da
     entries["files"]["optimizer.pkl"] = 1  # which is not there
     (trained.folder / manifest.NAME).write_text(json.dumps(entries))
     assert open_trained(run.path, "6").weights("llm_2")
-    state = trained.folder / POLICIES / "llm_1" / STATE
+    (state,) = (trained.folder / POLICIES / "llm_1").iterdir()
     with state.open("r+b") as file:
         file.seek(state.stat().st_size // 2)
         file.write(b"torn")
@@ -105,12 +106,32 @@ class Trap:
         return os.mkdir, (str(self.file),)
 
 
+def test_what_an_earlier_version_pickled_is_read(run: RunDirectory) -> None:
+    trained = open_trained(run.path, "6")
+    pickled({"lm.weight": np.arange(3.0), "value_head.bias": np.zeros(1)}, trained)
+    assert list(trained.weights("llm_1")) == ["weight"] and trained.weights("llm_1")["weight"].tolist() == [0, 1, 2]
+
+
+def pickled(state: object, trained: Trained) -> Path:
+    """Leaves a policy as earlier versions did."""
+    folder = trained.folder / POLICIES / "llm_1"
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / EARLIER).write_bytes(pickle.dumps(state, protocol=5))
+    return folder / EARLIER
+
+
+def test_files_that_hold_no_weights_are_refused(run: RunDirectory) -> None:
+    trained = open_trained(run.path, "6")
+    (file,) = (trained.folder / POLICIES / "llm_1").iterdir()
+    file.write_bytes(b"nothing")
+    with pytest.raises(CommandError, match=r"llm_1 does not hold a policy's weights: .* It was not read\."):
+        trained.weights("llm_1")
+
+
 def test_code_in_a_checkpoint_is_not_run(run: RunDirectory, tmp_path: Path) -> None:
     trained = open_trained(run.path, "6")
-    state = trained.folder / POLICIES / "llm_1" / STATE
-    state.write_bytes(pickle.dumps({"lm.weight": Trap(tmp_path / "sprung")}))
-    (trained.folder / manifest.NAME).unlink()
-    manifest.seal(trained.folder)
+    state = pickled({"lm.weight": Trap(tmp_path / "sprung")}, trained)
     with pytest.raises(CommandError, match=r"posix\.mkdir, which is no part of an array\. It was not read\."):
         trained.weights("llm_1")
     assert not (tmp_path / "sprung").exists()

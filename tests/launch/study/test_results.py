@@ -10,7 +10,7 @@ import yaml
 
 from launch.commands.train import main as train
 from launch.console.errors import CommandError
-from launch.models.trained import POLICIES, STATE
+from launch.models.trained import POLICIES
 from launch.run_folder import final
 from launch.run_folder.checkpoints import ONLY_POLICIES
 from launch.run_folder.directory import RunDirectory
@@ -260,7 +260,7 @@ def test_of_a_run_s_checkpoints_the_last_policies_are_kept(tmp_path: Path) -> No
     run = RunDirectory(tmp_path)
 
     def fill(folder: Path) -> None:
-        for name in ("learner_group/learner/optimizer.pkl", f"{POLICIES}/llm_1/{STATE}", "env_runner/state.pkl"):
+        for name in ("learner_group/learner/optimizer/llm_1/adam", f"{POLICIES}/llm_1/weights", "env_runner/state.pkl"):
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(b"state")
@@ -271,7 +271,7 @@ def test_of_a_run_s_checkpoints_the_last_policies_are_kept(tmp_path: Path) -> No
     keep_policies(run)
     assert [entry.name for entry in run.checkpoints.folder.iterdir()] == ["update_000006"]
     assert run.checkpoints.choose(None, POLICIES) == (6, run.checkpoints.place(6))  # as `cory evaluate` does
-    assert not list(run.path.rglob("optimizer.pkl")) and len(list(run.path.rglob(STATE))) == 1
+    assert not list(run.path.rglob("adam")) and len(list(run.path.rglob("weights"))) == 1
     with pytest.raises(
         CommandError, match=r"No training can go on from .*update_000006: .* only the policies were kept"
     ):

@@ -236,18 +236,33 @@ def test_the_kl_can_be_in_the_loss(path: str, advantage: str) -> None:
     assert torch.isfinite(learner.loss(padded, kl_coef=0.5)[0])  # where there is no token
 
 
-def test_a_learner_that_loads_a_state_goes_on_exactly_as_the_first_would_have(build: Build) -> None:
+def test_a_learner_that_restores_a_state_goes_on_exactly_as_the_first_would_have(build: Build, tmp_path: Path) -> None:
     first, second = build(steps=2, epochs=2), build(steps=2, epochs=2)
     first.update(ready(first), 0)
-    state = pickle.loads(pickle.dumps(first.state()))
+    folders = str(tmp_path / "weights"), str(tmp_path / "moments")
+    first.save(*folders)
     for number in (1, 2):  # the second learner is ahead when the older state comes
         second.update(ready(second), number)
-    second.load(state)
+    second.restore(*folders)
     assert first.update(ready(first), 1) == second.update(ready(second), 1)
     assert equal(first.model.state(), second.model.state())
     slower = build(lr=5e-4)
-    slower.load(state)
+    slower.restore(*folders)
     assert {group["lr"] for group in slower.optimizer.param_groups} == {5e-4}
+
+
+def test_a_learner_that_restores_what_was_before_its_first_step_has_no_moments(build: Build, tmp_path: Path) -> None:
+    first, second = build(), build()
+    folders = str(tmp_path / "weights"), str(tmp_path / "moments")
+    first.save(*folders)
+    second.update(ready(second), 0)
+    kept = moments(second)
+    second.restore(folders[0], None)
+    assert equal(second.model.state(), first.model.state()) and moments(second) == kept != []
+    second.restore(*folders)
+    assert moments(second) == []
+    with pytest.raises(KeyError, match="has no lm"):
+        second.restore(folders[1], None)
 
 
 def test_a_gradient_that_is_not_finite_stops_before_any_weight_changes_and_names_the_llm(build: Build) -> None:

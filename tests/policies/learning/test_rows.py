@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.learning.rows import Rows, make_rows, micro_batches, take
+from policies.learning.rows import Rows, make_rows, places, take, trimmed
 
 PROMPTS = [[11, 12, 13], [21], [31, 32, 33, 34, 35], [41, 42], [51]]
 RESPONSES = [[1], [2, 3, 4], [5, 6], [7, 8], [9, 10, 11, 12]]
@@ -71,6 +71,10 @@ def test_take_chooses_the_same_rows_of_every_column() -> None:
     assert {len(column) for column in taken.values()} == {2}
 
 
+def micro_batches(rows: Rows, size: int, tokens: int | None = None) -> list[tuple[torch.Tensor, Rows]]:
+    return [(index, trimmed(rows, index)) for index in places(rows, size, tokens)]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
 def test_micro_batches_hold_every_row_exactly_once(size: int) -> None:
     batches = list(micro_batches(columns(), size))
@@ -85,12 +89,12 @@ def test_micro_batches_hold_every_row_exactly_once(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
 def test_micro_batches_are_trimmed_to_their_longest_prompt_and_response_and_lose_no_token(size: int) -> None:
     for index, micro in micro_batches(columns(), size):
-        places = index.tolist()
-        prompt, response = (max(len(lists[i]) for i in places) for lists in (PROMPTS, RESPONSES))
+        chosen = index.tolist()
+        prompt, response = (max(len(lists[i]) for i in chosen) for lists in (PROMPTS, RESPONSES))
         assert {micro[name].shape[1] for name in ("prompts", "prompt_mask")} == {prompt}
         by_token = ("responses", "mask", "sampler_logprobs", "advantages")
         assert {micro[name].shape[1] for name in by_token} == {response}
-        for row, place in enumerate(places):
+        for row, place in enumerate(chosen):
             assert micro["prompts"][row][micro["prompt_mask"][row].bool()].tolist() == PROMPTS[place]
             real = micro["mask"][row].bool()
             assert micro["responses"][row][real].tolist() == RESPONSES[place]

@@ -117,6 +117,15 @@ def test_defaults_are_the_papers() -> None:
         ),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "which NCCL, by which they average gradients, refuses"),
+        (
+            {"shards_per_policy": 2, "num_learners": 3},
+            "of 2 LLMs takes num_learners=4, but num_learners=3. Set",
+        ),
+        ({"shards_per_policy": 1, "num_policies": 1}, "of 1 LLM takes num_learners=1, but num_learners=0."),
+        (
+            {"shards_per_policy": 2, "num_learners": 4, "quantization": "nf4", "weights": "lora"},
+            "4-bit weights, which cannot be split. Set quantization=none, or shards_per_policy=1.",
+        ),
         ({"runner_resources": "sampling"}, "`sampling` is not a custom resource and how much of it"),
         ({"runner_resources": "GPU=1"}, "have settings of their own"),
         ({"learner_resources": "big=1"}, "places processes that num_learners=0 does not start"),

@@ -1,0 +1,160 @@
+"""`python -m benchmarks.roofline`: what an update of the presets for large machines would take, by arithmetic alone;
+how many GPUs models need.
+
+Nothing here was measured on a GPU. Each part takes as long as the slower of its arithmetic and its traffic, at the
+speeds of `Machine`; nothing overlaps but a part's own two. Responses are as long as they may be, prompts half of that.
+
+- rollout: each position of the chain in turn; a prompt's tokens at the speed of arithmetic, then a step per token,
+  which reads the weights and all keys and values.
+- score: the policy and its reference go forward once.
+- learn: forward, forward again where activations are computed twice, and backward, twice as dear; each micro-batch
+  gathers the weights twice in bf16 and sums gradients once in fp32.
+- sync: the weights in fp32, gathered, copied into the machine's memory, and read by the engines one after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
+
+from launch.console.configuration import resolve
+from policies.settings import memory
+from policies.settings.memory import Shape, shapes
+from policies.settings.settings import Settings
+
+
+def _qwen(width: int, layers: int, heads: int, groups: int, inner: int, tied: bool = False) -> Qwen2Config:
+    """Returns a shape of Qwen2.5's."""
+    return Qwen2Config(
+        vocab_size=152064,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        intermediate_size=inner,
+        tie_word_embeddings=tied,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+MODELS: dict[str, PreTrainedConfig] = {
+    "1.5B": _qwen(1536, 28, 12, 2, 8960, tied=True),
+    "7B": _qwen(3584, 28, 28, 4, 18944),
+    "14B": _qwen(5120, 48, 40, 8, 13824),
+    "32B": _qwen(5120, 64, 40, 8, 27648),
+    "70B": LlamaConfig(
+        vocab_size=128256,
+        hidden_size=8192,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        intermediate_size=28672,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    ),
+}
+"""Qwen2.5's shapes; the last one is Llama 3's."""
+PRESETS = {"gsm8k-qwen7b-lora": ("7B", 1), "gsm8k-qwen7b": ("7B", 1), "gsm8k-qwen14b": ("14B", 2)}
+"""The presets, with their model's size and their machines."""
+GPU = 80e9
+SHARDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+class Machine(NamedTuple):
+    """What is assumed of a machine with H100 GPUs: of what the data sheet says, the share that training gets."""
+
+    arithmetic: float = 0.45 * 989e12
+    """bf16 operations per second of a GPU."""
+    memory: float = 0.7 * 3.35e12
+    """Bytes per second that a GPU reads of its own memory."""
+    link: float = 0.7 * 450e9
+    """Bytes per second and GPU, in each direction, within a machine."""
+    network: float = 0.7 * 50e9
+    """The same between machines."""
+    host: float = 0.5 * 64e9
+    """Bytes per second between a GPU and its machine's memory."""
+    engine: float = 4e9
+    """Bytes per second at which an engine takes new weights from the machine's memory, checksum included."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints the seconds of each part, and the GPUs that models need."""
+    argparse.ArgumentParser(prog="python -m benchmarks.roofline", description=__doc__).parse_args(argv)
+    times = Table("preset", "rollout", "score", "learn", "of it traffic", "sync", "update", "arithmetic alone")
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {size: Path(folder) / size for size in MODELS}
+        for size, path in paths.items():
+            MODELS[size].save_pretrained(path)
+        for preset, (size, nodes) in PRESETS.items():
+            settings = resolve(preset, [], [f"model={paths[size]}", "dtype=bf16"])
+            parts = update(settings, shapes(settings)[0], Machine(), nodes)
+            whole = sum(parts[name] for name in ("rollout", "score", "learn", "sync"))
+            shown = (*(f"{seconds:.1f} s" for seconds in parts.values()), f"{whole:.1f} s")
+            times.add_row(preset, *shown, f"{100 * arithmetic(settings, shapes(settings)[0], Machine()) / whole:.0f} %")
+        needed = Table("GPUs per LLM that learn it", *MODELS)
+        for weights in ("full", "lora"):
+            needed.add_row(f"weights={weights}", *(str(least_gpus(path, weights)) for path in paths.values()))
+    console = Console(width=130)
+    console.print(times)
+    console.print(needed)
+
+
+def least_gpus(path: Path, weights: str) -> int | None:
+    """The fewest of `SHARDS` over which an LLM can be learned with GSM8K's lengths, by `cory plan`'s estimate."""
+    for shards in SHARDS:
+        words = [f"model={path}", "dtype=bf16", f"weights={weights}", f"shards_per_policy={shards}"]
+        settings = resolve("gsm8k-qwen7b", [], [*words, f"num_learners={2 * shards}"])
+        if memory.learner(settings, shapes(settings)).total < GPU:
+            return shards
+    return None
+
+
+def update(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, float]:
+    """Seconds of each part of one update."""
+    ranks, llms = s.shards_per_policy or 1, len(s.modules)
+    tokens = s.responses * (s.max_prompt / 2 + s.max_response) / ranks
+    at_once = s.micro_batch * (s.max_prompt / 2 + s.max_response)
+    turns = 1 if s.shards_per_policy else llms  # one learner that has all LLMs takes one after another
+    trained = model.parameters if s.lora is None else model.adapter
+    forward = 2.0 * model.parameters * tokens / machine.arithmetic
+    gather = 2.0 * model.parameters / (machine.link if ranks <= 8 and nodes == 1 else machine.network)
+    gathers = tokens / at_once if ranks > 1 else 0.0
+    backward = 2.0 if s.lora is None else 1.0  # of what is frozen no gradient is computed
+    steps = 1.0 + s.gradient_checkpointing + backward
+    traffic = s.epochs * gathers * gather * (2 + (2 if s.lora is None else 0))
+    learn = max(s.epochs * steps * forward, traffic)
+    per_engine = s.chains / max(s.num_runners, 1)
+    parts = s.tensor_parallel
+    context = s.max_prompt / 2 + s.max_response / 2
+    prefill = 2.0 * model.parameters * per_engine * s.max_prompt / 2 / parts / machine.arithmetic
+    read = (2.0 * model.parameters + 2.0 * model.heads * model.head * context * per_engine) / parts / machine.memory
+    decode = s.max_response * max(read, 2.0 * model.parameters * per_engine / parts / machine.arithmetic)
+    sent = 4.0 * trained
+    sync = llms * (sent / machine.host + sent / machine.engine)
+    return {
+        "rollout": s.num_agents * (prefill + decode),
+        "score": turns * max(2.0 * forward, 2.0 * gathers * gather),
+        "learn": turns * learn,
+        "of it traffic": turns * max(0.0, learn - s.epochs * steps * forward),
+        "sync": sync,
+    }
+
+
+def arithmetic(s: Settings, model: Shape, machine: Machine) -> float:
+    """Seconds that all GPUs would take for the update's products, each forward and backward pass once."""
+    tokens = s.num_agents * s.chains * (s.max_prompt / 2 + s.max_response)
+    gpus = s.num_learners * s.gpus_per_learner + s.num_runners * s.gpus_per_runner
+    passes = 1.0 + 2.0 + s.epochs * (1.0 + (2.0 if s.lora is None else 1.0))  # generated, scored twice, learned
+    return 2.0 * model.parameters * tokens * passes / machine.arithmetic / gpus
+
+
+if __name__ == "__main__":
+    main()

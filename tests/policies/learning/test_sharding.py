@@ -1,0 +1,188 @@
+"""LLMs that are split over several processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.policy_learner import PolicyLearner
+from policies.learning.policy_model import PolicyModel
+from policies.learning.rows import Rows
+from policies.learning.sharding import blocks_of, learner_mesh
+from policies.models.language_model import hollow_language_model
+from policies.models.lora import Lora
+from policies.models.model_check import ModelError
+from policies.models.stored_weights import StoredWeights
+from policies.self_test import perturb
+from tests.policies.learning.test_policy_learner import VOCAB, path, played, ready
+
+__all__ = ["path"]
+
+RANKS = 3
+COUNTS = (6, 6, 1)
+"""Rows of the updates; of one row all ranks but one get none."""
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Llama of two layers, whose head is its own, in two files."""
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.1,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="30KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return str(folder)
+
+
+def make_learner(path: str, weights: str, mesh: Any = None, dtype: str = "fp32", **others: Any) -> PolicyLearner:
+    hyper = Hyperparameters(
+        **{"lr": 1e-4, "epochs": 2, "steps": 2, "grad_clip": 0.5, "micro_batch": 2, "kl_estimator": "full", **others}
+    )
+    lora = Lora(4, 8.0) if weights == "lora" else None
+    model = PolicyModel(
+        path, dtype=dtype, critic=hyper.critic, lora=lora, gradient_checkpointing=lora is not None, mesh=mesh
+    )
+    model.load(perturb(model.state(), 0))
+    return PolicyLearner(model, hyper, name="llm_1")
+
+
+def batch(learner: PolicyLearner, count: int) -> Rows:
+    return ready(learner, {**played(count), "groups": torch.tensor([0, 0, 0, 1, 1, 1])[:count]})
+
+
+def learn(learner: PolicyLearner, updates: range) -> list[dict[str, float]]:
+    return [learner.update(batch(learner, COUNTS[update]), update) for update in updates]
+
+
+def rank(number: int, cases: list[tuple[str, str, dict[str, Any]]], out: str) -> None:
+    """Learns two updates, saves, goes on; and goes on from what one process saved."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=number, world_size=RANKS)
+    mesh = learner_mesh(1, RANKS, "cpu")["shard"]
+    for case, (model, weights, others) in enumerate(cases):
+        learner = make_learner(model, weights, mesh, **others)
+        assert all(isinstance(parameter, DTensor) for parameter in learner.model.parameters())
+        held = sum(tensor.numel() for tensor in learner.model.own())
+        figures = learn(learner, range(2))
+        learner.save(f"{out}/{case}/ours/weights", f"{out}/{case}/ours/moments")
+        figures += learn(learner, range(2, 3))
+        state, scores = learner.model.state(), learner.score(played())
+        weights_of = dict(names(learner))
+        assert list(dict(learner.stream_weights())) == ([] if number else list(weights_of))
+        under = learner.score_under({name: 0 * array for name, array in weights_of.items()}, played())
+        after = learner.model.state()
+        learner.restore(f"{out}/{case}/alone/weights", f"{out}/{case}/alone/moments")
+        learn(learner, range(2, 3))
+        torch.save((held, figures, state, scores, under, after, learner.model.state()), f"{out}/{case}/{number}")
+    dist.destroy_process_group()
+
+
+def far(one: dict[str, Any], other: dict[str, Any], start: dict[str, Any]) -> float:
+    """How far two ends are from each other, of the way from the start to the second."""
+    apart = sum(float(((one[name] - other[name]) ** 2).sum()) for name in start)
+    return float(np.sqrt(apart / sum(float(((other[name] - start[name]) ** 2).sum()) for name in start)))
+
+
+def names(learner: PolicyLearner) -> list[tuple[str, Any]]:
+    state = learner.model.state()
+    return [(name.removeprefix("lm."), array) for name, array in state.items() if name.startswith("lm.")]
+
+
+def test_a_split_llm_learns_and_scores_as_a_whole_one_and_goes_on_from_its_checkpoint_and_back(
+    path: str, llama: str, tmp_path: Path
+) -> None:
+    cases: list[tuple[str, str, dict[str, Any]]] = [
+        (path, "full", {}),  # GPT-2: its head is its embedding
+        (llama, "full", {"advantage": "rloo"}),
+        (llama, "lora", {}),
+        (llama, "full", {"dtype": "bf16"}),  # which rounds elsewhere: embeddings and norms are gathered in bf16 too
+    ]
+    expected = []
+    for case, (model, weights, others) in enumerate(cases):
+        learner = make_learner(model, weights, **others)
+        figures = learn(learner, range(2))
+        learner.save(str(tmp_path / str(case) / "alone/weights"), str(tmp_path / str(case) / "alone/moments"))
+        figures += learn(learner, range(2, 3))
+        zeros = {name: 0 * array for name, array in names(learner)}
+        expected.append((figures, learner.model.state(), learner.score(played()), learner.score_under(zeros, played())))
+    mp.spawn(rank, args=(cases, str(tmp_path)), nprocs=RANKS)
+    for case, (model, weights, others) in enumerate(cases):
+        figures, state, scores, under = expected[case]
+        exact = "dtype" not in others
+        of_weights, of_scores, of_figures = (5e-5, 2e-5, 1e-3) if exact else (1e-3, 0.2, 0.1)
+        parts = []
+        for number in range(RANKS):
+            held, found, theirs, scored, scored_under, after, resumed = torch.load(
+                tmp_path / str(case) / str(number), weights_only=False
+            )
+            parts.append(held)
+            for one, other in zip(found, figures, strict=True):
+                assert one == pytest.approx(other, rel=of_figures, abs=1e-5 if exact else 0.05)
+            start = make_learner(model, weights, **others).model.state()
+            assert max(far(theirs, state, start), far(resumed, state, start)) < (0.02 if exact else 0.5)
+            for name, array in state.items():
+                assert abs(theirs[name] - array).max() < of_weights
+                assert abs(resumed[name] - array).max() < of_weights
+                assert (after[name] == theirs[name]).all()
+            for name, column in scores.items():
+                torch.testing.assert_close(scored[name], column, rtol=0, atol=of_scores)
+                torch.testing.assert_close(scored_under[name], under[name], rtol=0, atol=of_scores)
+        whole = sum(array.size for array in state.values())
+        assert sum(parts) == whole and max(parts) < whole / RANKS * 1.5  # adapters have few rows
+        back = make_learner(model, weights, **others)
+        back.restore(str(tmp_path / str(case) / "ours/weights"), str(tmp_path / str(case) / "ours/moments"))
+        learn(back, range(2, 3))
+        for name, array in back.model.state().items():
+            assert abs(array - state[name]).max() < of_weights
+
+
+def test_a_family_that_names_no_blocks_is_refused(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = hollow_language_model(llama)
+    assert [type(block).__name__ for block in blocks_of(lm)] == ["LlamaDecoderLayer"] * 2
+    monkeypatch.setattr(lm, "_no_split_modules", [])
+    with pytest.raises(ModelError, match=r"does not say which of its modules are blocks\. Set shards_per_policy=1\."):
+        blocks_of(lm)
+
+
+def test_files_of_parts_must_all_be_there_each_once(tmp_path: Path, llama: str) -> None:
+    learner = make_learner(llama, "full")
+    learner.save(str(tmp_path / "weights"), str(tmp_path / "moments"))
+    (file,) = (tmp_path / "weights").iterdir()
+    shutil.copy(file, file.with_name("shard-00002-model-00001-of-00001.safetensors"))
+    with pytest.raises(FileNotFoundError, match=r"does not have all parts of lm\..*, each once"):
+        learner.restore(str(tmp_path / "weights"), None)
+
+
+def test_files_that_hold_what_has_no_place_are_not_read_row_by_row(tmp_path: Path, llama: str) -> None:
+    lm = hollow_language_model(llama)
+    names = StoredWeights(llama).names(lm)
+    assert names is not None and names.keys() == {name for name, _ in lm.named_parameters()}
+    folder = shutil.copytree(llama, tmp_path / "scaled")
+    (first, *_) = sorted(folder.glob("*.safetensors"))
+    save_file(load_file(first) | {"model.layers.0.mlp.up_proj.weight_scale": torch.ones(1)}, first)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.layers.0.mlp.up_proj.weight_scale"] = first.name
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert StoredWeights(str(folder)).names(lm) is None

@@ -1,0 +1,191 @@
+"""LLMs that each have learners of their own, over which they may be split: the same training as in one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from transformers import GPT2PreTrainedModel
+
+from policies.cory import Cory
+from policies.models.model_check import ModelError
+from policies.rllib.learners import LearnerError
+from tests.policies.conftest import MakeCory
+from tests.policies.test_scale import build, in_own_session
+
+Weights = dict[str, Mapping[str, np.ndarray]]
+"""By LLM and parameter."""
+SETTINGS: dict[str, Any] = {
+    **{"advantage": "rloo", "num_generations": 2, "queries": 4, "minibatch": 4, "lr": 2e-5, "exchange_period": 1},
+    **{"average_period": 2, "average_share": 0.5, "evaluate_average": True},
+}
+"""The second update ends with a step to the mean."""
+
+
+class Course(NamedTuple):
+    """What a run came to."""
+
+    responses: list[list[list[str]]]
+    """Of each update."""
+    measured: list[dict[str, dict[str, float]]]
+    held_out: dict[str, dict[str, float]]
+    weights: Weights
+    llms: list[list[str]]
+    """Of each learner."""
+
+
+def weights_of(algorithm: Cory) -> Weights:
+    return {module_id: algorithm.weights(module_id) for module_id in algorithm.settings.modules}
+
+
+def course(algorithm: Cory, updates: int) -> Course:
+    reports = [algorithm.train()["cory"] for _ in range(updates)]
+    return Course(
+        [[[one["text"] for one in sample["responses"]] for sample in report["samples"]] for report in reports],
+        [report["policy"] for report in reports],
+        algorithm.evaluator.held_out()["evaluation"],
+        weights_of(algorithm),
+        algorithm.learners.ask_all(lambda learner: list(learner.policies)),
+    )
+
+
+def learn(places: list[dict[str, Any]], folder: Path, settings: dict[str, Any]) -> list[Course]:
+    """Three updates in each place; then the last of them again, in each from what the place before it had saved."""
+    courses = []
+    for number, place in enumerate(places):
+        algorithm = build(**settings, **place, self_test=True)
+        courses.append(course(algorithm, 2))
+        algorithm.save_to_path(folder / str(number))
+        courses.append(course(algorithm, 1))
+        algorithm.restore_from_path(folder / str((number or 1) - 1))
+        courses.append(course(algorithm, 1))
+        algorithm.load_policies(folder / str(number), 2)
+        assert all(
+            np.array_equal(array, courses[-3].weights[module_id][name])
+            for module_id, weights in weights_of(algorithm).items()
+            for name, array in weights.items()
+        )
+        algorithm.stop()
+    return courses
+
+
+def assert_close(one: Course, other: Course) -> None:
+    assert one.responses == other.responses
+    for measured, expected in zip(one.measured, other.measured, strict=True):
+        for module_id, figures in expected.items():
+            assert measured[module_id] == pytest.approx(figures, rel=1e-3, abs=1e-5)
+    for module_id, figures in other.held_out.items():
+        assert one.held_out[module_id] == pytest.approx(figures, rel=1e-3, abs=1e-5)
+    for module_id, weights in other.weights.items():
+        assert one.weights[module_id].keys() == weights.keys()
+        assert max(float(np.abs(one.weights[module_id][name] - weights[name]).max()) for name in weights) < 5e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "places"),
+    [
+        pytest.param({}, [(None, 0), (2, 4)], id="two LLMs"),
+        pytest.param({}, [(None, 0), (1, 2), (4, 8), (None, 2)], id="other meshes", marks=pytest.mark.slow),
+        pytest.param(
+            {"num_policies": 1, "average_period": None, "evaluate_average": False, "weights": "lora"},
+            [(None, 0), (3, 3)],
+            id="one LLM with adapters",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"num_agents": 3, "advantage": "gae"}, [(None, 0), (2, 6)], id="three", marks=pytest.mark.slow),
+    ],
+)
+def test_llms_on_learners_of_their_own_learn_the_same_and_go_on_from_one_another_s_checkpoints(
+    settings: dict[str, Any], places: list[tuple[int | None, int]], tmp_path: Path
+) -> None:
+    meshes = [{"shards_per_policy": shards, "num_learners": learners} for shards, learners in places]
+    courses = in_own_session(learn, meshes, tmp_path, SETTINGS | settings)
+    for llm, weights in courses[1].weights.items():  # what goes on from its own checkpoint is exactly the same
+        assert all(np.array_equal(courses[2].weights[llm][name], array) for name, array in weights.items())
+    for number, (shards, learners) in enumerate(places):
+        for stage in range(3):
+            assert_close(courses[3 * number + stage], courses[stage if stage < 2 else 1])
+        held = courses[3 * number].llms
+        names = sorted(courses[0].weights)
+        assert held == (
+            [names] * max(learners, 1) if shards is None else [[name] for name in names for _ in range(shards)]
+        )
+
+
+def far_away(folder: Path) -> tuple[list[str], bool, list[tuple[str, ...]]]:
+    """Saves learners on a node of another address than the driver's, and goes on from there twice.
+
+    Returns:
+        Where the learners were, whether both came to the same weights, and the folders of the files.
+    """
+    ray.shutdown()  # the session's, of one node
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_ip_address": "127.0.0.1"})
+    cluster.add_node(num_cpus=4, resources={"far": 4}, node_ip_address="127.0.0.2")
+    ray.init(address=cluster.address, log_to_driver=False, _node_ip_address="127.0.0.1")
+    algorithm = build(**SETTINGS, shards_per_policy=2, num_learners=4, learner_resources="far=1")
+    algorithm.train()
+    algorithm.save_to_path(folder)
+    algorithm.train()
+    before = weights_of(algorithm)
+    algorithm.restore_from_path(folder)
+    algorithm.train()
+    after = weights_of(algorithm)
+    same = [np.array_equal(before[llm][name], array) for llm in after for name, array in after[llm].items()]
+    places = algorithm.learners.ask_all(lambda learner: str(ray.util.get_node_ip_address()))
+    algorithm.stop()
+    ray.shutdown()
+    cluster.shutdown()
+    return places, all(same), sorted(file.relative_to(folder).parts[:-1] for file in folder.rglob("*.safetensors"))
+
+
+@pytest.mark.slow
+def test_checkpoints_of_learners_on_another_machine_come_to_the_driver_s_and_go_back(tmp_path: Path) -> None:
+    places, same, files = in_own_session(far_away, tmp_path / "checkpoint")
+    assert places == ["127.0.0.2"] * 4 and same
+    of_llms = ("llm_1", "llm_1", "llm_2", "llm_2")  # of each rank a file
+    assert [parts[-2:] for parts in files] == [(part, llm) for part in ("optimizer", "rl_module") for llm in of_llms]
+    assert not list(Path(tempfile.gettempdir()).glob("cory-checkpoint-*"))
+
+
+def lose_one(signal_number: int) -> tuple[str, float, int]:
+    """Ends one learner of four while all learn; returns what is said, after how many seconds, and how many are left."""
+    algorithm = build(**SETTINGS, shards_per_policy=2, num_learners=4, learner_timeout=60)
+    pids = algorithm.learners.ask_all(lambda learner: os.getpid())
+    algorithm.train()
+    threading.Timer(0.5, os.kill, (pids[3], signal_number)).start()
+    began = time.monotonic()
+    try:
+        while True:
+            algorithm.train()
+    except LearnerError as error:
+        took = time.monotonic() - began
+        algorithm.stop()
+        deadline = time.monotonic() + 10
+        while (left := sum(psutil.pid_exists(pid) for pid in pids)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return str(error), took, left
+
+
+@pytest.mark.slow
+def test_where_one_rank_of_one_llm_dies_the_run_hears_of_it_and_no_other_rank_is_left() -> None:
+    said, took, left = in_own_session(lose_one, signal.SIGKILL)
+    assert "A learner's process died" in said and took < 30 and left == 0
+
+
+def test_a_family_that_cannot_be_split_is_refused_before_anything_starts(
+    make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GPT2PreTrainedModel, "_no_split_modules", [])
+    with pytest.raises(ModelError, match=r"cannot be sharded: .* Set shards_per_policy=1\."):
+        make_cory(shards_per_policy=2, num_learners=4)
