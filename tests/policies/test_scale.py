@@ -98,7 +98,8 @@ def assert_same(outcomes: Sequence[Outcome], shapes: Sequence[tuple[int, int]]) 
             assert largest_difference(rank, outcome.ranks[0]) == 0.0
 
 
-@pytest.mark.parametrize("shapes", [[(0, 0), (0, 2)], pytest.param([(0, 0), (2, 0), (2, 2)], marks=pytest.mark.slow)])
+@pytest.mark.slow  # of learners alone `test_mesh` has a smaller form
+@pytest.mark.parametrize("shapes", [[(0, 0), (0, 2)], [(0, 0), (2, 0), (2, 2)]])
 def test_runners_and_learners_of_any_number_play_the_same_and_learn_the_same(shapes: list[tuple[int, int]]) -> None:
     settings = {"kl_control": "adaptive", "score_scaling": "normalize", "lr": 2e-5}
     assert_same(in_own_session(one_update, shapes, settings), shapes)
