@@ -7,13 +7,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from safetensors.numpy import load_file
 
 from launch.main import main
 from launch.run_folder.directory import RunDirectory
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from policies.rllib.causal_lm_module import CausalLMModule
 
 Cory = Callable[..., "subprocess.CompletedProcess[str]"]
 CHECKOUT = Path(__file__).parents[2]
@@ -151,6 +156,19 @@ def record_adapters(folder: Path, **changes: object) -> RunDirectory:
     run.checkpoints.save(1, lambda place: write_policies(place, settings, seed=1))
     run.unlock()
     return run
+
+
+def read_policy(folder: Path, settings: Settings, policy: str) -> "CausalLMModule":
+    """Builds the module of a policy as a learner does, with the weights of a checkpoint."""
+    from policies.cory_config import CoryConfig
+
+    config = CoryConfig().cory(**settings.model_dump())
+    config.validate()
+    spec = config.rl_module_spec.rl_module_specs[policy]
+    module: CausalLMModule = spec.module_class(model_config=spec.model_config)
+    (file,) = (folder / "learner_group" / "learner" / "rl_module" / policy).iterdir()
+    module.set_state(load_file(file))
+    return module
 
 
 def write_policies(folder: Path, settings: Settings, seed: int) -> None:

@@ -13,12 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from launch.commands.export import main
 from launch.models.exported import whole_model
-from launch.models.trained import POLICIES, open_trained
+from launch.models.trained import open_trained
 from launch.run_folder.directory import RunDirectory
 from policies.learning.rows import make_rows
-from policies.rllib.causal_lm_module import CausalLMModule
 from policies.settings.settings import Settings
-from tests.launch.conftest import mount, record, write_policies
+from tests.launch.conftest import mount, read_policy, record, write_policies
 
 TEXT = "This movie is a wonderful film, and I liked it."
 
@@ -36,8 +35,8 @@ def test_plain_transformers_loads_it_and_gives_the_log_probabilities_that_traini
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     tokens = tokenizer(TEXT)["input_ids"]
     assert tokens == load_tokenizer()(TEXT)["input_ids"]
-    folder = open_trained(policies_run.path, "latest").folder
-    module = CausalLMModule.from_checkpoint(str(folder / POLICIES / "llm_2"))
+    trained = open_trained(policies_run.path, "latest")
+    module = read_policy(trained.folder, trained.settings, "llm_2")
     with torch.no_grad():
         rows = make_rows([tokens[:4]], [tokens[4:]], [[0.0] * len(tokens[4:])], [0.0], [True])
         expected = module._forward(rows)["action_logp"][0]
@@ -128,7 +127,7 @@ def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
     kind = AutoModelForCausalLM if merge else AutoPeftModelForCausalLM
     model, tokenizer = kind.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     trained = open_trained(adapters_run.path)
-    module = CausalLMModule.from_checkpoint(str(trained.folder / POLICIES / "llm_2"))
+    module = read_policy(trained.folder, trained.settings, "llm_2")
     tokens = torch.tensor([tokenizer(TEXT)["input_ids"]])
     with torch.no_grad():
         found, base = model(tokens).logits, module.policy.reference()(tokens).logits

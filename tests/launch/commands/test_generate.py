@@ -16,14 +16,13 @@ from cory_env.tasks import Query, Task
 from launch.commands.generate import main
 from launch.console.errors import CommandError
 from launch.models.token_printer import TokenPrinter
-from launch.models.trained import POLICIES, open_trained
+from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, _check_prompts
 from launch.run_folder.directory import RunDirectory
 from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
 from policies.models.language_model import load_language_model
 from policies.models.model_names import model_path
-from policies.rllib.causal_lm_module import CausalLMModule
-from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS
+from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS, read_policy
 
 QUERIES = ["This movie", "I did not expect", "The acting"]
 
@@ -81,7 +80,7 @@ def test_adapters_answer_as_the_policies_that_were_trained(adapters_run: RunDire
     prompts = TrainedChain(trained, ["llm_2", "llm_1"], 0, 0).chain
     episode = ChainEpisode(prompts, Query(0, "This movie"))
     for policy, response in zip(("llm_2", "llm_1"), answer["responses"], strict=True):
-        module = CausalLMModule.from_checkpoint(str(trained.folder / POLICIES / policy))
+        module = read_policy(trained.folder, trained.settings, policy)
         tokens = episode.prompt_ids()
         both = [
             lm.generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)[0, len(tokens) :].tolist()
