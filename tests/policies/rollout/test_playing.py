@@ -135,7 +135,7 @@ def test_an_update_that_fails_while_runners_play_ahead_can_be_done_again_or_the_
     for trouble in ("", "hang"):
         flag.write_text(trouble)
         with monkeypatch.context() as patch, pytest.raises(LearnerError):
-            patch.setattr(algorithm.learners, "update", lost)
+            patch.setattr(algorithm.learners, "learn", lost)
             algorithm.train()
         if not trouble:
             assert algorithm.train()["cory"]["weight_version_lag"] == 0
