@@ -99,7 +99,13 @@ def assert_close(one: Course, other: Course) -> None:
         pytest.param({}, [(None, 0), (None, 2), (2, 4)], id="two LLMs"),
         pytest.param({}, [(None, 0), (1, 2), (4, 8)], id="other meshes", marks=pytest.mark.slow),
         pytest.param(
-            {"num_policies": 1, "average_period": None, "evaluate_average": False, "weights": "lora"},
+            {
+                "num_policies": 1,
+                "average_period": None,
+                "average_share": 1.0,
+                "evaluate_average": False,
+                "weights": "lora",
+            },
             [(None, 0), (3, 3)],
             id="one LLM with adapters",
             marks=pytest.mark.slow,
