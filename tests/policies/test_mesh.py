@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -14,11 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 from transformers import GPT2PreTrainedModel
 
-from benchmarks.long_run import short_folder
 from policies.cory import Cory
 from policies.models.model_check import ModelError
 from policies.rllib.learners import LearnerError
@@ -128,43 +124,6 @@ def test_llms_on_learners_of_their_own_learn_the_same_and_go_on_from_one_another
         assert held == (
             [names] * max(learners, 1) if shards is None else [[name] for name in names for _ in range(shards)]
         )
-
-
-def far_away(folder: Path, temporary: Path) -> tuple[list[str], bool, list[tuple[str, ...]]]:
-    """Saves learners on a node of another address than the driver's, and goes on from there twice.
-
-    Returns:
-        Where the learners were, whether both came to the same weights, and the folders of the files.
-    """
-    ray.shutdown()  # the session's, of one node
-    os.environ["RAY_TMPDIR"] = str(temporary)  # no other Ray on this machine may find this cluster
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_ip_address": "127.0.0.1"})
-    cluster.add_node(num_cpus=4, resources={"far": 4}, node_ip_address="127.0.0.2")
-    ray.init(address=cluster.address, log_to_driver=False, _node_ip_address="127.0.0.1")
-    algorithm = build(**SETTINGS, shards_per_policy=2, num_learners=4, learner_resources="far=1")
-    algorithm.train()
-    algorithm.save_to_path(folder)
-    algorithm.train()
-    before = weights_of(algorithm)
-    algorithm.restore_from_path(folder)
-    algorithm.train()
-    after = weights_of(algorithm)
-    same = [np.array_equal(before[llm][name], array) for llm in after for name, array in after[llm].items()]
-    places = algorithm.learners.ask_all(lambda learner: str(ray.util.get_node_ip_address()))
-    algorithm.stop()
-    ray.shutdown()
-    cluster.shutdown()
-    return places, all(same), sorted(file.relative_to(folder).parts[:-1] for file in folder.rglob("*.safetensors"))
-
-
-@pytest.mark.slow
-def test_checkpoints_of_learners_on_another_machine_come_to_the_driver_s_and_go_back(tmp_path: Path) -> None:
-    with short_folder() as temporary:
-        places, same, files = in_own_session(far_away, tmp_path / "checkpoint", temporary)
-    assert places == ["127.0.0.2"] * 4 and same
-    of_llms = ("llm_1", "llm_1", "llm_2", "llm_2")  # of each rank a file
-    assert [parts[-2:] for parts in files] == [(part, llm) for part in ("optimizer", "rl_module") for llm in of_llms]
-    assert not list(Path(tempfile.gettempdir()).glob("cory-checkpoint-*"))
 
 
 def lose_one(signal_number: int) -> tuple[str, float, int]:
