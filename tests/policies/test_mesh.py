@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from transformers import GPT2PreTrainedModel
 
 from policies.cory import Cory
 from policies.models.model_check import ModelError
+from policies.rllib import learners
 from policies.rllib.learners import LearnerError
 from tests.policies.conftest import MakeCory
 from tests.policies.test_scale import build, in_own_session
@@ -116,14 +118,40 @@ def test_llms_on_learners_of_their_own_learn_the_same_and_go_on_from_one_another
     courses = in_own_session(learn, meshes, tmp_path, SETTINGS | settings)
     for llm, weights in courses[1].weights.items():  # what goes on from its own checkpoint is exactly the same
         assert all(np.array_equal(courses[2].weights[llm][name], array) for name, array in weights.items())
-    for number, (shards, learners) in enumerate(places):
+    for number, (shards, count) in enumerate(places):
         for stage in range(3):
             assert_close(courses[3 * number + stage], courses[stage if stage < 2 else 1])
         held = courses[3 * number].llms
         names = sorted(courses[0].weights)
         assert held == (
-            [names] * max(learners, 1) if shards is None else [[name] for name in names for _ in range(shards)]
+            [names] * max(count, 1) if shards is None else [[name] for name in names for _ in range(shards)]
         )
+
+
+def from_elsewhere(folder: Path) -> tuple[set[str], bool]:
+    """Saves where learners do not see the folder, and restores what they do not see as it is; returns the names of the
+    files, and whether all came back.
+    """
+    algorithm = build(num_policies=1, shards_per_policy=2, num_learners=2)
+    algorithm.train()
+    before = algorithm.weights("llm_1")
+    written = algorithm.learners.ask_all(lambda learner: learners._save(learner, folder / "not there"))
+    for _, own in filter(None, written):
+        shutil.copytree(own, folder, dirs_exist_ok=True)
+    algorithm.train()
+    other = {name: (size, time + 1) for name, (size, time) in learners._files(folder).items()}
+    machine = learners._address()
+    algorithm.learners.ask_all(lambda learner: learners._restore(learner, folder, other, machine, True))
+    after = algorithm.weights("llm_1")
+    algorithm.learners.ask_all(lambda _: learners._remove([own for _, own in filter(None, written)]))
+    algorithm.stop()
+    return set(other), all(np.array_equal(before[name], array) for name, array in after.items())
+
+
+@pytest.mark.slow
+def test_learners_that_do_not_see_a_checkpoint_s_folder_write_and_read_copies(tmp_path: Path) -> None:
+    files, same = in_own_session(from_elsewhere, tmp_path / "checkpoint")
+    assert len(files) == 4 and same
 
 
 def lose_one(signal_number: int) -> tuple[str, float, int]:
