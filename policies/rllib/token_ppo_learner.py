@@ -171,10 +171,12 @@ class TokenPPOLearner(TorchLearner):
         """RLlib's state.
 
         Raises:
-            NotImplementedError: learners have parts of it, which `save` writes.
+            RuntimeError: learners have parts of it, which `save` writes.
         """
         if self.mesh is not None:
-            raise NotImplementedError("With shards_per_policy the state of learners is only saved, to a folder.")
+            raise RuntimeError(
+                "With shards_per_policy each learner has a part of it. Call the algorithm's save_to_path."
+            )
         state: dict[str, Any] = super().get_state(*args, **kwargs)
         return state
 
