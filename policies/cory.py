@@ -174,7 +174,7 @@ class Cory(Algorithm):
                 Runners(self.env_runner_group, self.settings, self._packed).check_started()
             raise
         self.learners: Learners = self.learner_group
-        self.runners = Runners(self.env_runner_group, self.settings, self._packed)
+        self.runners = Runners(self.env_runner_group, self.settings, self._packed, self.learners.transfer)
         self.runners.check_started()
         self.runners.send(self.updates)
         self.playing = Playing(self.settings, self.runners, len(self.task.train))

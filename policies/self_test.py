@@ -75,7 +75,7 @@ def prove(settings: Settings, task: Task, runners: Runners, learners: Learners) 
         longest = [token for prompt in prompts * chain.max_prompt for token in prompt][: chain.max_prompt]
 
         def load(weights: Weights) -> None:
-            runners.call_one("load_weights", weights={name: weights}, version=runners.version)
+            runners.load_one(name, weights)
 
         def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
             return runners.call_one("probe", module_id=name, prompts=prompts, seeds=range(len(prompts)))

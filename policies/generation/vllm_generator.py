@@ -12,14 +12,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.numpy import save
 
 from policies.generation import vllm_lora
 from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import key_value_heads
-from policies.models.weights import Weights
+from policies.models.weights import Weights, in_shared_memory
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -45,18 +44,6 @@ def vllm_installed() -> bool:
         except PackageNotFoundError:
             continue
     return False
-
-
-@contextmanager
-def _in_shared_memory(weights: Weights) -> Iterator[str]:
-    """Yields the path of a safetensors file in memory that has no name of its own: a kill cannot leave it behind."""
-    descriptor = os.memfd_create("weights")
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(save(dict(weights)))
-        yield f"/proc/{os.getpid()}/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
 
 
 def _wake(core: Any) -> None:
@@ -93,6 +80,7 @@ class VLLMGenerator:
         tensor_parallel: int = 1,
         in_process: bool = True,
         timeout: float = 600.0,
+        weight_transfer: str | None = None,
     ) -> None:
         """Starts the engines, with the initial weights.
 
@@ -111,6 +99,7 @@ class VLLMGenerator:
             in_process: run the engines in this process.
             timeout: longest wait for an engine's next response, or for one `load`, in seconds (own processes only;
                 in-process, the caller watches).
+            weight_transfer: vLLM's backend by which `transfer` takes weights; None: only `load` does.
         """
         self.in_process = in_process and tensor_parallel == 1
         self.tensor_parallel = tensor_parallel
@@ -138,6 +127,8 @@ class VLLMGenerator:
             "worker_extension_cls": "policies.generation.vllm_worker.WeightSync",
             "disable_log_stats": True,
         }
+        if weight_transfer is not None:
+            self._arguments["weight_transfer_config"] = {"backend": weight_transfer}
         if tensor_parallel > 1:
             self._arguments["tensor_parallel_size"] = tensor_parallel
             # Inside a Ray actor vLLM may choose Ray, whose workers would want GPUs beside those of the runner.
@@ -287,19 +278,37 @@ class VLLMGenerator:
 
     def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
         """See `Generator.load`. Only a path crosses to the engine."""
-        with _in_shared_memory(weights) as path, self._watched(module_id) as engine:
+        with in_shared_memory(weights) as path, self._watched(module_id) as engine:
             if self.lora is None:
                 read = engine.collective_rpc("load_safetensors", args=(path,))
             else:
                 arguments = (path, self._number(module_id), self.lora.rank, self.lora.alpha)
                 read = engine.collective_rpc("load_adapter", args=arguments)
-            checksums = {number for number, _ in read}
-            if len(checksums) > 1:
-                raise GenerationError(f"The workers of {module_id}'s vLLM engine read different weights: {checksums}.")
-            if not engine.reset_prefix_cache():
-                raise GenerationError(f"vLLM did not drop {module_id}'s cached activations after new weights.")
+            loaded = self._loaded(module_id, engine, read, version)
         if not self.in_process:
             self._weights[module_id] = (weights, version)
+        return loaded
+
+    def transfer(self, step: str, module_id: str, argument: Any, version: int) -> Loaded | None:
+        """A step of vLLM's weight transfer: `meet`, `begin`, `take` or `end`; see `vllm_worker`.
+
+        Returns:
+            After the last one, what the engine holds.
+
+        Raises:
+            GenerationError: the engine died or hung, and was started anew, with its initial weights.
+        """
+        with self._watched(module_id) as engine:
+            read = engine.collective_rpc(f"{step}_transfer", args=(argument,))
+            return self._loaded(module_id, engine, read, version) if step == "end" else None
+
+    def _loaded(self, module_id: str, engine: LLM, read: list[tuple[int, list[str]]], version: int) -> Loaded:
+        """Drops what an engine computed with old weights, and sums up what its workers read."""
+        checksums = {number for number, _ in read}
+        if len(checksums) > 1:
+            raise GenerationError(f"The workers of {module_id}'s vLLM engine read different weights: {checksums}.")
+        if not engine.reset_prefix_cache():
+            raise GenerationError(f"vLLM did not drop {module_id}'s cached activations after new weights.")
         return Loaded(version, checksums.pop(), tuple(sorted({name for _, stale in read for name in stale})))
 
     def _number(self, module_id: str) -> int:

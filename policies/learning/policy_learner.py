@@ -245,11 +245,16 @@ class PolicyLearner:
 
         All ranks must ask alike; only the one that leads gets any.
         """
+        for name, parameter in self.played_weights():
+            tensor = whole(parameter)
+            if self.leads:
+                yield name, tensor.cpu().numpy().copy()
+
+    def played_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields what a generation engine needs, by Hugging Face names: all but the value head. It may be split."""
         for name, parameter in self.model.trainable():
             if not name.startswith(VALUE_HEAD):
-                tensor = whole(parameter.detach())
-                if self.leads:
-                    yield name.removeprefix("lm."), tensor.cpu().numpy().copy()
+                yield name.removeprefix("lm."), parameter.detach()
 
     def forget(self) -> None:
         """Forgets Adam's moments."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
+import torch
+from safetensors.numpy import save
+from torch import Tensor
 
 Weights = Mapping[str, np.ndarray]
 """fp32 arrays by Hugging Face parameter name; tied weights appear once."""
@@ -22,3 +27,45 @@ def checksum(weights: Weights) -> int:
 def extend(total: int, name: str, array: np.ndarray) -> int:
     """The checksum of weights with one more, whose name is after those of the others."""
     return zlib.crc32(np.ascontiguousarray(array, dtype=np.float32).data, zlib.crc32(name.encode(), total))
+
+
+class Digest:
+    """A checksum of tensors in the order they pass by, of any type, each on its own device: none is copied to another.
+
+    Two sides that pass the same tensors by devices of different kinds get the same number.
+    """
+
+    _PART = 1 << 22
+
+    def __init__(self) -> None:
+        self._names = 0
+        self._bits: Tensor | None = None
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Takes the next one."""
+        self._names = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), self._names)
+        bits = tensor.detach().contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
+        places = torch.arange(1, min(len(bits), self._PART) + 1, device=bits.device)
+        total = torch.zeros((), dtype=torch.int64, device=bits.device) if self._bits is None else self._bits
+        for part in bits.split(self._PART):
+            total = total * 1_000_003 + (part * places[: len(part)]).sum()  # modulo 2^64
+        self._bits = total
+
+    def value(self) -> int:
+        """The checksum of all so far."""
+        return zlib.crc32(str(None if self._bits is None else int(self._bits)).encode(), self._names)
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+
+
+@contextmanager
+def in_shared_memory(weights: Weights) -> Iterator[str]:
+    """Yields the path of a safetensors file in memory that has no name of its own: a kill cannot leave it behind."""
+    descriptor = os.memfd_create("weights")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(save(dict(weights)))
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

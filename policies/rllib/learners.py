@@ -20,6 +20,7 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults
 from ray.tune.utils.file_transfer import sync_dir_between_nodes
 
+from policies.generation.generator import Loaded
 from policies.learning.rows import Rows
 from policies.learning.stored_policy import FILES
 from policies.models.weights import Weights, checksum
@@ -137,6 +138,13 @@ class Learners(LearnerGroup):
             return packed, total
         weights = self.weights(module_id)
         return {module_id: weights}, checksum(weights)
+
+    def transfer(
+        self, module_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None = None
+    ) -> tuple[int, list[Loaded] | None]:
+        """Lets an LLM's learners send weights to runners, past this process; see `WeightSender.send`."""
+        given = ray.put(weights) if self.is_remote and weights is not None else weights
+        return self.ask(lambda learner: learner.transfer(module_id, runners, version, restarts, given))
 
     def score_under(self, module_id: str, weights: Weights, rows: Rows) -> Rows:
         """Scores an LLM's rows under other weights than the present ones, which are put back."""

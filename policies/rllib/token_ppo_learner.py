@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch.distributed as dist
@@ -14,12 +15,16 @@ from ray.rllib.core.rl_module import MultiRLModule, MultiRLModuleSpec
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from policies.generation.generator import Loaded
 from policies.learning.averaging import means, move_to_mean
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
 from policies.learning.sharding import learner_mesh
 from policies.models.weights import Weights, checksum
 from policies.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from policies.rllib.weight_sender import WeightSender
 
 UPDATE, KL_COEFS = "update", "kl_coefs"
 
@@ -44,6 +49,7 @@ class TokenPPOLearner(TorchLearner):
         """Builds the LLMs and their learners."""
         self.settings: Settings = self.config.settings
         self.policies, self.earlier, self._lent = {}, {}, ExitStack()
+        self._senders: dict[str, WeightSender] = {}
         super().build()
 
     def _make_module(self) -> MultiRLModule:
@@ -146,6 +152,25 @@ class TokenPPOLearner(TorchLearner):
         """
         weights = self.weights(module_id)
         return None if weights is None else ([ray.put({module_id: weights})], checksum(weights))
+
+    def transfer(
+        self, module_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Any = None
+    ) -> tuple[int, list[Loaded] | None] | None:
+        """Sends an LLM's weights to runners, by vLLM's weight transfer; all learners must call it alike.
+
+        The arguments are those of `WeightSender.send`, and what it returns; None: another learner answers for it.
+        """
+        from policies.rllib.weight_sender import WeightSender  # which takes vLLM's seconds to import
+
+        policy, s = self.policies.get(module_id), self.settings
+        if policy is None:
+            return None
+        assert s.weight_transfer is not None
+        if module_id not in self._senders:
+            self._senders[module_id] = WeightSender(policy, s.weight_transfer, s.tensor_parallel, s.generation_timeout)
+        given = ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights
+        sent = self._senders[module_id].send(runners, version, restarts, given)
+        return sent if policy.leads else None
 
     def score_under(self, module_id: str, weights: Weights | ray.ObjectRef[Weights], rows: Rows) -> Rows | None:
         """Scores an LLM's rows under other weights; None: another learner answers for it."""

@@ -128,6 +128,7 @@ class ChainRunner(StatelessRunner):
                 tensor_parallel=s.tensor_parallel,
                 in_process=bool(self.worker_index),  # the driver's own runner shares its process with the learner
                 timeout=s.generation_timeout,
+                weight_transfer=s.weight_transfer,
             )
         else:
             from policies.generation.transformers_generator import TransformersGenerator
@@ -239,6 +240,14 @@ class ChainRunner(StatelessRunner):
         loaded = {}
         for module_id in sorted(weights):
             loaded[module_id] = self.generator.load(module_id, weights[module_id], version)
+            self._versions[module_id] = version
+        return loaded
+
+    def transfer(self, *, step: str, module_id: str, argument: Any, version: int) -> Loaded | None:
+        """A step in which a learner sends weights past the driver; see `VLLMGenerator.transfer`."""
+        self._versions.pop(module_id, None)  # in the middle of it the engine holds neither old nor new weights
+        loaded: Loaded | None = self.generator.transfer(step, module_id, argument, version)  # type: ignore[union-attr]
+        if loaded is not None:
             self._versions[module_id] = version
         return loaded
 

@@ -44,6 +44,8 @@ class Begun(NamedTuple):
 
 Packed = tuple[dict[str, Weights] | ray.ObjectRef[dict[str, Weights]], int]
 """An LLM's weights, or where Ray has them, as `load_weights` takes them, and their checksum."""
+Transfer = Callable[[str, Sequence[Any], int, int, Weights | None], tuple[int, list[Loaded] | None]]
+"""Sends an LLM's weights to actors, of that version, after so many restarts; see `WeightSender.send`."""
 
 
 class Runners:
@@ -53,7 +55,13 @@ class Runners:
     restarts it, and it gets the present weights before it plays.
     """
 
-    def __init__(self, group: EnvRunnerGroup, settings: Settings, fetch: Callable[[str], Packed]) -> None:
+    def __init__(
+        self,
+        group: EnvRunnerGroup,
+        settings: Settings,
+        fetch: Callable[[str], Packed],
+        transfer: Transfer | None = None,
+    ) -> None:
         """Wraps RLlib's group.
 
         Args:
@@ -62,6 +70,7 @@ class Runners:
                 that a runner whose reward hangs can say so.
             fetch: an LLM's present weights and their checksum. They are fetched when they are sent, one LLM at a time,
                 so that the driver keeps no copy.
+            transfer: lets the learners send them, where settings name a `weight_transfer`.
         """
         self.group = group
         self.timeout = settings.generation_timeout
@@ -69,6 +78,9 @@ class Runners:
         self.play_timeout = self.timeout + batches * _REWARD_CALLS * settings.reward_timeout
         self.modules = settings.modules
         self.fetch = fetch
+        self.transfer = None if settings.weight_transfer is None else transfer
+        self.restarts = 0
+        """Of runners, so far."""
         self.version = -1
         self.sent: dict[str, int] = {}
         """By LLM, the checksum of the weights that were sent last."""
@@ -179,6 +191,9 @@ class Runners:
     def _send_to(self, runners: Sequence[int], modules: Sequence[str] | None = None) -> None:
         local = self.group.local_env_runner
         for module_id in self.modules if modules is None else modules:
+            if self.transfer is not None:
+                self._transfer(module_id, runners)
+                continue
             weights, self.sent[module_id] = self.fetch(module_id)
             if local is not None:
                 weights = ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights
@@ -194,6 +209,36 @@ class Runners:
                 del weights
                 alive = [runner for runner in runners if self.group._worker_manager.is_actor_healthy(runner)]
                 self.check(self._call("load_weights", [call] * len(alive), alive))
+
+    def load_one(self, module_id: str, weights: Weights) -> None:
+        """Gives one runner other weights of an LLM than the present ones, the way that those go.
+
+        Raises:
+            GenerationError: it died or hung.
+        """
+        if self.transfer is not None:
+            self._transfer(module_id, self.alive()[:1], weights)
+        else:
+            self.call_one("load_weights", weights={module_id: weights}, version=self.version)
+
+    def _transfer(self, module_id: str, runners: Sequence[int], weights: Weights | None = None) -> None:
+        """Lets the learners send an LLM's weights to those of the runners that are left."""
+        assert self.transfer is not None
+        manager = self.group._worker_manager
+        for _ in range(_ATTEMPTS):
+            alive = [runner for runner in runners if manager.is_actor_healthy(runner)]
+            if not alive:
+                return
+            actors = [manager.actors()[runner] for runner in alive]
+            self.sent[module_id], loaded = self.transfer(module_id, actors, self.version, self.restarts, weights)
+            if loaded is not None:
+                self.check([{module_id: each} for each in loaded])
+                return
+            self._call("ping", [{}] * len(alive), alive)  # so that those are known that are gone
+        raise GenerationError(
+            f"{module_id}'s weights did not reach the runners in {_ATTEMPTS} tries. The learners' logs say why; set "
+            "weight_transfer=null to send them through Ray."
+        )
 
     def check(self, answers: Sequence[Mapping[str, Loaded] | None]) -> None:
         """Compares what engines read with what was sent; None stands for a runner that is gone.
@@ -264,6 +309,7 @@ class Runners:
         """
         restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
         if restored:
+            self.restarts += len(restored)
             self._send_to(restored)
         return restored
 

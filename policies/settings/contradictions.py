@@ -143,6 +143,8 @@ def refuse_contradictions(settings: Fields) -> None:
         )
     if settings.tensor_parallel > 1:
         _refuse_split(settings)
+    if settings.weight_transfer is not None:
+        _refuse_transfer(settings)
     for of, count in (("runner", settings.num_runners), ("learner", settings.num_learners)):
         wanted = settings.runner_resources if of == "runner" else settings.learner_resources
         if wanted is not None and not named_resources(f"{of}_resources", wanted):
@@ -284,6 +286,32 @@ def _refuse_split(settings: Fields) -> None:
         raise ValueError(
             f"tensor_parallel={parts} without GPUs splits an engine over {parts} processes, but runner_threads="
             f"{settings.runner_threads}. Set runner_threads to {parts} or more, or gpus_per_runner={parts}."
+        )
+
+
+def _refuse_transfer(settings: Fields) -> None:
+    """Checks that there are engines of their own to send weights to, by a backend that reaches them."""
+    name = settings.weight_transfer
+    if settings.backend != "vllm" or settings.weights == "lora" or settings.num_runners == 0:
+        raise ValueError(
+            f"weight_transfer={name} sends full weights to vLLM's engines in runners, and here are backend="
+            f"{settings.backend}, weights={settings.weights}, num_runners={settings.num_runners}. Leave it null."
+        )
+    if name != "gloo" and not (settings.gpus_per_learner and settings.gpus_per_runner):
+        raise ValueError(
+            f"weight_transfer={name} goes from GPU to GPU, and learners or runners have none. Set gpus_per_learner and "
+            "gpus_per_runner, or weight_transfer=gloo."
+        )
+    if name == "nccl" and (settings.gpus_per_learner < 1 or settings.gpus_per_runner < 1):
+        raise ValueError(
+            "weight_transfer=nccl cannot join two processes on one GPU. Give learners and runners whole GPUs, or set "
+            "weight_transfer=ipc."
+        )
+    if name == "ipc" and (max(settings.num_learners, settings.num_runners, settings.tensor_parallel) > 1):
+        raise ValueError(
+            f"weight_transfer=ipc is for one learner and one engine that share a GPU, and here are num_learners="
+            f"{settings.num_learners}, num_runners={settings.num_runners}, tensor_parallel={settings.tensor_parallel}. "
+            "Set weight_transfer=nccl."
         )
 
 

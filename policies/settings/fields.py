@@ -145,6 +145,8 @@ class Fields(BaseModel):
     """GPUs of each runner, fractions allowed."""
     tensor_parallel: int = of_computing(1, ge=1)
     """Devices that each vLLM engine's model is split over: GPUs of its runner, or without any, processes on CPUs."""
+    weight_transfer: Literal["gloo", "nccl", "ipc"] | None = of_computing(None)
+    """vLLM's backend by which learners send full weights straight to engines; null: through Ray and shared memory."""
     gpus_per_learner: float = of_computing(0, ge=0)
     """GPUs of each learner."""
     runner_threads: int = of_computing(1, ge=1)

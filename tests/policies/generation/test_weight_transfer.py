@@ -1,0 +1,170 @@
+"""vLLM's weight transfer over gloo: a real sender and a real engine, each in a thread of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from policies.generation.generator import Loaded, Sampling
+from policies.generation.vllm_generator import VLLMGenerator, vllm_installed
+from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.policy_learner import PolicyLearner
+from policies.models.weights import Digest, Weights
+from policies.self_test import perturb
+from tests.policies.conftest import make_model, weights_of
+from tests.policies.generation.test_vllm_generator import MODEL, make_generator
+
+pytestmark = [
+    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
+    pytest.mark.timeout(300),
+]
+if vllm_installed():
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    from policies.generation.weight_transfer import GlooTrainerInitInfo
+    from policies.rllib.weight_sender import Source
+
+ONE_AT_A_TIME = threading.Lock()
+PROMPTS = [[5, 6, 7], [8, 9]]
+
+
+@pytest.fixture(scope="module")
+def generator() -> Iterator[VLLMGenerator]:
+    found = make_generator(weight_transfer="gloo", max_prompt=16)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def policy() -> PolicyLearner:
+    return PolicyLearner(make_model(MODEL), Hyperparameters(steps=1))
+
+
+class Direct:
+    """What `weight_sender.Client` is, without actors between; like those, it does one thing after another."""
+
+    def __init__(self, generator: VLLMGenerator) -> None:
+        self.generator = generator
+        self.found: Loaded | None = None
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._ask("meet", init_info)
+
+    def start_weight_update(self) -> None:
+        self._ask("begin")
+
+    def update_weights(self, update_info: Any) -> None:
+        self._ask("take", update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.found = self._ask("end")
+
+    def _ask(self, step: str, argument: Any = None) -> Loaded | None:
+        with ONE_AT_A_TIME:
+            return self.generator.transfer(step, "llm_1", argument, 7)
+
+
+class Broken(Source if vllm_installed() else object):  # type: ignore[misc]
+    """Weights of which only the first few come."""
+
+    def _stream(self) -> Iterator[tuple[str, Tensor]]:
+        for place, each in enumerate(super()._stream()):
+            if place == 5:
+                raise OSError("the learner is gone")
+            yield each
+
+
+def send(generator: VLLMGenerator, source: Source) -> Loaded | None:
+    client = Direct(generator)
+    meeting = GlooTrainerInitInfo("127.0.0.1", 2, 30.0, rank=0)
+    sender = WeightTransferTrainerFactory.trainer_init(meeting, client=client, source=source)
+    try:
+        sender.send_weights()
+    finally:
+        sender.shutdown()
+    return client.found
+
+
+def logprobs(generator: VLLMGenerator) -> list[list[float]]:
+    sampling = Sampling(1.0, 8, [1, 2], [])
+    return [response.logprobs for response in generator.generate(PROMPTS, "llm_1", sampling)]
+
+
+def other(policy: PolicyLearner, seed: int) -> Weights:
+    return perturb(weights_of(policy.model), seed)
+
+
+def test_what_is_sent_is_what_a_file_would_have_brought(generator: VLLMGenerator, policy: PolicyLearner) -> None:
+    weights = other(policy, 1)
+    generator.load("llm_1", weights, 0)
+    expected = logprobs(generator)
+    generator.load("llm_1", weights_of(policy.model), 1)
+    source = Source(policy, weights)
+    loaded = send(generator, source)
+    assert loaded is not None
+    assert (loaded.version, loaded.checksum, loaded.stale) == (7, source.digest.value(), ())
+    assert logprobs(generator) == expected
+    present = Source(policy)
+    assert send(generator, present) == Loaded(7, present.digest.value(), ())
+    assert logprobs(generator) != expected
+
+
+def test_after_a_sender_that_ends_in_the_middle_the_next_one_s_weights_are_all_that_is_left(
+    generator: VLLMGenerator, policy: PolicyLearner
+) -> None:
+    weights = other(policy, 2)
+    generator.load("llm_1", weights, 0)
+    expected = logprobs(generator)
+    with pytest.raises(OSError, match="the learner is gone"):
+        send(generator, Broken(policy, other(policy, 3)))
+    assert send(generator, Source(policy, weights)) is not None
+    assert logprobs(generator) == expected
+
+
+def test_a_weight_that_is_not_sent_is_named(generator: VLLMGenerator, policy: PolicyLearner) -> None:
+    class Lacking(Source):
+        def metadata(self) -> list[Any]:
+            return super().metadata()[:-1]
+
+        def _stream(self) -> Iterator[tuple[str, Tensor]]:
+            yield from list(super()._stream())[:-1]
+
+    loaded = send(generator, Lacking(policy))
+    assert loaded is not None
+    assert len(loaded.stale) == 1
+    assert send(generator, Source(policy)) is not None
+
+
+def test_the_digest_tells_apart_what_differs_in_a_bit_a_place_a_name_or_a_type() -> None:
+    def digest(*tensors: tuple[str, Tensor]) -> int:
+        found = Digest()
+        for name, tensor in tensors:
+            found.add(name, tensor)
+        return found.value()
+
+    a, b = torch.randn(3, 4), torch.randn(5)
+    swapped = a.clone()
+    swapped[0, 0], swapped[2, 3] = a[2, 3], a[0, 0]
+    flipped = a.clone()
+    flipped.view(torch.int32)[1, 1] ^= 1
+    kinds = [
+        [("a", a), ("b", b)],
+        [("b", b), ("a", a)],
+        [("a", swapped), ("b", b)],
+        [("a", flipped), ("b", b)],
+        [("b", a), ("a", b)],
+        [("a", a.bfloat16()), ("b", b)],
+        [("a", a.view(4, 3)), ("b", b)],
+        [("a", a)],
+    ]
+    assert len({digest(*each) for each in kinds}) == len(kinds)
+    assert digest(("a", a.t().contiguous().t()), ("b", b)) == digest(*kinds[0])
+    large = torch.ones((1 << 22) + 3, dtype=torch.bfloat16)
+    moved = large.clone()
+    moved[0], moved[-1] = 2, 2
+    assert digest(("a", large)) != digest(("a", moved))
