@@ -24,6 +24,7 @@ NAMES = (
     "role_exchange",
     "adapters",
     "sharding",
+    "sync",
     "against_trl",
     "time_to_reward",
     "scaling",

@@ -226,13 +226,24 @@ LOCAL: dict[str, tuple[Fault, tuple[str, ...]]] = {
         learner,
         (TRANSFORMERS, "num_runners=0", "shards_per_policy=2", "num_learners=4", "--max-failures", "1000"),
     ),
+    "a runner of two that learners send weights to": (
+        runner,
+        (VLLM, "num_runners=2", "shards_per_policy=1", "num_learners=2", "weight_transfer=gloo"),
+    ),
     "the driver": (driver, (TRANSFORMERS, "num_runners=0")),
     "the driver, writing a checkpoint": (checkpoint, (TRANSFORMERS, "num_runners=0", "checkpoint_every=1")),
     "a straggler of two": (straggler, (TRANSFORMERS, "num_runners=2", "generation_timeout=10", "reward_timeout=2")),
 }
 """Faults within one machine, and what is asked for beside `SETTINGS`."""
-ON_NODES = {"a node of two, and another joins": False, "the whole cluster, and a new one": True}
-"""Faults of machines; whether all are lost."""
+TWO: tuple[tuple[str, ...], int, int] = (("num_runners=2", "runner_threads=2"), 2, 2)
+"""Each runner fits on a node, and both on none."""
+MESH = ("num_runners=1", "shards_per_policy=2", "num_learners=4", "learner_resources=learning=1")
+ON_NODES: dict[str, tuple[bool, tuple[str, ...], int, int]] = {
+    "a node of two, and another joins": (False, *TWO),
+    "the whole cluster, and a new one": (True, *TWO),
+    "a node of four, each with a learner, and another joins": (False, (*MESH, "--max-failures", "1000"), 4, 1),
+}
+"""Faults of machines: whether all are lost, what is asked for beside `SETTINGS`; nodes, and the CPUs of each."""
 
 
 def on_local(fault: Fault, words: tuple[str, ...], times: int) -> tuple[list[float], int, list[dict[str, Any]]]:
@@ -245,21 +256,22 @@ def on_local(fault: Fault, words: tuple[str, ...], times: int) -> tuple[list[flo
             _end_all(run)
 
 
-def on_nodes(whole: bool, times: int) -> tuple[list[float], int, list[dict[str, Any]]]:
-    """Shakes a run whose runners are on nodes of their own, by the loss of one node, or of the `whole` cluster."""
+def on_nodes(
+    whole: bool, words: tuple[str, ...], nodes: int, cpus: int, times: int
+) -> tuple[list[float], int, list[dict[str, Any]]]:
+    """Shakes a run whose processes are on nodes of their own, by the loss of one node, or of the `whole` cluster."""
     with short_folder() as folder:
-        run = Shaken(folder, TRANSFORMERS, "num_runners=2", "runner_threads=2")
-        # Each runner fits on a node, and both on none.
+        run = Shaken(folder, TRANSFORMERS, *words)
         there: list[Any] = []
 
         def begin() -> None:
             there[:] = [Nodes(folder)]
-            there.extend(there[0].add(2) for _ in range(2))
+            there.extend(there[0].add(cpus, learning=1) for _ in range(nodes))
             run.environment["RAY_ADDRESS"] = there[0].address
 
         def lose_node(run: Shaken, chance: random.Random) -> None:
-            there[0].lose(there.pop(chance.choice((1, 2))))
-            there.append(there[0].add(2))
+            there[0].lose(there.pop(chance.randint(1, nodes)))
+            there.append(there[0].add(cpus, learning=1))
 
         def lose_all(run: Shaken, chance: random.Random) -> None:
             there[0].close()
@@ -294,7 +306,7 @@ def run(folder: Path, quick: bool, times: int = 20, only: str = "") -> Record:
             seconds, lost, lines = on_local(fault, words, times)
         else:
             words = (TRANSFORMERS,)
-            seconds, lost, lines = on_nodes(ON_NODES[name], times)
+            seconds, lost, lines = on_nodes(*ON_NODES[name], times)
         alone = (TRANSFORMERS, "num_runners=0") if words[0] == TRANSFORMERS else words
         if len(calm.get(alone, [])) < len(lines):
             calm[alone] = undisturbed(len(lines) - 1, alone)

@@ -68,7 +68,8 @@ class GlooReceiver(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
-    group: dist.ProcessGroupGloo | None = None
+    group: Any = None
+    """A `ProcessGroupGloo`."""
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Meets the sender, in a group that is not torch's default one."""
@@ -115,7 +116,8 @@ class GlooSender(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
     """A learner's rank; but the first, each only iterates, as gathering a tensor takes all."""
 
     init_info_cls = GlooTrainerInitInfo
-    group: dist.ProcessGroupGloo | None = None
+    group: Any = None
+    """A `ProcessGroupGloo`."""
 
     @classmethod
     def trainer_init(

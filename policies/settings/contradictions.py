@@ -267,11 +267,6 @@ def _refuse_split(settings: Fields) -> None:
             f"tensor_parallel={parts} splits vLLM's engines, and backend={settings.backend} has none. Use "
             "backend=vllm, or tensor_parallel=1."
         )
-    if settings.weights == "lora":
-        raise ValueError(
-            f"tensor_parallel={parts} with weights=lora was never tried: whether an engine's parts hold the right ones "
-            "of every adapter is not proven. Use weights=full, or tensor_parallel=1."
-        )
     if settings.num_runners == 0:
         raise ValueError(
             f"tensor_parallel={parts} splits an engine over devices of its runner, but num_runners=0 starts none. Set "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from policies.generation.vllm_generator import vllm_installed
@@ -14,11 +16,18 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("weights", [pytest.param("full", marks=pytest.mark.slow), "lora"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param({"weights": "full"}, marks=pytest.mark.slow),
+        {"weights": "full", "weight_transfer": "gloo", "num_learners": 2},
+        {"weights": "lora"},
+    ],
+)
 def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with_the_learner(
-    make_cory: MakeCory, weights: str
+    make_cory: MakeCory, way: dict[str, Any]
 ) -> None:
-    algorithm = make_cory(weights=weights, backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3)
+    algorithm = make_cory(**way, backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3)
     for probe in algorithm.probes.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports = [algorithm.train()["cory"] for _ in range(3)]

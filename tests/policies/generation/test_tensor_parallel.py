@@ -74,7 +74,7 @@ def observe(path: str, way: str, parts: int) -> Seen:
         generator.close()
 
 
-@pytest.mark.parametrize(("way", "family"), [("full", "gpt2"), ("lora", "llama")])
+@pytest.mark.parametrize(("way", "family"), [("full", "gpt2"), ("lora", "llama"), ("lora", "gpt2")])
 def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_outlives_a_worker(
     tmp_path: Path, way: str, family: str
 ) -> None:
@@ -93,9 +93,10 @@ def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_
     assert [response.tokens for response in split.again] == [response.tokens for response in split.responses]
 
 
-def test_a_runner_trains_with_an_engine_over_two_devices(make_cory: MakeCory) -> None:
+@pytest.mark.parametrize("way", [{"weights": "full"}, {"weight_transfer": "gloo"}, {"weights": "lora"}])
+def test_a_runner_trains_with_an_engine_over_two_devices(make_cory: MakeCory, way: dict[str, Any]) -> None:
     settings = {"backend": "vllm", "num_runners": 1, "num_agents": 1, "runner_threads": 2, "tensor_parallel": 2}
-    algorithm = make_cory(**settings, self_test=True, lr=1e-3)
+    algorithm = make_cory(**settings, **way, self_test=True, lr=1e-3)
     assert algorithm.probes["llm_1"].perturbed < 1e-3 < algorithm.probes["llm_1"].moved
     for report in [algorithm.train()["cory"] for _ in range(2)]:
         assert report["sampler_gap_max"] < 1e-3 and report["weight_version_lag"] == 0

@@ -42,14 +42,20 @@ def test_with_fewer_runners_than_open_shares_the_rest_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "calm_runners", "runners"), [("transformers", 0, 2), pytest.param("vllm", 1, 1, marks=WITH_VLLM)]
+    ("backend", "calm_runners", "runners", "way"),
+    [
+        ("transformers", 0, 2, {}),
+        pytest.param("vllm", 1, 1, {}, marks=WITH_VLLM),
+        pytest.param("vllm", 1, 2, {"weight_transfer": "gloo"}, marks=WITH_VLLM),
+    ],
 )
 def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_all_the_same(
-    make_cory: MakeCory, tmp_path: Path, backend: str, calm_runners: int, runners: int
+    make_cory: MakeCory, tmp_path: Path, backend: str, calm_runners: int, runners: int, way: dict[str, Any]
 ) -> None:
     flag = tmp_path / "die"
     settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": f"{REWARDS}:deadly?flag={flag}"}
-    calm, shaken = (make_cory(num_runners=number, backend=backend, **settings) for number in (calm_runners, runners))
+    calm = make_cory(num_runners=calm_runners, backend=backend, **settings)
+    shaken = make_cory(num_runners=runners, backend=backend, **settings, **way)
     expected = [calm.train()["cory"] for _ in range(4)]
     found = [shaken.train()["cory"]]
     flag.touch()  # a runner ends itself by SIGKILL in the middle of its second rollout
