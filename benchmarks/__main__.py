@@ -50,15 +50,22 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(NAMES)}; default: all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that the code runs")
     parser.add_argument("--times", type=int, default=20, metavar="N", help="how often `faults` lets each befall a run")
-    parser.add_argument("--only", default="", metavar="TEXT", help="of `faults`, those whose names hold this")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="of `faults`, those whose names hold this; a contest of `time_to_reward`",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")
     arguments = parser.parse_args()
     for name in arguments.names:
         if name not in NAMES:
             parser.error(f"There is no benchmark `{name}`. They are: {', '.join(NAMES)}.")
     if os.environ.get(_INSIDE):
-        more = {"times": arguments.times, "only": arguments.only} if arguments.names[0] == "faults" else {}
-        return measure(arguments.names[0], arguments.quick, arguments.out, **more)
+        name = arguments.names[0]
+        more: dict[str, int | str] = {"times": arguments.times} if name == "faults" else {}
+        more |= {"only": arguments.only} if name in ("faults", "time_to_reward") else {}
+        return measure(name, arguments.quick, arguments.out, **more)
     codes = []
     for name in arguments.names or NAMES:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks", name, "--out", str(arguments.out)]

@@ -13,29 +13,82 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Figure, Record, median
+from benchmarks.record import BenchmarkError, Figure, Record, median
 from benchmarks.side import need_trl
 from launch.console.configuration import read_preset
 
-CLAIM = "the recommended preset reaches TRL's rewards ≥ 3 × as soon as TRL's best; RLOO against RLOO ≥ 2 × in fp32"
+CLAIM = "the recommended preset reaches TRL's rewards ≥ 3 × as soon as TRL's best; RLOO ≥ 2 × (fp32), ≥ 2.5 × (bf16)"
 TRL = Path(os.environ.get("CORY_BENCHMARK_TRL_1", Path(__file__).parent / ".trl-1"))
 CORES = 2
-RATES = (1e-4, 2e-4, 4e-4)
-"""Learning rates that are tried for TRL, on a seed that no figure is from."""
-LEVELS = (0.2, 0.3, 0.4)
-"""Held-out combined rewards whose time is taken; the bundled model starts at about 0."""
-ALIKE: dict[str, Any] = {"dtype": "fp32", "updates": 20, "eval_every": 5, "eval_queries": 512, "minibatch": 64}
-SINGLE: dict[str, Any] = {"num_agents": 1, "advantage": "rloo", "num_generations": 4, "queries": 64}
-OURS: dict[str, list[str]] = {
-    "imdb-tiny": ["imdb-tiny"],
-    "RLOO": ["imdb-tiny-ppo", *(f"{key}={value}" for key, value in SINGLE.items())],
-    "PPO": ["imdb-tiny-ppo", "queries=256"],
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A task, and who tries it."""
+
+    single: str
+    """The preset from which runs of one agent take what `values` and `alone` do not say."""
+    alone: dict[str, Any]
+    """What makes it a single agent with as many responses an update; a learning rate is each trainer's own."""
+    values: dict[str, Any]
+    """What all runs share."""
+    ours: dict[str, list[str]]
+    """What `cory train` is told, by the names of our sides. `RLOO` is compared with TRL's, the others with its best."""
+    rates: tuple[float, ...]
+    """Learning rates that are tried for TRL, on a seed that no figure is from."""
+    levels: tuple[float, ...]
+    """Held-out combined rewards whose time is taken."""
+    trainers: tuple[str, ...] = ("rloo", "grpo")
+    goals: dict[str, float] = field(default_factory=dict)
+
+
+def _words(values: Mapping[str, Any]) -> list[str]:
+    """Settings, as the command line takes them."""
+    return [f"{name}={value}" for name, value in values.items()]
+
+
+RLOO: dict[str, Any] = {"num_agents": 1, "advantage": "rloo", "num_generations": 4, "queries": 64}
+FILMS = Contest(
+    "imdb-tiny-ppo",
+    RLOO,
+    {"dtype": "fp32", "updates": 20, "eval_every": 5, "eval_queries": 512, "minibatch": 64},
+    {
+        "imdb-tiny": ["imdb-tiny"],
+        "RLOO": ["imdb-tiny-ppo", *_words(RLOO)],
+        "PPO": ["imdb-tiny-ppo", "queries=256"],
+    },
+    (1e-4, 2e-4, 4e-4),
+    (0.2, 0.3, 0.4),  # the bundled model starts at about 0
+    goals={"imdb-tiny": 3.0, "RLOO": 2.0},
+)
+SUMS: dict[str, Any] = RLOO | {"num_policies": None, "credit": "sum", "chain_gamma": 1.0, "minibatch": 128}
+CONTESTS = {
+    "films": FILMS,
+    "films-bf16": replace(
+        FILMS,
+        values=FILMS.values | {"dtype": "bf16"},
+        ours={"RLOO": FILMS.ours["RLOO"]},
+        rates=(2e-4, 4e-4),
+        trainers=("rloo",),
+        goals={"RLOO": 2.5},
+    ),
+    "sums": Contest(
+        "drafts-tiny",
+        SUMS,
+        {"dtype": "fp32", "updates": 40, "eval_every": 5, "eval_queries": 256},
+        {"drafts-tiny-team": ["drafts-tiny-team"]},
+        (5e-4, 1e-3, 2e-3),
+        (0.4, 0.5, 0.6, 0.8),
+        trainers=("rloo",),
+        goals={"drafts-tiny-team": 3.0},
+    ),
 }
 
 
@@ -60,53 +113,70 @@ Side = Callable[[int, Path], Curve]
 """Runs a side once, with a seed and a folder that is not there yet."""
 
 
-def run(folder: Path, quick: bool) -> Record:
-    """Tries TRL's learning rates, then lets its best take turns with ours.
+def run(folder: Path, quick: bool, only: str = "") -> Record:
+    """Tries TRL's learning rates, then lets its best take turns with ours, in each contest.
+
+    Args:
+        folder: for the runs.
+        quick: one update each, and one round.
+        only: the name of one contest; all, where it is empty.
 
     Raises:
-        BenchmarkError: TRL is not there.
+        BenchmarkError: TRL is not there, or no contest has that name.
     """
     need_trl(TRL, "TRL 1.16", "trl==1.16.0")
+    if only and only not in CONTESTS:
+        raise BenchmarkError(f"There is no contest `{only}`. They are: {', '.join(CONTESTS)}.")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    values = ALIKE | ({"updates": 1, "eval_every": 1, "eval_queries": 8} if quick else {})
-    tried = {
-        (trainer, rate): theirs(trainer, rate, values, 100, folder / f"{trainer}-{rate}")
-        for trainer in ("rloo", "grpo")
-        for rate in (RATES[:1] if quick else RATES)
-    }
-    best = {
-        trainer: max((rate for name, rate in tried if name == trainer), key=lambda rate: _late(tried[trainer, rate]))
-        for trainer in ("rloo", "grpo")
-    }
-    sides: dict[str, Side] = {
-        **{f"TRL {trainer.upper()}": partial(theirs, trainer, rate, values) for trainer, rate in best.items()},
-        **{f"ours, {name}": partial(ours, words, values) for name, words in OURS.items()},
-    }
-    record = Record("time_to_reward", CLAIM, {**values, "TRL's learning rates": best})
-    record.detail["sweep"] = {f"{trainer} {rate}": curve.points for (trainer, rate), curve in tried.items()}
-    curves: dict[str, list[Curve]] = {side: [] for side in sides}
-    for number in range(1 if quick else 3):
-        for side in list(sides) if number % 2 else reversed(list(sides)):
-            curves[side].append(sides[side](number, folder / f"{side}-{number}"))
-    record.detail["curves"] = {side: [vars(curve) for curve in of_side] for side, of_side in curves.items()}
-    record.figures += compare(curves)
+    record = Record("time_to_reward", CLAIM, {})
+    for name in [only] if only else CONTESTS:
+        hold(name, folder / name, quick, record)
     return record
 
 
-def compare(curves: dict[str, list[Curve]]) -> list[Figure]:
+def hold(name: str, folder: Path, quick: bool, record: Record) -> None:
+    """Holds a contest, and adds what came out."""
+    contest = CONTESTS[name]
+    if quick:
+        values = contest.values | {"updates": 1, "warmup": 0, "eval_every": 1, "eval_queries": 8}
+        contest = replace(contest, values=values, rates=contest.rates[:1])
+    tried = {
+        (trainer, rate): theirs(contest, trainer, rate, 100, folder / f"{trainer}-{rate}")
+        for trainer in contest.trainers
+        for rate in contest.rates
+    }
+    best = {trainer: max(contest.rates, key=lambda rate: _late(tried[trainer, rate])) for trainer in contest.trainers}
+    sides: dict[str, Side] = {
+        **{f"TRL {trainer.upper()}": partial(theirs, contest, trainer, rate) for trainer, rate in best.items()},
+        **{f"ours, {side}": partial(ours, words, contest.values) for side, words in contest.ours.items()},
+    }
+    curves: dict[str, list[Curve]] = {side: [] for side in sides}
+    for number in range(1 if quick else ROUNDS):
+        for side in list(sides) if number % 2 else reversed(list(sides)):
+            curves[side].append(sides[side](number, folder / f"{side}-{number}"))
+    record.settings[name] = {**contest.values, "TRL's learning rates": best}
+    record.detail[name] = {
+        "sweep": {f"{trainer} {rate}": curve.points for (trainer, rate), curve in tried.items()},
+        "curves": {side: [vars(curve) for curve in of_side] for side, of_side in curves.items()},
+    }
+    record.figures += [replace(figure, what=f"{name}: {figure.what}") for figure in compare(contest, curves)]
+
+
+def compare(contest: Contest, curves: Mapping[str, list[Curve]]) -> list[Figure]:
     """Times and rewards of each side, and how much sooner ours are than TRL's in the same round."""
     found = []
     for side, of_side in curves.items():
         found.append(median(f"{side}: the whole command", [curve.whole for curve in of_side], "s"))
         found.append(median(f"{side}: reward of its last two evaluations", [_late(curve) for curve in of_side]))
-        for level in LEVELS:
+        for level in contest.levels:
             found.append(median(f"{side}: until {level}", [curve.seconds_to(level) for curve in of_side], "s"))
-    for ours_, their, target in (("imdb-tiny", "best", 3.0), ("PPO", "best", None), ("RLOO", "RLOO", 2.0)):
+    for ours_ in contest.ours:
+        their, target = "RLOO" if ours_ == "RLOO" else "best", contest.goals.get(ours_)
         names = [name for name in curves if name.startswith("TRL") and their in ("best", name.removeprefix("TRL "))]
         rounds = list(zip(curves[f"ours, {ours_}"], zip(*(curves[name] for name in names), strict=True), strict=True))
         whole = [min(one.whole for one in others) / own.whole for own, others in rounds]
         found.append(median(f"{ours_}: whole command, sooner than TRL's {their}", whole, "×", at_least=target))
-        for level in LEVELS:
+        for level in contest.levels:
             sooner = [min(one.seconds_to(level) for one in others) / own.seconds_to(level) for own, others in rounds]
             sooner = [ratio for ratio in sooner if ratio == ratio]  # none of the round's runs got there
             if sooner:
@@ -114,15 +184,15 @@ def compare(curves: dict[str, list[Curve]]) -> list[Figure]:
     return found
 
 
-def theirs(trainer: str, rate: float, values: dict[str, Any], seed: int, folder: Path) -> Curve:
+def theirs(contest: Contest, trainer: str, rate: float, seed: int, folder: Path) -> Curve:
     """A run of one of TRL's trainers.
 
     Raises:
         RuntimeError: it failed; the end of its output is in the message.
     """
-    settings = read_preset("imdb-tiny-ppo") | SINGLE | values | {"seed": seed}
+    settings = read_preset(contest.single) | contest.alone | contest.values | {"seed": seed, "lr": rate}
     began = time.time()
-    work = {"settings": settings, "trainer": trainer, "lr": rate, "folder": str(folder), "began": began}
+    work = {"settings": settings, "trainer": trainer, "folder": str(folder), "began": began}
     paths = f"{TRL}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.trl_trainer_side", json.dumps(work)],
@@ -140,13 +210,13 @@ def theirs(trainer: str, rate: float, values: dict[str, Any], seed: int, folder:
 
 
 def ours(words: Sequence[str], values: dict[str, Any], seed: int, folder: Path) -> Curve:
-    """A run of `cory train`.
+    """A run of `cory train`; its reward is that of the answer for which the preset selects.
 
     Raises:
         RuntimeError: it failed; the end of its output is in the message.
     """
-    given = [f"{key}={value}" for key, value in {**values, "seed": seed}.items()]
-    command = [sys.executable, "-u", "-m", "launch.main", "train", *words, *given, "--out", str(folder)]
+    given = [*words, *_words({**values, "seed": seed})]
+    command = [sys.executable, "-u", "-m", "launch.main", "train", *given, "--out", str(folder)]
     seen, printed = [], {}  # the seconds at which a line came
     began = time.time()
     with subprocess.Popen(
@@ -161,6 +231,7 @@ def ours(words: Sequence[str], values: dict[str, Any], seed: int, folder: Path) 
     took = time.time() - began
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(seen[-20:])}")
+    bare = read_preset(words[0]).get("select_by", "bare") == "bare"
     paused = printed[0] - printed[-1]
     points: list[tuple[int, float, float]] = []
     for line in (folder / "metrics.jsonl").read_text().splitlines():
@@ -168,7 +239,8 @@ def ours(words: Sequence[str], values: dict[str, Any], seed: int, folder: Path) 
         if "evaluation" in report:
             update = int(report.get("update", 0))
             paused += report.get("seconds", {}).get("evaluate", 0.0)
-            points.append((update, printed[update] - paused, report["evaluation"]["mean"]["combined_reward"]))
+            measured = report["evaluation"]["mean"] if bare else report["last_answer"]
+            points.append((update, printed[update] - paused, measured["combined_reward"]))
     return Curve(points, took - paused)
 
 

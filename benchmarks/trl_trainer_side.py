@@ -99,6 +99,7 @@ def main() -> None:
         raise RuntimeError("The trainer would read other prompts than ours.")
     kind = {"rloo": (trl.RLOOTrainer, trl.RLOOConfig), "grpo": (trl.GRPOTrainer, trl.GRPOConfig)}[work["trainer"]]
     bf16 = settings.dtype == "bf16"
+    schedule = "constant_with_warmup" if settings.lr_schedule == "constant" else settings.lr_schedule
     trainer = kind[0](
         AutoModelForCausalLM.from_pretrained(settings.model_paths[LLM], dtype=torch.float32),
         reward_funcs=lambda completions, query, **_: referee.rewards([task.train[q] for q in query], completions),
@@ -112,8 +113,9 @@ def main() -> None:
             max_completion_length=settings.max_response,
             temperature=settings.temperature,
             beta=settings.kl_coef,
-            learning_rate=work["lr"],
-            lr_scheduler_type="constant",
+            learning_rate=settings.lr,
+            lr_scheduler_type=schedule,
+            warmup_steps=settings.warmup * steps * settings.epochs,
             max_grad_norm=settings.grad_clip,
             weight_decay=settings.weight_decay,
             seed=settings.seed,
