@@ -132,10 +132,26 @@ def _shown(value: object) -> str:
 
 def prepare(function: Callable[..., object]) -> None:
     """Calls what the function has under the name `prepare`, if anything, with the settings of the reward's name."""
+    with contextlib.suppress(BaseException):  # SystemExit too: the first call meets it again, and tells
+        _call_marked(function, "prepare")
+
+
+def check(function: Callable[..., object]) -> None:
+    """Calls what the function has under the name `check`, if anything, with the settings of the reward's name.
+
+    Raises:
+        SpecError: it says that the function cannot be used.
+    """
+    try:
+        _call_marked(function, "check")
+    except Exception as error:
+        raise SpecError(str(error)) from error
+
+
+def _call_marked(function: Callable[..., object], name: str) -> None:
     target, settings = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
-    if callable(ahead := getattr(target, "prepare", None)):
-        with contextlib.suppress(BaseException):  # SystemExit too: the first call meets it again, and tells
-            ahead(**settings)
+    if callable(marked := getattr(target, name, None)):
+        marked(**settings)
 
 
 def _read_requests(
@@ -166,6 +182,7 @@ def main() -> None:
     try:
         function = load_function(spec)
         ready = Reply(needs=required(function))
+        check(function)
     except SpecError as error:
         ready = Reply(error=str(error), fatal=True)
     except ValueError as error:
