@@ -59,7 +59,8 @@ class Guest:
         if what == "attribute":
             return getattr(of, *rest)
         if what == "set":
-            return setattr(of, *rest)
+            setattr(of, *rest)
+            return None
         assert what == "each"
         items: Iterable[object] = of
         return list(itertools.islice(items, MOST))
@@ -116,7 +117,7 @@ def main(files: Sequence[int], limits: Sequence[int], packages: str, bound: bool
     sys.setrecursionlimit(10_000)
     with open(files[0], "rb") as file:
         program = json.load(file)
-    shut_in(*limits, bound=bound)
+    shut_in(limits, bound)
     sys.path.append(packages)
     with contextlib.suppress(Gone):
         Guest(program).serve()

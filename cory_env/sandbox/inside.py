@@ -7,7 +7,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 LONGEST = 4 * 2**20  # bytes of a message; a program's output beyond that is an error
@@ -22,13 +22,11 @@ class Unplain(Exception):
     """A value that is not plain data, so that it cannot cross over."""
 
 
-def shut_in(memory: int, seconds: int, files: int, bound: bool = False) -> None:
+def shut_in(limits: Sequence[int], bound: bool) -> None:
     """Gives up what this process may do, for good: it becomes one that can start no other process and no thread.
 
     Args:
-        memory: bytes of its address space.
-        seconds: of CPU time.
-        files: bytes of any file that it writes.
+        limits: bytes of its address space, seconds of CPU time, and bytes of any file that it writes.
         bound: whether it must see to it itself that it dies with its parent, as no sandbox does.
     """
     os.setsid()  # what it sends to its own group reaches nobody else
@@ -36,7 +34,8 @@ def shut_in(memory: int, seconds: int, files: int, bound: bool = False) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    limits = {
+    memory, seconds, files = limits
+    most = {
         resource.RLIMIT_AS: memory,
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_FSIZE: files,
@@ -46,9 +45,9 @@ def shut_in(memory: int, seconds: int, files: int, bound: bool = False) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_MEMLOCK: 0,
     }
-    for limit, value in limits.items():
-        _, most = resource.getrlimit(limit)
-        value = value if most == resource.RLIM_INFINITY else min(value, most)
+    for limit, value in most.items():
+        _, allowed = resource.getrlimit(limit)
+        value = value if allowed == resource.RLIM_INFINITY else min(value, allowed)
         resource.setrlimit(limit, (value, value))
 
 

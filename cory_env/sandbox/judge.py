@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from cory_env.sandbox import machine
-from cory_env.sandbox.machine import CODE_ROOT, HERE, TEMPORARY, Sandbox
+from cory_env.sandbox.machine import CODE_ROOT, HERE, TEMPORARY
 
 TESTER_MEMORY = 2 * 2**30  # bytes of address space; the tests are the data's
 
@@ -76,7 +76,7 @@ class Allowance:
             return max(0.0, min(self._limit, (self._end - time.monotonic()) / rounds))
 
 
-def judge(trials: Sequence[Trial], limits: Limits, sandbox: Sandbox, total: float = math.inf) -> list[list[bool]]:
+def judge(trials: Sequence[Trial], limits: Limits, sandbox: str, total: float = math.inf) -> list[list[bool]]:
     """Runs every program, as many at once as there are cores.
 
     Args:
@@ -102,7 +102,7 @@ def judge(trials: Sequence[Trial], limits: Limits, sandbox: Sandbox, total: floa
         return list(threads.map(run, trials))
 
 
-def _run(trial: Trial, limits: Limits, sandbox: Sandbox) -> list[bool]:
+def _run(trial: Trial, limits: Limits, sandbox: str) -> list[bool]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cory-")) if sandbox == "off" else "/"
         program = stack.enter_context(_sealed(trial.program))
@@ -143,7 +143,7 @@ def _started(
     side: str,
     files: Sequence[IO[bytes]],
     limits: Sequence[int],
-    sandbox: Sandbox,
+    sandbox: str,
     read: IO[bytes],
     write: IO[bytes],
     folder: str,

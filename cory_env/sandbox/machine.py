@@ -45,7 +45,7 @@ def packages() -> str:
     return sysconfig.get_path("purelib")
 
 
-def shut_in(command: Sequence[str], sandbox: Sandbox) -> list[str]:
+def shut_in(command: Sequence[str], sandbox: str) -> list[str]:
     """Returns the command that runs another one shut in.
 
     Raises:
@@ -57,7 +57,7 @@ def shut_in(command: Sequence[str], sandbox: Sandbox) -> list[str]:
 
 
 def check(sandbox: str) -> None:
-    """Finds out whether programs can be shut in here.
+    """Finds out whether programs can be shut in here, or need not be.
 
     Raises:
         SandboxError: they cannot, or the setting is neither `required` nor `off`.

@@ -51,7 +51,7 @@ def enter(
         os.setresuid(nobody, nobody, nobody)
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.execv(command[0], command)  # as a user other than 0 it keeps no capability
+    os.execv(command[0], list(command))  # as a user other than 0 it keeps no capability
 
 
 def _build_root(seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int) -> None:

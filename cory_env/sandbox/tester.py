@@ -144,7 +144,7 @@ def main(files: Sequence[int], limits: Sequence[int], packages: str, bound: bool
     sys.setrecursionlimit(10_000)
     with open(files[0], "rb") as file:
         setup, own, tests = json.load(file)
-    shut_in(*limits, bound=bound)
+    shut_in(limits, bound)
     sys.path.append(packages)
     program = Program()
     for test in tests:

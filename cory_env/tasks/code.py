@@ -49,9 +49,9 @@ def make(
     With a reward of one's own, other than those of `cory_env.rewards.code`, the data needs no tests and there are no
     gold answers.
     """
-    tested = reward is None or reward.startswith("cory_env.rewards.code:")
+    tested = reward is None or "cory_env.rewards.code:" in reward
     prompt, observer_prompt, separator = prompt or PROMPT, observer_prompt or OBSERVER_PROMPT, REFERENCE_SEPARATOR
-    columns = (placeholders(prompt) | placeholders(observer_prompt)) - {"reference"} - set(OWN)
+    columns = set(placeholders(prompt) | placeholders(observer_prompt)) - {"reference"} - set(OWN)
 
     def format_of(source: Source) -> tuple[Format, set[str]]:
         found = find_format(source, tested)
@@ -77,5 +77,5 @@ def make(
         prompt_template=prompt,
         observer_template=observer_prompt,
         reference_separator=separator if observer_prompt == OBSERVER_PROMPT else "\n",
-        solved_at=1.0 if tested else None,
+        solved_at=1.0 if tested and " " not in (reward or REWARD) else None,  # of several functions, a sum,
     )

@@ -285,5 +285,5 @@ def test_where_nothing_can_be_shut_in_it_is_refused_unless_that_is_switched_off(
         judge([trial], Limits(), "required")
     assert judge([trial], Limits(), "off") == [[True, False]]
     with pytest.raises(SandboxError, match="required or off"):
-        judge([trial], Limits(), "on")  # type: ignore[arg-type]
+        judge([trial], Limits(), "on")
     find_way.cache_clear()
