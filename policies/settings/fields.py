@@ -35,7 +35,7 @@ class Fields(BaseModel):
 
     # What is trained, on what.
     task: str = of_task("imdb")
-    """Name of the task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k` or `imdb`."""
+    """Name of the task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb` or `math`."""
     data: str | None = of_task(None)
     """The training queries, instead of the task's own: a .jsonl, .csv or .parquet file, or a data set `hub:OWNER/NAME`.
     Settings may follow: `?query=COLUMN`, and those of a data set, `&split=train&config=...&revision=...`."""
