@@ -4,7 +4,7 @@
 
 A test is Python code that passes where it ends without an exception. In a completion with a block of code between
 lines of ``` the first such block is the program, else all of it is. Programs run shut in, a test's comparisons where no
-program can reach them (docs/code.md). A program that fails, hangs or takes too much passes nothing more.
+program can reach them (docs/tasks.md). A program that fails, hangs or takes too much passes nothing more.
 """
 
 import ast

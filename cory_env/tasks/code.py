@@ -2,7 +2,7 @@
 
 The bundled problems ask for short Python functions; data of one's own has the columns `query` and `tests`, or the form
 of MBPP, HumanEval or APPS (`cory_env.tasks.code_formats`). The reward is the share of the tests that the program
-passes; `cory_env.rewards.code:all_passed` pays for all or nothing. Programs run shut in: see docs/code.md.
+passes; `cory_env.rewards.code:all_passed` pays for all or nothing. Programs run shut in: see docs/tasks.md.
 """
 
 from collections.abc import Sequence
