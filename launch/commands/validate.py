@@ -44,8 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         "words",
         nargs="*",
         metavar="TASK, key=value",
-        help="arithmetic, code, custom, drafts, gsm8k, imdb or math, or a preset, unless a file says it; and settings as "
-        "for `cory train`",
+        help="arithmetic, code, custom, drafts, gsm8k, imdb or math, or a preset, unless a file says it; and settings "
+        "as for `cory train`",
     )
     parser.add_argument("-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML settings")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
