@@ -43,7 +43,7 @@ def golds(task: Task) -> list[str]:
 
 def test_every_bundled_solution_passes_all_its_tests_and_not_those_of_the_next_problem() -> None:
     task = make_task("code", reward=f"cory_env.rewards.code:share_passed?sandbox={sandbox()}")
-    report = validate(task, tokenizer(), max_prompt=None, max_response=512)
+    report = validate(task, tokenizer(), max_prompt=None, max_response=512, reward_timeout=240)
     assert report.ok and not report.warnings, str(report)
     for split, count in (("train", 66), ("test", 18)):
         assert f"{split}: {count} of {count} gold answers score 1.0" in report.facts
