@@ -13,6 +13,7 @@ from typing import Any
 from cory_env.sandbox.inside import Gone, Unplain, Wire, shut_in
 
 RUN = "run"  # what tests call a run of the program as a script: run(input) is its output
+ENDS = (StopIteration, StopAsyncIteration)  # in `all(map(f, …))` they would end what is gone through, not the test
 
 
 class Program:
@@ -40,7 +41,8 @@ class Program:
         if answer[0]:
             return answer[1]
         kind = vars(builtins).get(answer[1])
-        raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(answer[2])
+        known = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, ENDS)
+        raise (kind if known else RuntimeError)(answer[2])
 
 
 class Remote:
