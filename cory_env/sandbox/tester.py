@@ -41,8 +41,9 @@ class Program:
         if answer[0]:
             return answer[1]
         kind = vars(builtins).get(answer[1])
-        known = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, ENDS)
-        raise (kind if known else RuntimeError)(answer[2])
+        if not isinstance(kind, type) or not issubclass(kind, Exception) or issubclass(kind, ENDS):
+            kind = RuntimeError
+        raise kind(answer[2])
 
 
 class Remote:
