@@ -33,13 +33,25 @@ def update_report(
     return {
         "roles": mapping.as_dict(),
         "policy": policy,
-        "role": {each: {name: figures[name] for name in OF_ROLE if name in figures} for each, figures in role.items()},
+        "role": {
+            each: {name: figures[name] for name in OF_ROLE if name in figures} | _parts(rollouts, each)
+            for each, figures in role.items()
+        },
         "sampler_gap_mean": float(np.mean([figures["sampler_gap_mean"] for figures in policy.values()])),
         "sampler_gap_max": max(figures["sampler_gap_max"] for figures in policy.values()),
         "tokens": sum(rollout.tokens for rollout in rollouts),
         "truncated_prompts": sum(rollout.truncated_prompts for rollout in rollouts),
         "reward_errors": sum(rollout.reward_errors for rollout in rollouts),
         "samples": _samples(rollouts),
+    }
+
+
+def _parts(rollouts: Sequence[Rollout], role: str) -> dict[str, float]:
+    """The mean of what each of several reward functions gave the responses of a role, as `reward/NAME`."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward_parts.get(role, {}))
+    return {
+        f"reward/{name}": float(np.mean([v for r in rollouts for v in r.reward_parts.get(role, {}).get(name, [])]))
+        for name in names
     }
 
 

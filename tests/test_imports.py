@@ -28,6 +28,7 @@ FLOORS = {
         "chat",
         "tasks",
         "rewards",
+        "sandbox",
         "message",
         "tokenizer",
     ),

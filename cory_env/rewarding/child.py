@@ -1,4 +1,4 @@
-"""The child process that holds a reward function.
+"""The child process that holds a reward: a function, or several whose weighted sum it is.
 
     python -m cory_env.rewarding.child SPEC FD PARENT_PID [--die-with-thread]
 
@@ -20,17 +20,69 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import SupportsFloat
+from typing import NamedTuple, SupportsFloat
 
 from cory_env.rewarding.messages import Batch, Reply
-from cory_env.rewarding.spec import SpecError, load_function
+from cory_env.rewarding.spec import SpecError, load_function, parse_sum, short_names
 
 PARENT_CHECK = 1.0  # seconds between looks at whether the parent lives, where its pipe's end is held open by others
 
 EVENT_LOOP = asyncio.Runner()
 """One for all calls, as in TRL: a semaphore or a client that a reward keeps belongs to the loop that it first met."""
+
+
+class Part(NamedTuple):
+    """One of the functions that make a reward."""
+
+    spec: str
+    name: str
+    weight: float
+    function: Callable[..., object]
+
+
+def load(spec: str) -> list[Part]:
+    """Loads what a reward's name names.
+
+    Raises:
+        SpecError: A function cannot be loaded, or says that it cannot be used here.
+        ValueError: The arguments of one cannot be matched.
+    """
+    found = parse_sum(spec)
+    names = short_names([name for name, _ in found])
+    parts = [Part(of, name, weight, load_function(of)) for (of, weight), name in zip(found, names, strict=True)]
+    for part in parts:
+        required(part.function)
+        check(part.function)
+    return parts
+
+
+def call_all(parts: Sequence[Part], batch: Batch) -> Reply:
+    """Calls every function on a batch; with several, what fails names its function."""
+    if len(parts) == 1 and parts[0].weight == 1.0:
+        return call(parts[0].function, batch)
+    replies = []
+    for part in parts:
+        reply = call(part.function, batch)
+        if reply.error and len(parts) > 1:
+            of = f"{part.spec}: " if reply.fatal else f"asks {part.spec}, which "
+            reply = replace(reply, error=of + reply.error)
+        if reply.error:
+            return reply
+        replies.append(reply)
+    faults = {
+        at: f"{fault} from {part.spec}"
+        for part, reply in zip(parts, replies, strict=True)
+        for at, fault in reply.faults.items()
+    }
+    sums = [
+        math.fsum(part.weight * value for part, value in zip(parts, values, strict=True))
+        for values in zip(*(reply.values for reply in replies), strict=True)
+    ]
+    values = {part.name: reply.values for part, reply in zip(parts, replies, strict=True)}
+    return Reply(values=sums, faults=faults, parts=values)
 
 
 def call(function: Callable[..., object], batch: Batch) -> Reply:
@@ -132,10 +184,26 @@ def _shown(value: object) -> str:
 
 def prepare(function: Callable[..., object]) -> None:
     """Calls what the function has under the name `prepare`, if anything, with the settings of the reward's name."""
+    with contextlib.suppress(BaseException):  # SystemExit too: the first call meets it again, and tells
+        _call_marked(function, "prepare")
+
+
+def check(function: Callable[..., object]) -> None:
+    """Calls what the function has under the name `check`, if anything, with the settings of the reward's name.
+
+    Raises:
+        SpecError: it says that the function cannot be used.
+    """
+    try:
+        _call_marked(function, "check")
+    except Exception as error:
+        raise SpecError(str(error)) from error
+
+
+def _call_marked(function: Callable[..., object], name: str) -> None:
     target, settings = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
-    if callable(ahead := getattr(target, "prepare", None)):
-        with contextlib.suppress(BaseException):  # SystemExit too: the first call meets it again, and tells
-            ahead(**settings)
+    if callable(marked := getattr(target, name, None)):
+        marked(**settings)
 
 
 def _read_requests(
@@ -154,7 +222,7 @@ def _read_requests(
 
 
 def main() -> None:
-    """Loads the function, says so, and answers batches until the parent is gone."""
+    """Loads the functions, says so, and answers batches until the parent is gone."""
     spec, fd, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     # A stopped Ray job sends this to all its processes, but the parent still needs rewards to finish its update.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -164,8 +232,8 @@ def main() -> None:
     requests: queue.Queue[Batch | None] = queue.Queue()
     threading.Thread(target=_read_requests, args=(connection, parent, requests), daemon=True).start()
     try:
-        function = load_function(spec)
-        ready = Reply(needs=required(function))
+        parts = load(spec)
+        ready = Reply(needs=tuple(dict.fromkeys(name for part in parts for name in required(part.function))))
     except SpecError as error:
         ready = Reply(error=str(error), fatal=True)
     except ValueError as error:
@@ -176,9 +244,10 @@ def main() -> None:
     while True:
         batch = requests.get()
         if batch is None:
-            prepare(function)
+            for part in parts:
+                prepare(part.function)
         else:
-            connection.send(call(function, batch))
+            connection.send(call_all(parts, batch))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ class Reply:
         error: Why the call as a whole gave no values; empty when it did.
         fatal: Whether no call can ever succeed, because the function cannot be loaded or called.
         killed: Whether the system ended the process by SIGKILL, as it does where memory runs out.
+        parts: Of several functions: what each gave, by its short name; `values` are then their weighted sums.
         needs: Once the function is loaded: the arguments that it has no default for.
     """
 
@@ -42,4 +43,5 @@ class Reply:
     error: str = ""
     fatal: bool = False
     killed: bool = False
+    parts: dict[str, list[float]] = field(default_factory=dict)
     needs: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from cory_env.rewarding.messages import Batch, Reply
+from cory_env.rewards.prepared import TIMEOUT
 
 LOOK_AT_CHILD = 0.2  # seconds between looks at whether the child lives, where its pipe's end is held open by others
 
@@ -88,7 +89,7 @@ class RewardProcess:
         paths = dict.fromkeys([path or os.getcwd() for path in sys.path] + [os.getcwd()])
         process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), TIMEOUT: str(self.timeout)},
             stdin=subprocess.DEVNULL,
             stdout=2,  # this process's standard error
             pass_fds=[theirs.fileno()],

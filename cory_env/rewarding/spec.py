@@ -3,17 +3,74 @@
 Settings are handed to the function as keyword arguments, as text. They are part of the name, so they travel with the
 configuration to every runner and into every checkpoint:
 `cory_env.rewards.sentiment:positive_logit?model=lvwerra/distilbert-imdb`.
+
+Several functions make one reward, their weighted sum: `1.0 * my_rewards:right + -0.1 * my_rewards:length`.
 """
 
 import importlib
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+
+PLUS, TIMES = " + ", " * "
 
 
 class SpecError(ValueError):
     """A reward's name is malformed, or leads to no function or other object that can be called."""
+
+
+def weighted(specs: Sequence[str], weights: Sequence[float] | None = None) -> str:
+    """Returns the name of the weighted sum of functions, as TRL's `reward_funcs` and `reward_weights` give it.
+
+    Args:
+        specs: their names.
+        weights: as many; None: 1.0 each.
+
+    Raises:
+        SpecError: there are not as many, or no functions, or a list of names was not read as one.
+    """
+    if any(spec.startswith("[") for spec in specs):
+        raise SpecError(
+            f"The reward {specs[0]!r} is no list: in one, names with settings stand in quotes, as in "
+            "\"['my_rewards:near?by=2', 'my_rewards:short']\"."
+        )
+    weights = [1.0] * len(specs) if weights is None else weights
+    if not specs or len(weights) != len(specs):
+        raise SpecError(
+            f"There are {len(specs)} reward functions and {len(weights)} reward_weights. Give each function a weight, "
+            "in the same order, or leave reward_weights out."
+        )
+    if len(specs) == 1 and weights[0] == 1.0:
+        return specs[0]
+    return PLUS.join(f"{float(weight)!r}{TIMES}{spec}" for spec, weight in zip(specs, weights, strict=True))
+
+
+def parse_sum(spec: str) -> list[tuple[str, float]]:
+    """Splits a reward's name into those of its functions, each with its weight, without importing anything.
+
+    Raises:
+        SpecError: A name is not of its form, or a function stands twice.
+    """
+    parts: list[tuple[str, float]] = []
+    for part in spec.split(PLUS):
+        weight, times, name = part.partition(TIMES)
+        try:
+            parts.append((name, float(weight)) if times else (part, 1.0))
+        except ValueError as error:
+            raise SpecError(
+                f"The reward {spec!r} has {weight!r} before {TIMES.strip()!r}, which is no number."
+            ) from error
+        parse_spec(parts[-1][0])
+    if len({name for name, _ in parts}) < len(parts):
+        raise SpecError(f"The reward {spec!r} names a function twice. Add up its weights.")
+    return parts
+
+
+def short_names(specs: Sequence[str]) -> list[str]:
+    """Returns what functions are called in reports: their bare names where these differ, else as they are named."""
+    bare = [parse_spec(spec)[1] for spec in specs]
+    return [name if bare.count(name) == 1 else spec for name, spec in zip(bare, specs, strict=True)]
 
 
 def parse_spec(spec: str) -> tuple[str, str, dict[str, str]]:

@@ -10,13 +10,13 @@ tried again.
 
 import logging
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
 from cory_env.rewarding.messages import Batch, Reply
 from cory_env.rewarding.process import RewardProcess
-from cory_env.rewarding.spec import parse_spec
+from cory_env.rewarding.spec import parse_sum
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,18 @@ class RewardKilled(RewardError):
     """The system killed a reward's process again and again; another time it may not."""
 
 
+class Reward(float):
+    """A task reward that is the weighted sum of what several functions gave.
+
+    Attributes:
+        parts: What each gave, by the function's short name.
+    """
+
+    parts: Mapping[str, float] = MappingProxyType({})
+
+
 class RewardWorker:
-    """One reward function in one child process, started on the first call and kept; a context manager.
+    """One reward, a function or several, in one child process, started on the first call and kept; a context manager.
 
     Attributes:
         skipped: How many samples have got None so far.
@@ -44,7 +54,7 @@ class RewardWorker:
         """Names the function; nothing is started yet.
 
         Args:
-            spec: `module:function`, or `module:function?setting=value`.
+            spec: `module:function`, or `module:function?setting=value`, or the weighted sum of several (`spec`).
             timeout: Seconds that one call may take; also those for importing the module. A model that the function
                 loads on its first call counts in that call.
             on_error: What a failure does: `stop` raises, `skip` gives None to the samples concerned.
@@ -52,7 +62,7 @@ class RewardWorker:
         Raises:
             ValueError: The name is not of this form, or a setting is out of range.
         """
-        parse_spec(spec)
+        parse_sum(spec)
         if not timeout > 0:
             raise ValueError(f"The reward's time limit is {timeout} s, but must be more than 0. Set reward_timeout.")
         if on_error not in ("stop", "skip"):
@@ -74,7 +84,7 @@ class RewardWorker:
             columns: Further arguments, each a list as long; the function gets those that it accepts.
 
         Returns:
-            One finite number per sample; None only with `skip`.
+            One finite number per sample, of several functions a `Reward`; None only with `skip`.
 
         Raises:
             RewardError: The function failed (with `stop`), or can never be called (always).
@@ -94,7 +104,7 @@ class RewardWorker:
             logger.warning("The reward %s %s; its %d samples are tried again.", self.spec, reply.error, len(batch))
             reply = self._call(batch)
         if not reply.error and not reply.faults:
-            return list(reply.values)
+            return [*_values(reply)]
 
         faults = self._find_faults(batch, reply.error) if reply.error else reply.faults
         killed = reply.killed and set(faults.values()) <= {reply.error}
@@ -175,7 +185,7 @@ class RewardWorker:
         sound = [index for index in range(len(batch)) if index not in faults]
         values: dict[int, float] = {}
         if reply is not None:
-            values = {index: reply.values[index] for index in sound}
+            values = {index: value for index, value in enumerate(_values(reply)) if index not in faults}
         elif sound:
             again = self._call(batch.pick(sound))
             if again.error:
@@ -183,7 +193,8 @@ class RewardWorker:
                     "The reward %s failed on the other %d samples too: it %s.", self.spec, len(sound), again.error
                 )
             else:
-                values = {index: again.values[i] for i, index in enumerate(sound) if i not in again.faults}
+                given = _values(again)
+                values = {index: given[i] for i, index in enumerate(sound) if i not in again.faults}
         self.skipped += len(batch) - len(values)
         return [values.get(index) for index in range(len(batch))]
 
@@ -209,6 +220,18 @@ class RewardWorker:
             f"The reward {self.spec} failed on {where}: it {reason}{gap}"
             "Correct the function or the data; set on_reward_error to skip to go on without such queries."
         )
+
+
+def _values(reply: Reply) -> list[float]:
+    """The rewards of a reply; of several functions each with what these gave."""
+    if not reply.parts:
+        return reply.values
+    rewards: list[float] = []
+    for index, value in enumerate(reply.values):
+        reward = Reward(value)
+        reward.parts = {name: of[index] for name, of in reply.parts.items()}
+        rewards.append(reward)
+    return rewards
 
 
 def _sample(batch: Batch, index: int) -> str:

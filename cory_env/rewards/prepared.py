@@ -1,7 +1,10 @@
-"""What a reward can load before its first batch."""
+"""What a reward can load, or find out, before its first batch."""
 
 from collections.abc import Callable
 from typing import TypeVar
+
+TIMEOUT = "CORY_REWARD_TIMEOUT"
+"""In the environment of a reward's process: the seconds that one call of it may take."""
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -16,6 +19,21 @@ def prepared_by(prepare: Callable[..., object]) -> Callable[[Function], Function
 
     def mark(function: Function) -> Function:
         function.prepare = prepare  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def checked_by(check: Callable[..., object]) -> Callable[[Function], Function]:
+    """Marks a reward with what finds out whether it can be used on a machine at all.
+
+    Args:
+        check: called in the reward's process once the reward is loaded, with the settings of its name; what it raises
+            is why the reward is refused. It becomes the reward's attribute `check`.
+    """
+
+    def mark(function: Function) -> Function:
+        function.check = check  # type: ignore[attr-defined]
         return function
 
     return mark

@@ -1,9 +1,10 @@
 """Tasks by name.
 
 `make_task("imdb")` and `make_task("gsm8k")` are the paper's tasks, `make_task("arithmetic")` is an easy one that needs
-no data, `make_task("drafts")` one in which an earlier answer matters, and `make_task("custom", data=..., reward=...)` a
-user's own file. To add a task, write a `make` function like
-those and list it in `TASKS`.
+no data, `make_task("drafts")` one in which an earlier answer matters, `make_task("code")` asks for programs,
+`make_task("math", data=...)` for mathematics, and
+`make_task("custom", data=..., reward=...)` is a user's own file. To add a task, write a `make` function like those and
+list it in `TASKS`.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from cory_env.message import Message
-from cory_env.tasks import arithmetic, custom, drafts, gsm8k, imdb
+from cory_env.tasks import arithmetic, code, custom, drafts, gsm8k, imdb, mathematics
 from cory_env.tasks.arithmetic import Operations
 from cory_env.tasks.openings import cut_queries
 from cory_env.tasks.readers import DataError
@@ -27,10 +28,12 @@ __all__ = ["TASKS", "DataError", "Message", "Operations", "Query", "Split", "Tas
 
 TASKS: dict[str, Callable[..., Task]] = {
     "arithmetic": arithmetic.make,
+    "code": code.make,
     "custom": custom.make,
     "drafts": drafts.make,
     "gsm8k": gsm8k.make,
     "imdb": imdb.make,
+    "math": mathematics.make,
 }
 
 

@@ -57,6 +57,17 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
     ]
 
 
+def columns_of(source: Source) -> list[str]:
+    """Returns the columns of a source's first row; none where it has no rows.
+
+    Raises:
+        DataError: As of `read_queries`.
+    """
+    name, settings = parse_source(source)
+    settings.pop(QUERY, None)
+    return list(next(iter(_rows(name, settings)), ("", {}))[1])
+
+
 def parse_source(source: Source) -> tuple[str, dict[str, str]]:
     """Splits a source into name and settings.
 

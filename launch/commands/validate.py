@@ -21,6 +21,7 @@ examples:
   cory validate arithmetic digits=3 operations=sums
   cory validate gsm8k data=train.jsonl eval_data=test.jsonl max_response=256
   cory validate custom data=questions.jsonl reward=my_rewards:brevity model=./my-model
+  cory validate code
   cory validate summarize data=texts.jsonl
   cory validate -c mine.yaml
 """
@@ -43,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         "words",
         nargs="*",
         metavar="TASK, key=value",
-        help="arithmetic, custom, gsm8k or imdb, or a preset, unless a file says it; and settings as for `cory train`",
+        help="arithmetic, code, custom, drafts, gsm8k, imdb or math, or a preset, unless a file says it; and settings "
+        "as for `cory train`",
     )
     parser.add_argument("-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML settings")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")

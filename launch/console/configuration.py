@@ -134,7 +134,7 @@ def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]
 
 def takes_lists(key: str) -> bool:
     """Whether a setting may have several values."""
-    return list[str] in get_args(Settings.model_fields[key].annotation)
+    return bool({list[str], list[float]} & {*get_args(Settings.model_fields[key].annotation)})
 
 
 def _check_key(key: str, where: str) -> None:

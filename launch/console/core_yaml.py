@@ -14,7 +14,7 @@ import yaml
 from launch.console.errors import CommandError
 
 Scalar = str | int | float | bool | None
-Value = Scalar | list[str]
+Value = Scalar | list[str] | list[float]
 QUOTES = ("'", '"')
 
 _TAG = "tag:yaml.org,2002:"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cory_env.chain import role_names
+from cory_env.rewarding.spec import parse_sum
 from cory_env.tasks import Split, Task
 from launch.cluster import session
 from launch.console import output
@@ -261,9 +262,13 @@ def _stamp(folders: Iterable[Path]) -> int:
     return zlib.crc32(repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]).encode())
 
 
-def _code(reward: str) -> int | None:
+def _code(reward: str) -> int | list[int | None] | None:
     """Returns a checksum of the file that holds a reward, if there is one: a corrected reward gives other figures."""
-    module = reward.partition(":")[0]
+    modules = [name.partition(":")[0] for name, _ in parse_sum(reward)]
+    return _file(modules[0]) if len(modules) == 1 else [_file(module) for module in modules]
+
+
+def _file(module: str) -> int | None:
     file = Path(*module.split(".")).with_suffix(".py")  # in this folder, where rewards are looked for first
     if not file.is_file():
         try:

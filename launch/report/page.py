@@ -150,7 +150,7 @@ def _caveats(arms: Sequence[ArmRuns]) -> list[str]:
             f"Combined rewards weigh the KL differently here (η = {', '.join(f'{coef:g}' for coef in coefs)}), so they "
             "do not compare: set eval_kl_coef to the same in all runs. Task reward and KL do compare."
         )
-    if len({(arm.settings.task, arm.settings.data, arm.settings.reward) for arm in arms}) > 1:
+    if len({(arm.settings.task, arm.settings.data, arm.settings.whole_reward) for arm in arms}) > 1:
         found.append("The runs are of different tasks, data or rewards: their figures do not compare.")
     if names := [arm.label for arm in arms if len({run.settings.updates for run in arm.counted}) > 1]:
         found.append(f"Trained for different numbers of updates, and compared all the same: {', '.join(names)}.")

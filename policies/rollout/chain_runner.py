@@ -28,7 +28,7 @@ from policies.generation.generator import (
 from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
 from policies.rollout.dealing import Deal
-from policies.rollout.episodes import as_rllib_episode, as_text
+from policies.rollout.episodes import as_rllib_episode, as_text, reward_parts
 from policies.rollout.game import Game, InPlay
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
@@ -55,6 +55,8 @@ class Rollout(NamedTuple):
     """Chains dropped because their reward failed (`on_reward_error: skip`)."""
     rollout_seconds: float
     reward_seconds: float
+    reward_parts: dict[str, dict[str, list[float]]]
+    """By role, what each of several reward functions gave; nothing where there is one."""
 
 
 class Played(NamedTuple):
@@ -198,6 +200,7 @@ class ChainRunner(StatelessRunner):
             reward_errors=len(episodes) - len(played),
             rollout_seconds=seconds - self._reward_seconds,
             reward_seconds=self._reward_seconds,
+            reward_parts=reward_parts(chain.roles, [each.task_rewards for each in played]),
         )
 
     def _check_versions(self, mapping: RoleMapping, version: int) -> None:

@@ -11,6 +11,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
+from cory_env.rewarding.worker import Reward
 from policies.generation.generator import Response
 from policies.learning.measures import repetition
 from policies.rllib.token_batch import ENDED, LOGPROBS, QUERY, SAMPLE, TASK_REWARD
@@ -54,7 +55,7 @@ def as_rllib_episode(
             extra_model_outputs={
                 role: {
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
-                    TASK_REWARD: task_rewards[position],
+                    TASK_REWARD: float(task_rewards[position]),
                     QUERY: deal.query,
                     SAMPLE: deal.sample,
                     ENDED: tokens[-1] in chain.at[position].ends,
@@ -71,6 +72,16 @@ def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict.fromkeys(chain.roles, observation), dict.fromkeys(chain.roles, action)
 
 
+def reward_parts(roles: Sequence[str], task_rewards: Sequence[Sequence[float]]) -> dict[str, dict[str, list[float]]]:
+    """What each of several reward functions gave, by role and by its name; nothing where there is one function."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for of_chain in task_rewards:
+        for role, reward in zip(roles, of_chain, strict=True):
+            for name, value in reward.parts.items() if isinstance(reward, Reward) else ():
+                found.setdefault(role, {}).setdefault(name, []).append(value)
+    return found
+
+
 def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:
     """A finished chain for people: the query, what each role answered, and what of it would be a sign of collapse."""
     return {
@@ -80,7 +91,8 @@ def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleM
                 "role": role,
                 "policy": mapping(role),
                 "text": text,
-                "task_reward": reward,
+                "task_reward": float(reward),
+                **({"rewards": dict(reward.parts)} if isinstance(reward, Reward) else {}),
                 "ended": tokens[-1] in chain.ends,
                 "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
             }

@@ -35,7 +35,7 @@ class Fields(BaseModel):
 
     # What is trained, on what.
     task: str = of_task("imdb")
-    """Name of the task: `arithmetic`, `custom`, `drafts`, `gsm8k` or `imdb`."""
+    """Name of the task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb` or `math`."""
     data: str | None = of_task(None)
     """The training queries, instead of the task's own: a .jsonl, .csv or .parquet file, or a data set `hub:OWNER/NAME`.
     Settings may follow: `?query=COLUMN`, and those of a data set, `&split=train&config=...&revision=...`."""
@@ -57,8 +57,10 @@ class Fields(BaseModel):
     """Template of the pioneer's prompt (`custom`): `{query}` and the data's columns."""
     observer_prompt: str | None = of_task(None)
     """Template of every later agent's prompt (`custom`): `{query}`, `{reference}` and the data's columns."""
-    reward: str | None = of_task(None)
-    """The reward function, `module:function`; each task but `custom` has its own."""
+    reward: str | list[str] | None = of_task(None)
+    """The reward function, `module:function`, or a list of several; each task but `custom` has its own."""
+    reward_weights: list[float] | None = of_task(None)
+    """Of several: the weight of each in the sum that is the reward; null: 1 each."""
     on_reward_error: Literal["stop", "skip"] = of_watching("stop", resume=True)
     """What a failing reward does: stop the run, or drop that query and count it."""
     reward_timeout: float = of_computing(300.0, gt=0)

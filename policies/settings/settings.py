@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ValidationError, model_validator
 
 from cory_env.chain import Chain
+from cory_env.rewarding.spec import weighted
 from cory_env.tasks import Task, make_task
 from cory_env.tokenizer import alike, load_tokenizer, tokens_holding
 from policies.models.model_names import AVERAGE, model_path
@@ -44,6 +45,18 @@ class Settings(Fields):
             found = found[key]
         return found["combined_reward"]
 
+    @property
+    def whole_reward(self) -> str | None:
+        """The name of the reward, which may be the weighted sum of several functions; None: the task's own.
+
+        Raises:
+            ValueError: the weights are not those of the functions.
+        """
+        if self.reward is None and self.reward_weights is None:
+            return None
+        rewards = [self.reward] if isinstance(self.reward, str) else self.reward
+        return weighted(rewards or [], self.reward_weights)
+
     def make_task(self) -> Task:
         """The task, with its queries loaded.
 
@@ -54,7 +67,7 @@ class Settings(Fields):
             self.task,
             data=self.data,
             eval_data=self.eval_data,
-            reward=self.reward,
+            reward=self.whole_reward,
             prompt=self.prompt,
             observer_prompt=self.observer_prompt,
             min_query=self.min_query,
@@ -123,6 +136,7 @@ class Settings(Fields):
         names = [*same.split(), *also.split()]
         tokenizers, first = self.make_tokenizers(), self.modules[0]
         return {name: getattr(self, name) for name in names} | {
+            "reward": self.whole_reward,
             "tokenizer": self.model_paths[first],
             "vocab_size": self.vocab_size(tokenizers, first),
             "stop_token_ids": self.stop_token_ids(tokenizers, first),
@@ -184,6 +198,7 @@ class Settings(Fields):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         refuse_contradictions(self)
+        _ = self.whole_reward  # its functions and weights go together
         return self
 
 

@@ -60,7 +60,15 @@ def test_a_role_exchange_moves_no_weight_and_keeps_adams_moments(make_either: Ma
 
 def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their_update(make_cory: MakeCory) -> None:
     algorithm = make_cory(
-        num_agents=4, weights="lora", observed="best", exchange_period=1, queries=4, minibatch=4, epochs=1
+        num_agents=4,
+        weights="lora",
+        observed="best",
+        exchange_period=1,
+        queries=4,
+        minibatch=4,
+        epochs=1,
+        reward=["tests.policies.sample_rewards:letters", "tests.policies.sample_rewards:commas"],
+        reward_weights=[1.0, -0.5],
     )
     reports = [algorithm.train()["cory"] for _ in range(5)]
     assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2", "llm_3", "llm_4", "llm_1"]
@@ -70,7 +78,12 @@ def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their
         shown = {answer["role"]: answer["policy"] for answer in report["samples"][0]["responses"]}
         assert shown == report["roles"]
         for role, module_id in report["roles"].items():
-            assert report["role"][role]["task_reward"] == report["policy"][module_id]["task_reward"]
+            figures = report["role"][role]
+            assert figures["task_reward"] == report["policy"][module_id]["task_reward"]
+            of_parts = figures["reward/letters"] - 0.5 * figures["reward/commas"]
+            assert figures["task_reward"] == pytest.approx(of_parts, abs=1e-6)
+        answer = report["samples"][0]["responses"][0]
+        assert answer["rewards"]["letters"] - 0.5 * answer["rewards"]["commas"] == answer["task_reward"]
 
 
 def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates(make_either: MakeCory, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_what_a_preset_says_is_left_out_where_what_is_asked_for_leaves_it_no_eff
 def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
     s = resolve("imdb-gpt2", [], [])
     assert (s.task, s.model, s.num_agents, s.exchange_period) == ("imdb", "openai-community/gpt2-large", 2, 5)
-    assert parse_spec(s.reward or "") == (
+    assert parse_spec(s.whole_reward or "") == (
         "cory_env.rewards.sentiment",
         "positive_logit",
         {"model": "lvwerra/distilbert-imdb"},
@@ -227,3 +227,13 @@ def test_a_preset_builds_on_its_base() -> None:
 def test_a_long_value_is_kept_apart_from_its_meaning(tmp_path: Path) -> None:
     (tmp_path / "saved.yaml").write_text(as_yaml(Settings(model="/a/folder/with/quite/a/long/name/model")))
     assert read_file(tmp_path / "saved.yaml")["model"] == "/a/folder/with/quite/a/long/name/model"
+
+
+def test_lists_of_rewards_and_weights_stand_on_the_command_line_and_in_files(tmp_path: Path) -> None:
+    words = ["reward=['a:f?x=1', b:g]", "reward_weights=[1, -0.5]"]
+    asked = resolve("imdb-tiny", [], words)
+    assert (asked.reward, asked.reward_weights) == (["a:f?x=1", "b:g"], [1.0, -0.5])
+    with pytest.raises(SettingsError, match="names with settings stand in quotes"):
+        resolve("imdb-tiny", [], ["reward=[a:f?x=1, b:g]"])
+    (tmp_path / "mine.yaml").write_text(as_yaml(asked))
+    assert resolve("imdb-tiny", [tmp_path / "mine.yaml"], []) == asked

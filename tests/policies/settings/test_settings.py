@@ -302,3 +302,15 @@ def test_what_was_written_before_there_was_a_setting_is_read_as_it_was_then() ->
     assert (now.importance_cap, now.validation) == (2.0, True)
     assert (then.importance_cap, then.validation, then.lr) == (None, False, 0.5)
     assert kept_settings(now.model_dump()) == now
+
+
+def test_a_reward_may_be_several_functions_each_with_a_weight() -> None:
+    several = make_settings({"reward": ["a:f", "b:g?x=1"], "reward_weights": [1, 0.5]})
+    assert several.whole_reward == "1.0 * a:f + 0.5 * b:g?x=1" == several.env_settings()["reward"]
+    assert make_settings({"reward": "a:f"}).whole_reward == "a:f" and make_settings({}).whole_reward is None
+    wrong: dict[str, Any]
+    for wrong in ({"reward": ["a:f"], "reward_weights": [1, 2]}, {"reward": []}, {"reward_weights": [1.0]}):
+        with pytest.raises(SettingsError, match=r"reward functions and \d reward_weights"):
+            make_settings(wrong)
+    with pytest.raises(SettingsError, match="reward_weights"):
+        make_settings({"reward": ["a:f"], "reward_weights": [float("nan")]})

@@ -1,0 +1,194 @@
+"""Runs programs against tests, each shut in, several at once, and says which tests each passes."""
+
+import fcntl
+import json
+import math
+import os
+import select
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from cory_env.sandbox import machine
+from cory_env.sandbox.machine import CODE_ROOT, HERE, TEMPORARY
+
+TESTER_MEMORY = 2 * 2**30  # bytes of address space; the tests are the data's
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A program and what it is put to.
+
+    Attributes:
+        program: Its text.
+        tests: Code, of which each piece passes where it ends without an exception. Names that it lacks are the
+            program's, and `run(text)` is what the program prints as a script that reads `text`.
+        setup: Code that each test relies on.
+        own: A name that is the program's, though the setup may define it.
+    """
+
+    program: str
+    tests: Sequence[str]
+    setup: str = ""
+    own: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may take.
+
+    Attributes:
+        seconds: Of wall time, for all tests together; of CPU time the same.
+        memory: Bytes of address space.
+    """
+
+    seconds: float = 10.0
+    memory: int = 512 * 2**20
+
+
+class Allowance:
+    """Time for many programs: each may take its limit, or less, so that all are done in time however many hang."""
+
+    def __init__(self, programs: int, side_by_side: int, limit: float, total: float) -> None:
+        """Starts the clock.
+
+        Args:
+            programs: how many there are.
+            side_by_side: how many run at once.
+            limit: seconds of one.
+            total: seconds of all.
+        """
+        self._left, self._side_by_side, self._limit = programs, side_by_side, limit
+        self._end = time.monotonic() + total
+        self._lock = threading.Lock()
+
+    def next(self) -> float:
+        """Seconds of the next program."""
+        with self._lock:
+            rounds = math.ceil(self._left / self._side_by_side)
+            self._left -= 1
+            return max(0.0, min(self._limit, (self._end - time.monotonic()) / rounds))
+
+
+def judge(trials: Sequence[Trial], limits: Limits, sandbox: str, total: float = math.inf) -> list[list[bool]]:
+    """Runs every program, as many at once as there are cores.
+
+    Args:
+        trials: what is run.
+        limits: of each program.
+        sandbox: `off` runs them with limits of memory and time alone.
+        total: seconds for all; where they would take longer, each gets less.
+
+    Returns:
+        Per program, which tests it passes, in their order. One that is not reached in time is not passed.
+
+    Raises:
+        SandboxError: programs cannot be shut in here.
+    """
+    machine.check(sandbox)
+    cores = len(os.sched_getaffinity(0))
+    allowance = Allowance(len(trials), cores, limits.seconds, total)
+
+    def run(trial: Trial) -> list[bool]:
+        return _run(trial, Limits(allowance.next(), limits.memory), sandbox)
+
+    with ThreadPoolExecutor(cores) as threads:
+        return list(threads.map(run, trials))
+
+
+def _run(trial: Trial, limits: Limits, sandbox: str) -> list[bool]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cory-")) if sandbox == "off" else "/"
+        program = stack.enter_context(_sealed(trial.program))
+        tests = stack.enter_context(_sealed([trial.setup, trial.own, list(trial.tests)]))
+        # Requests go one way, answers the other; the verdict goes to this process, past the program.
+        (requests, ask), (answers, answer), (verdict, say) = (_pipe(stack) for _ in range(3))
+        deadline = time.monotonic() + limits.seconds
+        seconds = max(1, math.ceil(limits.seconds))
+        stack.enter_context(
+            _started("guest", [program], [limits.memory, seconds, TEMPORARY], sandbox, requests, answer, folder)
+        )
+        stack.enter_context(
+            _started("tester", [tests, say], [TESTER_MEMORY, seconds, TEMPORARY], sandbox, answers, ask, folder)
+        )
+        for end in (requests, ask, answers, answer, say):
+            end.close()
+        passed = _read(verdict, len(trial.tests), deadline)
+    return [*passed, *[False] * (len(trial.tests) - len(passed))]
+
+
+def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    read, write = os.pipe()
+    return stack.enter_context(os.fdopen(read, "rb", 0)), stack.enter_context(os.fdopen(write, "wb", 0))
+
+
+def _sealed(content: object) -> IO[bytes]:
+    """A file in memory that holds JSON, and that nobody can change."""
+    file = os.memfd_create("cory", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    stream = os.fdopen(file, "r+b", 0)
+    stream.write(json.dumps(content).encode())
+    stream.seek(0)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return stream
+
+
+@contextmanager
+def _started(
+    side: str,
+    files: Sequence[IO[bytes]],
+    limits: Sequence[int],
+    sandbox: str,
+    read: IO[bytes],
+    write: IO[bytes],
+    folder: str,
+) -> Iterator[None]:
+    """Runs one side, and kills it and all that it started at the end.
+
+    Args:
+        side: `guest` or `tester`.
+        files: what it is handed beside what it reads and writes.
+        limits: see `inside.shut_in`.
+        sandbox: whether it is shut in.
+        read: its standard input.
+        write: its standard output.
+        folder: where it starts, and with `off` its temporary folder.
+    """
+    root = str(HERE.parents[1]) if sandbox == "off" else CODE_ROOT
+    handed = [file.fileno() for file in files]
+    start = f"import sys; sys.path.insert(0, {root!r}); from cory_env.sandbox.{side} import main; sys.path.pop(0); "
+    start += f"main({handed}, {list(limits)}, {machine.packages()!r}, {sandbox == 'off'})"
+    command = [machine.interpreter(), *machine.OPTIONS, "-c", start]
+    process = subprocess.Popen(
+        machine.shut_in(command, sandbox),
+        stdin=read,
+        stdout=write,
+        stderr=subprocess.DEVNULL,
+        pass_fds=handed,
+        cwd=folder,
+        env=machine.environment() | ({"HOME": folder, "TMPDIR": folder} if sandbox == "off" else {}),
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _read(verdict: IO[bytes], tests: int, deadline: float) -> list[bool]:
+    """Waits for the verdict on each test, until the tester ends or time is up."""
+    said = b""
+    poll = select.poll()
+    poll.register(verdict, select.POLLIN)
+    while len(said) < tests and (left := deadline - time.monotonic()) > 0:
+        if poll.poll(left * 1000):
+            more = verdict.read(tests - len(said))
+            if not more:
+                break
+            said += more
+    return [sign == ord("1") for sign in said]

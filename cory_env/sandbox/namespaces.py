@@ -1,0 +1,102 @@
+"""Shuts a process in by Linux namespaces, where bubblewrap is not installed: the same view, with less of a record.
+
+It runs by itself, as the first thing in the process that is to be shut in, and then becomes the command.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+NEW_ROOT = "/sys"  # a folder that every system has; in the process's own view alone, the new root is put together there
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def enter(
+    seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int, nobody: int | None, command: Sequence[str]
+) -> None:
+    """Shuts this process in, which then becomes the command; does not return.
+
+    Args:
+        seen: what is seen inside, read-only: where it lies outside, and inside.
+        devices: files that may also be written.
+        size: bytes of the temporary folder.
+        nobody: the user that the system's administrator becomes; None for another user, who stays who they are.
+        command: what runs inside.
+
+    Raises:
+        OSError: the system does not allow it.
+    """
+    user, group = os.geteuid(), os.getegid()
+    own = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
+    _call("unshare", own if nobody is not None else own | CLONE_NEWUSER)
+    if nobody is None:
+        for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{file}", "w") as written:
+                written.write(text)
+    if child := os.fork():  # the first process of the new namespace; it dies with this one
+        _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
+    _build_root(seen, devices, size)
+    if nobody is not None:
+        os.setgroups([])
+        os.setresgid(nobody, nobody, nobody)
+        os.setresuid(nobody, nobody, nobody)
+    _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.execv(command[0], list(command))  # as a user other than 0 it keeps no capability
+
+
+def _build_root(seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int) -> None:
+    """Puts a new root together, makes it the root, and lets go of the old one."""
+    _mount(None, "/", MS_REC | MS_PRIVATE)
+    _mount("tmpfs", NEW_ROOT, MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    for outside, inside in [*seen, *((device, device) for device in devices)]:
+        target = NEW_ROOT + inside
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.islink(outside):
+            os.symlink(os.readlink(outside), target)
+            continue
+        if os.path.isdir(outside):
+            os.makedirs(target, exist_ok=True)
+        else:
+            open(target, "w").close()
+        _mount(outside, target, MS_BIND)
+        if outside not in devices:
+            _mount(None, target, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    os.mkdir(f"{NEW_ROOT}/tmp")
+    _mount("tmpfs", f"{NEW_ROOT}/tmp", MS_NOSUID | MS_NODEV, f"size={size},mode=1777")
+    _mount(None, NEW_ROOT, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    os.chdir(NEW_ROOT)
+    _call("pivot_root", b".", b".")
+    _call("umount2", b".", MNT_DETACH)
+    os.chdir("/tmp")
+
+
+def _mount(source: str | None, target: str, flags: int, options: str | None = None) -> None:
+    kind = source if flags & (MS_BIND | MS_REMOUNT | MS_PRIVATE) == 0 else None
+    words = [None if word is None else word.encode() for word in (source, target, kind, options)]
+    _call("mount", *words[:3], ctypes.c_ulong(flags), words[3], about=target)
+
+
+def _call(name: str, *arguments: object, about: str = "") -> None:
+    if getattr(LIBC, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name} {about}: {os.strerror(number)}")
+
+
+def main(
+    seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int, nobody: int | None, command: Sequence[str]
+) -> None:
+    """Enters, or says in one line why not."""
+    try:
+        enter(seen, devices, size, nobody, command)
+    except OSError as error:
+        sys.exit(str(error))

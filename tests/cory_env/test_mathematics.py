@@ -1,0 +1,105 @@
+"""The task math: its data, and its reward against answers in many notations."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cory_env.rewarding.worker import RewardWorker
+from cory_env.rewards.mathematics import gold_text
+from cory_env.tasks import DataError, Task, make_task
+from cory_env.validate import validate
+from tests.cory_env.sample_tasks import LENGTH, tokenizer
+
+SPEC = "cory_env.rewards.mathematics:same_value"
+MATH = [
+    {
+        "problem": r"What is $\frac{1}{4} + \frac{1}{4}$?",
+        "level": "Level 1",
+        "type": "Algebra",
+        "solution": r"The sum is $\frac{2}{4} = \boxed{\frac{1}{2}}$.",
+    },
+    {"problem": "Solve $x^2 = 4$.", "solution": r"Take roots: $\boxed{\{-2, 2\}}$. So \boxed{-2, 2}."},
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def right(answers: list[str], gold: str, timeout: float = 60) -> list[float | None]:
+    pytest.importorskip("math_verify", reason="the extra math is not installed")
+    with RewardWorker(SPEC, timeout=timeout) as worker:
+        return worker.rewards(["?"] * len(answers), answers, {"answer": [gold] * len(answers)})
+
+
+@pytest.mark.parametrize(
+    ("gold", "same", "other"),
+    [
+        (
+            r"\frac{1}{2}",
+            ["$0.5$", r"\boxed{1/2}", r"So $x = \frac12$.", r"$\boxed{\dfrac{2}{4}}$"],
+            ["", "1", "$0.51$"],
+        ),
+        ("1000", [r"\boxed{1,000}", "It costs $1,000.", "1000.", r"\boxed{10^3}"], [r"\boxed{1}", "100"]),
+        ("50\\%", [r"\boxed{50\%}", r"\boxed{0.5}", r"\boxed{50}"], [r"\boxed{5}"]),
+        ("18", [r"$\boxed{18 \text{ dollars}}$", "The answer is 18.", r"\boxed{18.00}"], [r"\boxed{-18}", "None"]),
+        (r"2\sqrt{3}", [r"\boxed{\sqrt{12}}", r"$2 \cdot 3^{1/2}$"], [r"\boxed{3.46}"]),
+        (r"x^2 - 1", [r"\boxed{(x-1)(x+1)}"], [r"\boxed{x^2}"]),
+        (r"2.5 \times 10^{-3}", [r"\boxed{0.0025}"], [r"\boxed{0.025}"]),
+        ("Ann has 4.\n#### 4", ["4", "So she has $4$."], ["5"]),
+        (r"Hence $\boxed{\{-2, 2\}}$", [r"\boxed{\{2, -2\}}"], [r"\boxed{2}"]),
+    ],
+)
+def test_answers_are_compared_by_value(gold: str, same: list[str], other: list[str]) -> None:
+    assert right([*same, *other], gold) == [1.0] * len(same) + [0.0] * len(other)
+
+
+def test_answers_that_take_too_long_are_wrong_and_end_within_the_time_limit_of_a_call() -> None:
+    towers = [r"\boxed{9^{9^{9^9}}}", r"\boxed{10^{10^{10^{10}}}}"] * 3
+    right(["1"], "5")  # importing sympy takes its time, once
+    started = time.monotonic()
+    assert right([*towers, "5"], "5", timeout=15) == [0.0] * 6 + [1.0]
+    assert time.monotonic() - started < 15
+
+
+def test_rows_of_math_and_of_gsm8k_are_problems_whose_answers_are_right(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify", reason="the extra math is not installed")
+    gsm8k = [{"question": "2 + 2?", "answer": "2 + 2 = 4\n#### 4"}, {"question": "3 + 4?", "answer": "#### 7"}]
+    task = make_task(
+        "math", data=write(tmp_path / "math.jsonl", MATH), eval_data=write(tmp_path / "gsm8k.jsonl", gsm8k)
+    )
+    assert [task.gold(query) for query in task.train] == [r"\boxed{\frac{1}{2}}", r"\boxed{-2, 2}"]
+    assert "final answer in \\boxed{}." in task.prompt(task.train[0])
+    assert "\n\n\\boxed{1}\n\nReason" in task.observer_prompt(task.train[0], [" \\boxed{1}\n"])
+    report = validate(task, tokenizer(), max_prompt=None, max_response=64)
+    assert report.ok, str(report)
+    assert "train: 2 of 2 gold answers score 1.0" in report.facts
+    assert "test: 0 of 2 wrong answers, those of the next query, score 1.0" in report.facts
+
+
+def test_what_the_data_lacks_is_named(tmp_path: Path) -> None:
+    def task(rows: list[dict[str, Any]], **settings: Any) -> Task:
+        return make_task("math", data=write(tmp_path / "data.jsonl", rows), **settings)
+
+    with pytest.raises(ValueError, match="task math needs data"):
+        make_task("math")
+    with pytest.raises(DataError, match=r"at 'Solve \$x\^2 = 4\$\.': the solution has no answer in"):
+        task([*MATH, MATH[1] | {"solution": "Easy."}])
+    with pytest.raises(DataError, match="The answer '#### ' is empty"):
+        task([{"query": "a", "answer": "#### "}, {"query": "b", "answer": "1"}])
+    with pytest.raises(DataError, match="line 1 has no value in column 'answer'"):
+        task([{"query": "a"}, {"query": "b"}])
+    plain = task([{"query": "a"}, {"query": "b"}], reward=LENGTH)
+    assert plain.gold(plain.train[0]) is None and plain.solved_at is None
+
+
+def test_the_answer_is_what_stands_last_in_a_box() -> None:
+    assert gold_text(r"\boxed{1} and \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
+    assert gold_text(" 3 ") == "3" and gold_text(3) == "3"
+    for wrong in ("", r"\boxed{", r"\boxed{}"):
+        with pytest.raises(ValueError, match="is empty"):
+            gold_text(wrong)

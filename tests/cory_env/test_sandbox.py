@@ -1,0 +1,290 @@
+"""The sandbox, against programs that try to get out of it, to harm the machine, or to pass without doing the work."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cory_env.sandbox import machine
+from cory_env.sandbox.judge import Allowance, Limits, Trial, judge
+from cory_env.sandbox.machine import BUILD, SandboxError, find_way
+
+MB = 2**20
+
+
+@cache
+def works(way: str) -> bool:
+    """Whether a way of shutting in can be had here."""
+    if way == "bwrap" and (os.geteuid() == 0 or shutil.which("bwrap") is None):
+        return False
+    command = BUILD[way]([machine.interpreter(), "-c", "print(1)"])
+    return subprocess.run(command, capture_output=True, env=machine.environment()).stdout == b"1\n"
+
+
+@pytest.fixture(params=["bwrap", "namespaces"])
+def shut_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Shuts in by one of the ways."""
+    if not works(request.param):
+        pytest.skip(f"{request.param} cannot be had here")
+    monkeypatch.setattr(machine, "BUILD", {request.param: BUILD[request.param]})
+    find_way.cache_clear()
+    yield
+    find_way.cache_clear()
+
+
+def passed(program: str, *tests: str, seconds: float = 20, setup: str = "", own: str = "") -> list[bool]:
+    (found,) = judge([Trial(program, tests, setup, own)], Limits(seconds), "required")
+    return found
+
+
+REPORT = """
+import os, socket, sys
+def refused(attempt, *arguments):
+    try:
+        attempt(*arguments)
+    except (OSError, MemoryError, RuntimeError) as error:
+        return type(error).__name__
+    return "done"
+"""
+
+
+def test_what_a_program_may_not_do_is_refused_by_the_system(shut_in: None, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        program = REPORT + (
+            "import ctypes, threading\n"
+            "def forks(): return refused(os.fork)\n"
+            "def threads(): return refused(threading.Thread(target=print).start)\n"
+            f"def calls(): return refused(socket.create_connection, ('127.0.0.1', {port}), 5)\n"
+            "def resolves(): return refused(socket.create_connection, ('deb.debian.org', 80), 5)\n"
+            "def reads(path): return refused(open, path)\n"
+            "def homes(): return [p for p in ('/home', '/root/.bashrc', '/proc', '/var') if os.path.exists(p)]\n"
+            "def writes(folder): return refused(open, folder + '/x', 'w')\n"
+            "def links(): return refused(os.symlink, '/etc', '/usr/x')\n"
+            "def fills():\n"
+            "    with open('x', 'wb') as file:\n"
+            "        return refused(file.write, bytes(17 * 2**20))\n"
+            "def eats(): return refused(bytearray, 2**30)\n"
+            f"def kills(): return refused(os.kill, {os.getpid()}, 9)\n"
+            "def frees(): return ctypes.CDLL(None).mount(None, b'/usr', None, ctypes.c_ulong(32 | 4096), None)\n"
+            "def escapes(): return [ctypes.CDLL(None).chroot(b'/tmp'), os.getuid() == 0]\n"
+            "def knows(): return sorted(os.environ)\n"
+            "def temporary(): open('y', 'w').write('a'); return open('/tmp/y').read(), os.getcwd()\n"
+            "def holds(): return [fd for fd in range(3, 60) if refused(os.fstat, fd) == 'done']\n"
+        )
+        prefix = repr(os.path.dirname(os.__file__))
+        found = passed(
+            program,
+            "assert forks() == 'BlockingIOError'",
+            "assert threads() == 'RuntimeError'",
+            "assert calls() != 'done' and resolves() != 'done'",
+            f"assert reads({str(secret)!r}) == 'FileNotFoundError' == reads('/etc/passwd')",
+            "assert homes() == []",
+            f"assert 'done' not in [writes(f) for f in ('/', '/usr', '/sandbox', '/dev', '/etc', {prefix})]",
+            "assert links() in ('OSError', 'PermissionError')",
+            "assert temporary() == ('a', '/tmp')",
+            "assert fills() == 'OSError'",
+            "assert eats() == 'MemoryError'",
+            "assert kills() == 'ProcessLookupError'",
+            "assert frees() == -1",
+            "assert escapes() == [-1, False]",
+            "assert not [name for name in knows() if 'KEY' in name or 'TOKEN' in name or 'RAY' in name]",
+            "assert len(holds()) == 2",  # the two ends of the line to the tester, which moved out of the way of prints
+        )
+        assert found == [True] * 15
+        server.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert secret.read_text() == "key" and not Path("/usr/x").exists()
+
+
+FORGERIES = {
+    "ends before the tests": "import os\nos._exit(0)",
+    "exits": "raise SystemExit(0)",
+    "kills whom it can": "import os, signal\nos.kill(os.getppid(), 9)\nos.kill(-1, 9)\nos.kill(0, 9)\nos._exit(0)",
+    "equals everything": "class Yes:\n    __eq__ = lambda *_: True\n    __hash__ = None\ndef f(x): return Yes()",
+    "is a number that equals everything": (
+        "class Yes(int):\n    __eq__ = lambda *_: True\n    __hash__ = int.__hash__\ndef f(x): return Yes(0)"
+    ),
+    "is a text that equals everything": "class Yes(str):\n    __eq__ = lambda *_: True\ndef f(x): return Yes('no')",
+    "is a list that equals everything": "class Yes(list):\n    __eq__ = lambda *_: True\ndef f(x): return Yes()",
+    "has no assertions": "import builtins\nbuiltins.AssertionError = type('E', (), {})\ndef f(x): return 0",
+    "patches built-in functions": "import builtins\nbuiltins.all = builtins.bool = lambda *_: True\ndef f(x): return 0",
+    "patches unittest": (
+        "import unittest\nunittest.TestCase.assertEqual = lambda *_: None\nunittest.main = lambda *_: None\n"
+        "def f(x): return 0"
+    ),
+    "patches this sandbox": (
+        "import sys\nsys.modules['cory_env.sandbox.inside'].Wire._encoded = lambda *_: 2\ndef f(x): return 0"
+    ),
+    "prints a verdict": "print('1' * 9, flush=True)\ndef f(x): return print('passed', '11')",
+    "writes a verdict everywhere": (
+        "import os\nfor fd in range(64):\n    try: os.write(fd, b'1')\n    except OSError: pass\ndef f(x): return 0"
+    ),
+    "returns too much": "def f(x): return 'x' * 2**23",
+    "returns itself": "def f(x):\n    a = []\n    a.append(a)\n    return a",
+    "is no program": "def f(x) return 2",
+    "has no such function": "def g(x): return 2",
+    "ends the iteration of a test": "def f(x): raise StopIteration",
+    "raises what nobody knows": "class E(BaseException): pass\ndef f(x): raise E",
+}
+ENDLESS = {
+    "sleeps": "import time\ntime.sleep(1000)",
+    "never ends": "def f(x):\n    while True: pass",
+    "bombs": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "prints": "while True: print('1' * 65536)",
+    "writes everywhere": (
+        "import os\nfor fd in range(64):\n    try: os.set_blocking(fd, False)\n    except OSError: pass\nwhile True:\n"
+        "    for fd in range(64):\n        try: os.write(fd, b'1' * 65536)\n        except OSError: pass"
+    ),
+    "eats in pieces": "kept = []\nwhile True:\n    try: kept.append(bytes(2**20))\n    except MemoryError: pass",
+}
+
+
+def test_no_program_passes_but_by_the_values_that_it_returns(shut_in: None) -> None:
+    tests = ["assert f(1) == 2", "assert all(map(lambda y: y == 3, map(f, [2])))"]
+    programs = [*FORGERIES.values(), "def f(x): return x + 1", "def f(x): return 2"]
+    found = judge([Trial(program, tests) for program in programs], Limits(seconds=20), "required")
+    wrong = [name for name, verdict in zip(FORGERIES, found[:-2], strict=True) if verdict != [False, False]]
+    assert not wrong
+    assert found[-2:] == [[True, True], [True, False]]
+
+
+def test_a_program_without_end_is_ended(shut_in: None) -> None:
+    trials = [Trial(program, ["assert f(1) == 1"]) for program in ENDLESS.values()]
+    started = time.monotonic()
+    assert judge(trials, Limits(seconds=0.5), "required") == [[False]] * len(ENDLESS)
+    assert time.monotonic() - started < 15
+
+
+def test_plain_data_of_any_kind_crosses_over_and_objects_stay_where_they_are(shut_in: None) -> None:
+    program = (
+        "from collections import Counter, deque\n"
+        "def same(x): return x\n"
+        "def gone(): return {}[1]\n"
+        "def counted(x): return Counter(x)\n"
+        "def lazily(n): yield from range(n)\n"
+        "class Box:\n"
+        "    def __init__(self, x): self.x = x\n"
+        "    def twice(self): return Box(2 * self.x)\n"
+        "def opened(box): return box.x\n"
+    )
+    values = "[1, 2**200, -0.5, 1j, None, True, 'é\\ud800', b'\\0', (1, (2,)), {1, 2}, frozenset('a'), {(1, 2): [3]}]"
+    assert passed(
+        program,
+        f"for x in {values}: assert same(x) == x and type(same(x)) is type(x)",
+        "assert same(float('nan')) != same(float('nan')) and same(1) is not True",
+        "assert counted('aab') == {'a': 2, 'b': 1} and list(lazily(3)) == [0, 1, 2]",
+        "box = Box(2)\nbox.x = 4\nassert box.twice().x == 8 == opened(box.twice())",
+        "try:\n    gone()\nexcept KeyError:\n    pass\nelse:\n    assert False",
+        "assert Box(1) == Box(1)",
+    ) == [True] * 5 + [False]
+
+
+def test_names_of_the_tests_own_code_and_of_the_library_are_not_the_program_s(shut_in: None) -> None:
+    program = "class math:\n    isclose = lambda *_: True\ndef helper(x): return x\ndef f(x): return helper(x)"
+    setup = "def helper(x):\n    return x + 1\ndef f(x):\n    return 0"
+    tests = ["assert math.isclose(f(1), 2)", "assert helper(1) == 2", "assert f(1) == 1"]
+    assert passed(program, *tests, setup=setup, own="f") == [False, True, True]
+
+
+def test_a_program_is_run_as_a_script_that_reads_and_prints(shut_in: None) -> None:
+    program = (
+        "import os, sys\n"
+        "n = int(input())\n"
+        "rest = sys.stdin.read().split()\n"
+        "print(n, *rest)\n"
+        "os.write(1, b'')\n"
+        "if __name__ == '__main__': print(1 / 3)\n"
+        "sys.exit()\n"
+    )
+    assert passed(
+        program,
+        "assert same_output(run('2\\na b\\n'), '2 a b\\n0.333333333')",
+        "assert same_output(run('3\\n'), '3\\n0.33333333  \\n\\n')",
+        "assert same_output(run('3\\n'), '3\\n0.3334')",
+        "assert same_output(run('x'), '')",
+    ) == [True, True, False, False]
+
+
+def test_what_was_passed_before_time_was_up_counts(shut_in: None) -> None:
+    program = "def f(x):\n    while x > 1: pass\n    return x"
+    started = time.monotonic()
+    assert passed(program, "assert f(1) == 1", "assert f(2) == 2", "assert f(1) == 1", seconds=1) == [
+        True,
+        False,
+        False,
+    ]
+    assert time.monotonic() - started < 10
+
+
+def test_many_programs_that_hang_take_no_more_than_the_time_for_all(shut_in: None) -> None:
+    started = time.monotonic()
+    trials = [Trial("while True: pass", ["assert f(1) == 1"])] * 12
+    assert judge(trials, Limits(seconds=60), "required", total=3) == [[False]] * 12
+    assert time.monotonic() - started < 15
+
+
+def test_time_is_shared_so_that_the_last_program_has_some_too() -> None:
+    allowance = Allowance(8, 2, 10.0, 20.0)
+    assert [round(allowance.next(), 1) for _ in range(8)] == [5.0, 5.0, 6.7, 6.7, 10.0, 10.0, 10.0, 10.0]
+
+
+def test_a_killed_judge_leaves_nothing_running(shut_in: None) -> None:
+    sign = str(700 * MB + os.getpid())
+    code = (
+        "from cory_env.sandbox import machine\n"
+        "from cory_env.sandbox.judge import Limits, Trial, judge\n"
+        f"machine.BUILD = {{way: machine.BUILD[way] for way in {list(machine.BUILD)}}}\n"
+        f"judge([Trial('while True: pass', ['assert f()'])], Limits(seconds=99, memory={sign}), 'required')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
+
+    def alive() -> list[str]:
+        found = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name.isdigit() and sign.encode() in (folder / "cmdline").read_bytes():
+                    found.append(folder.name)
+        return [number for number in found if int(number) != process.pid]
+
+    def wait_until(is_so: bool) -> None:
+        end = time.monotonic() + 20
+        while bool(alive()) != is_so:
+            assert time.monotonic() < end, f"processes {alive()}"
+            time.sleep(0.05)
+
+    try:
+        wait_until(True)
+        time.sleep(0.3)
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(False)
+
+
+def test_where_nothing_can_be_shut_in_it_is_refused_unless_that_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    no_way = lambda command: ["/bin/sh", "-c", "echo no namespaces >&2; exit 1"]  # noqa: E731
+    monkeypatch.setattr(machine, "BUILD", {"namespaces": no_way})
+    find_way.cache_clear()
+    trial = Trial("def f(x): return x", ["assert f(1) == 1", "assert f(1) == 2"])
+    with pytest.raises(SandboxError, match=r"namespaces: no namespaces\): install bubblewrap.*sandbox=off"):
+        judge([trial], Limits(), "required")
+    assert judge([trial], Limits(), "off") == [[True, False]]
+    with pytest.raises(SandboxError, match="required or off"):
+        judge([trial], Limits(), "on")
+    find_way.cache_clear()

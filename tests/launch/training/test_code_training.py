@@ -1,0 +1,39 @@
+"""Training on programs: the preset, for one small update."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cory_env.sandbox.machine import SandboxError, find_way
+from policies.models import smollm2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_preset_trains_and_its_programs_are_tested(tmp_path: Path) -> None:
+    try:
+        smollm2.installed()
+        find_way()
+    except (smollm2.SmolLM2Error, SandboxError) as error:
+        pytest.skip(str(error))
+    out = tmp_path / "run"
+    words = (
+        "backend=transformers num_runners=0 updates=1 queries=2 minibatch=8 eval_every=1 eval_queries=2 samples_every=1"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.main", "train", "code-smollm2", *words.split(), "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (update,) = [line for line in map(json.loads, (out / "metrics.jsonl").open()) if line["update"] == 1]
+    assert all(0 <= update["role"][role]["task_reward"] <= 1 for role in ("pioneer", "observer"))
+    assert update["reward_errors"] == 0
+    samples = [json.loads(line) for line in (out / "samples.jsonl").open()]
+    assert any("def " in answer["text"] for sample in samples for answer in sample["responses"])
