@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from policies.models.weights import LazyWeights
 
@@ -57,6 +59,36 @@ def restore(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup
     reader = HuggingFaceStorageReader(folder)
     with _plain_errors():
         dcp.load(dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None)
+
+
+def begin_save(folders: Mapping[str, Mapping[str, Tensor]], group: dist.ProcessGroup | None) -> Future[None]:
+    """Copies tensors to the machine's memory, and begins to write them: they may change once this returns.
+
+    Args:
+        folders: what is written into each, one after another, as of `save`.
+        group: the processes that have them, all of which must call this alike; a group for nothing else, since they
+            talk about what they write while they go on. None: this one alone.
+
+    Returns:
+        What is done when all is written, or has what `save` raises.
+    """
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    copies = {folder: cast(dict[str, Tensor], stager.stage(dict(tensors))) for folder, tensors in folders.items()}
+    stager.close()
+
+    def write() -> None:
+        for folder in folders:
+            save(copies.pop(folder), folder, group)
+
+    thread = ThreadPoolExecutor(1, "checkpoint")
+    written = thread.submit(write)
+    thread.shutdown(wait=False)
+    return written
+
+
+def writing_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of the same processes, for `begin_save` alone; all of them must ask alike."""
+    return dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
 
 
 @contextmanager
