@@ -15,8 +15,8 @@ FLOORS = {
         *("run_folder", "cluster", "console"),
     ),
     "policies": (
-        *("influence", "cory_config", "cory", "rllib_settings", "role_exchange", "evaluator", "self_test"),
-        *("report", "health"),
+        *("influence", "checkpoint", "cory_config", "cory", "rllib_settings", "role_exchange", "evaluator"),
+        *("self_test", "report", "health"),
         *("rollout", "rllib", "settings", "generation", "learning", "models"),
     ),
     "cory_env": (

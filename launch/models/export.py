@@ -15,6 +15,7 @@ from launch.console.errors import CommandError
 from launch.models.exported import generation_config, save_adapter, whole_model
 from launch.models.model_card import model_card
 from launch.models.trained import Trained
+from launch.models.weight_files import write_weights
 from launch.run_folder.storage import check_place
 from policies.models.model_names import model_path
 from policies.models.whole_folder import whole_folder
@@ -56,14 +57,16 @@ def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool, s
         raise CommandError(" ".join(str(error).split())) from error
     sampling = generation_config(settings, tokenizers, policy if policy in tokenizers else settings.modules[0])
     types = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    model = whole_model(trained, policy, step).to(types[dtype]) if merge or settings.lora is None else None
-    card = model_card(trained, policy, warnings_of(trained, policy), adapter=model is None, step=step)
+    whole = whole_model(trained, policy, step) if merge or settings.lora is None else None
+    card = model_card(trained, policy, warnings_of(trained, policy), adapter=whole is None, step=step)
     with whole_folder(place) as folder, rust_errors_told(place):
-        if model is None:
+        if whole is None:
             save_adapter(trained, policy, folder, types[dtype], step)
         else:
-            model.generation_config = sampling  # else the base's is checked, and may not pass
-            model.save_pretrained(folder)
+            model, weights = whole
+            model.to(types[dtype]).generation_config = sampling  # else the base's is checked, and may not pass
+            model.save_pretrained(folder, state_dict={})
+            write_weights(model, weights, folder)
         sampling.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")

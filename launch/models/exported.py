@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import cast
 
-import numpy as np
 import torch
-from safetensors.torch import save_file
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from launch.console.errors import CommandError
 from launch.models.trained import Trained
-from policies.models.adapters import adapted, peft_config, peft_names
+from launch.models.weight_files import Tensors, write_tensors
+from policies.models.adapters import adapted, added, peft_config, peft_names
 from policies.models.average import scaled
 from policies.models.language_model import empty_language_model, load_language_model
 from policies.models.model_names import model_path
+from policies.models.stored_weights import StoredWeights
+from policies.models.weights import shapes
 from policies.settings.settings import Settings, Tokenizers
 
 
-def whole_model(trained: Trained, policy: str, step: float = 1.0) -> PreTrainedModel:
-    """Returns the base model with a policy's weights in it, fp32, and with the base's own configuration.
+def whole_model(trained: Trained, policy: str, step: float = 1.0) -> tuple[PreTrainedModel, Tensors]:
+    """Returns the base model with the base's own configuration, on the meta device, and a policy's weights for it.
 
-    An adapter is merged into its base.
+    Those are fp32, by the model's names, each made when it is asked for. An adapter is merged into its base.
 
     Args:
         trained: where the policy is read from.
@@ -40,25 +41,53 @@ def whole_model(trained: Trained, policy: str, step: float = 1.0) -> PreTrainedM
             "otherwise: leave --merge out."
         )
     path = model_path(trained.base(policy))
-    model = load_language_model(path, settings.trust_remote_code)
-    lora = trained.lora(policy)
-    if lora is None:
-        weights = trained.weights(policy)
-        trained.check_base(policy, weights, dict(model.named_parameters()))
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                reached = torch.from_numpy(np.array(weights[name]))
-                parameter.copy_(reached if step == 1 else parameter + step * (reached - parameter))
-    else:
-        from peft import get_peft_model, set_peft_model_state_dict
+    model = load_language_model(path, settings.trust_remote_code, device="meta")
+    base = _base_tensors(path, settings.trust_remote_code, model)
+    weights, lora = trained.weights(policy), trained.lora(policy)
+    skeleton = model if lora is None else adapted(model.requires_grad_(False), lora)
+    own = {name: parameter for name, parameter in skeleton.named_parameters() if parameter.requires_grad}
+    trained.check_base(policy, weights, own)
+    weights = weights if lora is None else scaled(weights, step)
+    first = {id(parameter): name for name, parameter in model.named_parameters()}  # of the names of tied weights
 
-        _check_adapter(trained, policy)
-        with_adapter = get_peft_model(model, peft_config(model, lora))
-        set_peft_model_state_dict(with_adapter, _tensors(trained, policy, torch.float32, step))
-        model = cast(PreTrainedModel, with_adapter.merge_and_unload())
+    def make(name: str) -> torch.Tensor:
+        name = first.get(id(model.get_parameter_or_buffer(name)), name)
+        if name in weights:
+            reached = torch.from_numpy(weights[name])
+            if step == 1:
+                return reached
+            start = base(name)
+            return start + step * (reached - start)
+        layer = name.removesuffix(".weight")
+        factors = {
+            each.removeprefix(f"{layer}."): torch.from_numpy(weights[each])
+            for each in weights
+            if each.startswith(f"{layer}.lora_")
+        }
+        return base(name) + added(skeleton, layer, factors) if factors else base(name)
+
     # Training switches dropout off in the configuration; who trains on may want it back.
     model.config = AutoConfig.from_pretrained(path, trust_remote_code=settings.trust_remote_code)
-    return model
+    return model, make
+
+
+def _base_tensors(path: str, trust_remote_code: bool, model: PreTrainedModel) -> Tensors:
+    """What gives a model's initial tensors, fp32: from its files, or, where those have another form, from memory."""
+    stored = StoredWeights(path)
+    names = stored.names(model)
+    if names is not None:
+        return lambda name: _fp32(stored.read(names[name]))
+
+    @cache
+    def loaded() -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = load_language_model(path, trust_remote_code).state_dict()
+        return state
+
+    return lambda name: loaded()[name]
+
+
+def _fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def save_adapter(trained: Trained, policy: str, folder: Path, dtype: torch.dtype, step: float = 1.0) -> None:
@@ -83,7 +112,10 @@ def save_adapter(trained: Trained, policy: str, folder: Path, dtype: torch.dtype
     config.base_model_name_or_path = base_name(trained, policy)
     config.inference_mode = True
     config.save_pretrained(folder)
-    save_file(_tensors(trained, policy, dtype, step), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    weights = scaled(trained.weights(policy), step)
+    own = peft_names({name: name for name in weights})
+    like = {name: torch.empty(shapes(weights)[of], dtype=dtype, device="meta") for name, of in own.items()}
+    write_tensors(like, lambda name: torch.from_numpy(weights[own[name]]), folder / "adapter_model.safetensors")
 
 
 def base_name(trained: Trained, policy: str) -> str:
@@ -116,9 +148,3 @@ def _check_adapter(trained: Trained, policy: str) -> PreTrainedModel:
     own = {name: p for name, p in adapted(base, lora).named_parameters() if p.requires_grad}
     trained.check_base(policy, trained.weights(policy), own)
     return base
-
-
-def _tensors(trained: Trained, policy: str, dtype: torch.dtype, step: float) -> dict[str, torch.Tensor]:
-    """Returns an adapter's weights by PEFT's names."""
-    weights = peft_names(scaled(trained.weights(policy), step))
-    return {name: torch.from_numpy(array).to(dtype) for name, array in weights.items()}

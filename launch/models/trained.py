@@ -21,7 +21,7 @@ from launch.run_folder.records import Update
 from policies.models.average import mean_weights, stacked, stacked_lora
 from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE
-from policies.models.weights import Weights
+from policies.models.weights import LazyWeights, Weights, shapes
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
@@ -85,7 +85,7 @@ class Trained(NamedTuple):
         return found
 
     def weights(self, policy: str) -> Weights:
-        """Reads the weights of a policy, without its value head, by Hugging Face names.
+        """The weights of a policy, without its value head, by Hugging Face names; each is read when it is asked for.
 
         Those of `AVERAGE` are the mean of all; its adapter has the mean of their products, and more rank than they.
 
@@ -93,19 +93,20 @@ class Trained(NamedTuple):
             CommandError: the checkpoint is gone, or holds anything but arrays there.
         """
         if policy == AVERAGE:
-            each = (self.weights(module) for module in self.settings.modules)
-            return mean_weights(each) if self.settings.lora is None else stacked(list(each))
+            each = [self.weights(module) for module in self.settings.modules]
+            return mean_weights(each) if self.settings.lora is None else stacked(each)
         from policies.learning.stored_policy import FILES, read
 
         folder = self.folder / POLICIES / policy
         try:
-            state = read(folder) if any(folder.glob(FILES)) else _pickled(folder / EARLIER)
+            state = read(str(folder)) if any(folder.glob(FILES)) else _pickled(folder / EARLIER)
         except (FileNotFoundError, safetensors.SafetensorError) as error:
             if folder.is_dir():
                 raise CommandError(f"{folder} does not hold a policy's weights: {error}. It was not read.") from error
             # It was removed by the run itself, which keeps the last few and the best.
             raise CommandError(f"{self.folder} was removed meanwhile. Try again.") from error
-        return {name.removeprefix("lm."): array for name, array in state.items() if name.startswith("lm.")}
+        own = {name.removeprefix("lm."): shape for name, shape in shapes(state).items() if name.startswith("lm.")}
+        return LazyWeights(own, lambda name: state[f"lm.{name}"])
 
     def lora(self, policy: str) -> Lora | None:
         """What the adapter of a policy is like; None: there is none."""
@@ -128,8 +129,7 @@ class Trained(NamedTuple):
         Raises:
             CommandError: they have other names or shapes.
         """
-        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        if shapes != {name: array.shape for name, array in weights.items()}:
+        if shapes(weights) != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
             raise CommandError(
                 f"The model {self.base(policy)} is not the one that {self.run.shown(self.run.path)} started "
                 "from: the trained weights have other names or shapes. Put that model back."

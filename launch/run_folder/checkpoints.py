@@ -4,9 +4,10 @@ A checkpoint is written into a hidden folder beside its place, sealed, forced to
 has a checkpoint's name was whole, a kill at any moment leaves the previous one, and the seal shows later damage.
 """
 
+import contextlib
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from launch.console.errors import CommandError
@@ -47,13 +48,23 @@ class Checkpoints:
         Raises:
             OSError: it could not be written, as on a full disk; what was written of it is gone again.
         """
-        self.folder.mkdir(exist_ok=True)
         place = self.place(update)
         if not place.exists():
-            with whole_folder(place) as unfinished:
+            with self.saving(update) as unfinished:
                 write(unfinished)
-                manifest.seal(unfinished)
         return place
+
+    @contextlib.contextmanager
+    def saving(self, update: int) -> Iterator[Path]:
+        """Yields an empty folder to fill, which becomes the checkpoint of an update that has none when this is left.
+
+        Raises:
+            OSError: it could not be written, as on a full disk; what was written of it is gone again.
+        """
+        self.folder.mkdir(exist_ok=True)
+        with whole_folder(self.place(update)) as unfinished:
+            yield unfinished
+            manifest.seal(unfinished)
 
     def name_best(self, update: int) -> None:
         """Points `best` to the checkpoint of an update, if that is saved."""

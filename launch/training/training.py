@@ -15,11 +15,10 @@ from launch.display.terminal import Terminal
 from launch.run_folder import final
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import REFUSED
-from launch.run_folder.lease import Lost
 from launch.run_folder.mirror import hand_over, stranded
 from launch.run_folder.records import Sample, Update, plain
-from launch.run_folder.storage import StorageError
 from launch.training.recovery import last_whole, may_pass
+from launch.training.saving import Saving
 from launch.training.start import starting_policies
 from launch.training.tracking import Trackers, figures_of, open_trackers
 from policies.settings.placement import processes
@@ -166,11 +165,12 @@ class _Run:
             if done is not None and latest is not None:
                 algo.restore_from_path(str(latest[1].resolve()))
             self.trackers = ending.enter_context(open_trackers(self.run.path, self.settings, after=done))
+            saving = ending.enter_context(Saving(self.run, self.settings.keep_checkpoints, self._warn))
             if done is None:
                 if (start := starting_policies(self.settings)) is not None:
                     algo.load_policies(start, 0)
-                self._start(algo)
-            self._loop(algo)
+                self._start(algo, saving)
+            self._loop(algo, saving)
             algo.stop()
             return algo.updates
 
@@ -179,16 +179,16 @@ class _Run:
 
         return CoryConfig().cory(**self.settings.model_dump()).build_algo()
 
-    def _start(self, algo: "Cory") -> None:
+    def _start(self, algo: "Cory", saving: Saving) -> None:
         """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""
         self.terminal.stage("Evaluating the start")
         line = cast(Update, plain({"update": 0, **algo.evaluator.held_out()}))
         self._keep(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
         self._record(line)
         self.terminal.start(line)
-        self._save(algo)
+        saving.begin(algo)
 
-    def _loop(self, algo: "Cory") -> None:
+    def _loop(self, algo: "Cory", saving: Saving) -> None:
         """Trains until all updates are done or the user asks to stop; either way the last update is saved.
 
         An update's metrics are on the disk before its checkpoint is, so a resumed run never misses a line.
@@ -217,10 +217,15 @@ class _Run:
                 self.terminal.samples(samples)
             better = "evaluation" in line and self.run.best_update() == update
             if better or update % settings.checkpoint_every == 0:
-                self._save(algo)
+                saving.begin(algo)
+            saving.look()
         # Whatever ended the loop: a signal may have come after the look at the period, and before the look at signals.
         if not self.run.checkpoints.place(algo.updates).exists():
-            self._save(algo)
+            saving.begin(algo)
+        saving.finish()
+
+    def _warn(self, text: str) -> None:
+        self.terminal.say(text, True)
 
     def _record(self, line: Update) -> None:
         self.run.metrics.append(line)
@@ -229,19 +234,6 @@ class _Run:
     def _keep(self, update: int, samples: Sequence[Mapping[str, object]], held_out: bool) -> None:
         for sample in samples:
             self.run.samples.append({"update": update, "held_out": held_out, **sample})
-
-    def _save(self, algo: "Cory") -> None:
-        checkpoints, best = self.run.checkpoints, self.run.best_update()
-        checkpoints.save(algo.updates, lambda folder: algo.save_to_path(str(folder.resolve())))
-        if best is not None:
-            checkpoints.name_best(best)
-        checkpoints.prune(self.settings.keep_checkpoints)
-        try:
-            self.run.mirror(self.settings.keep_checkpoints)
-        except Lost:
-            raise
-        except StorageError as error:
-            self.terminal.say(f"Warning: {error} Training goes on; the next save copies what is missing.", True)
 
 
 def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:

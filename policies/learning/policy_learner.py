@@ -260,12 +260,16 @@ class PolicyLearner:
         """Forgets Adam's moments."""
         self.optimizer.state.clear()
 
-    def save(self, weights: str, moments: str) -> None:
-        """Writes all that further learning depends on into two folders, each rank what it has of it."""
+    def state(self, weights: str, moments: str) -> dict[str, dict[str, Tensor]]:
+        """All that further learning depends on, as this rank has it, by the folder that it is for."""
         trained = {name: parameter.detach() for name, parameter in self.model.trainable()}
-        stored_policy.save(trained, weights, self.group)
-        if known := stored_policy.moments(dict(self.model.trainable()), self.optimizer):
-            stored_policy.save(known, moments, self.group)
+        known = stored_policy.moments(dict(self.model.trainable()), self.optimizer)
+        return {weights: trained, moments: known} if known else {weights: trained}
+
+    def save(self, weights: str, moments: str) -> None:
+        """Writes its state into two folders, each rank what it has of it."""
+        for folder, tensors in self.state(weights, moments).items():
+            stored_policy.save(tensors, folder, self.group)
 
     def restore(self, weights: str, moments: str | None) -> None:
         """Takes what any number of ranks saved; without `moments` the weights alone.

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from policies.models.weights import LazyWeights
 
 FILES = "*.safetensors"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process that is alone
 
 
 def save(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup | None) -> None:
@@ -36,8 +43,8 @@ def save(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup | 
         OSError: one of the group could not write.
     """
     writer = HuggingFaceStorageWriter(folder, save_distributed=True)
-    with _alone(group is None) as alone:
-        dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=alone)
+    with _plain_errors():
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
 
 
 def restore(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup | None) -> None:
@@ -49,19 +56,48 @@ def restore(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup
     """
     if missing := tensors.keys() - stored(folder).keys():
         raise KeyError(f"{folder} has no {min(missing)}.")
-    with _alone(group is None) as alone:
-        dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(folder), process_group=group, no_dist=alone)
+    reader = HuggingFaceStorageReader(folder)
+    with _plain_errors():
+        dcp.load(dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None)
+
+
+def begin_save(folders: Mapping[str, Mapping[str, Tensor]], group: dist.ProcessGroup | None) -> Future[None]:
+    """Copies tensors to the machine's memory, and begins to write them: they may change once this returns.
+
+    Args:
+        folders: what is written into each, one after another, as of `save`.
+        group: the processes that have them, all of which must call this alike; a group for nothing else, since they
+            talk about what they write while they go on. None: this one alone.
+
+    Returns:
+        What is done when all is written, or has what `save` raises.
+    """
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    copies = {folder: cast(dict[str, Tensor], stager.stage(dict(tensors))) for folder, tensors in folders.items()}
+    stager.close()
+
+    def write() -> None:
+        for folder in folders:
+            save(copies.pop(folder), folder, group)
+
+    thread = ThreadPoolExecutor(1, "checkpoint")
+    written = thread.submit(write)
+    thread.shutdown(wait=False)
+    return written
+
+
+def writing_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of the same processes, for `begin_save` alone; all of them must ask alike."""
+    return dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
 
 
 @contextmanager
-def _alone(alone: bool) -> Iterator[bool]:
-    """Lets a process be alone without torch's warning; raises what happened, not what torch puts around it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        try:
-            yield alone
-        except CheckpointException as error:
-            raise next(iter(error.failures.values()))[0] from None
+def _plain_errors() -> Iterator[None]:
+    """Raises what happened, not what torch puts around it."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from None
 
 
 def stored(folder: str) -> dict[str, torch.Size]:
@@ -70,20 +106,50 @@ def stored(folder: str) -> dict[str, torch.Size]:
     Raises:
         FileNotFoundError: parts of a tensor are not there.
     """
-    if not Path(folder).is_dir():
-        return {}
-    metadata: Mapping[str, Any] = HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata
-    for name, of in metadata.items():
+    return {name: of.size for name, of in _tensors(_metadata(folder), folder).items()} if Path(folder).is_dir() else {}
+
+
+def read(folder: str) -> LazyWeights:
+    """Fp32 tensors, by name. Their files are open at once: they can be read even if the folder is removed meanwhile.
+
+    Raises:
+        FileNotFoundError: parts of a tensor, or all of them, are not there.
+    """
+    metadata = _metadata(folder)
+    parts: dict[str, list[tuple[tuple[slice, ...], str]]] = {}
+    for index, info in metadata.storage_data.items():
+        rows = tuple(slice(start, start + size) for start, size in zip(index.offset, info.shape, strict=True))
+        parts.setdefault(index.fqn, []).append((rows, info.relative_path))
+    # What is mapped to memory would count as the process's own, once it was read.
+    files = {
+        file: safe_open(file, "numpy", backend="pread") for file in {file for of in parts.values() for _, file in of}
+    }
+    found = {name: tuple(of.size) for name, of in _tensors(metadata, folder).items()}
+
+    def make(name: str) -> np.ndarray:
+        whole = np.empty(found[name], np.float32)
+        for rows, file in parts[name]:
+            whole[rows] = files[file].get_tensor(name)
+        return whole
+
+    return LazyWeights(found, make)
+
+
+def _metadata(folder: str) -> Metadata:
+    return HuggingFaceStorageReader(folder).read_metadata()
+
+
+def _tensors(metadata: Metadata, folder: str) -> Mapping[str, TensorStorageMetadata]:
+    """What is known of each tensor.
+
+    Raises:
+        FileNotFoundError: parts of one are not there.
+    """
+    tensors: Mapping[str, Any] = metadata.state_dict_metadata
+    for name, of in tensors.items():
         if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
             raise FileNotFoundError(f"{folder} does not have all parts of {name}, each once.")
-    return {name: of.size for name, of in metadata.items()}
-
-
-def read(folder: Path) -> dict[str, np.ndarray]:
-    """Reads fp32 tensors whole, by name."""
-    tensors = {name: torch.empty(size) for name, size in stored(str(folder)).items()}
-    restore(tensors, str(folder), None)
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+    return tensors
 
 
 def moments(weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -60,6 +60,21 @@ def adapted(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # PEFT gives them the type of the base
     return skeleton
+
+
+def added(skeleton: PreTrainedModel, layer: str, factors: Mapping[str, Tensor]) -> Tensor:
+    """What an adapter adds to the weight of a layer.
+
+    Args:
+        skeleton: as `adapted` makes it of a base on the meta device.
+        layer: its name.
+        factors: the layer's own, by their names in it: `lora_A.default.weight` and `lora_B.default.weight`.
+    """
+    adapter: Any = skeleton.get_submodule(layer)
+    adapter.load_state_dict(factors, strict=False, assign=True)
+    product = cast(Tensor, adapter.get_delta_weight(_NAME).detach())
+    adapter.to("meta")
+    return product
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:

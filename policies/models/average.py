@@ -1,41 +1,48 @@
-"""The mean of LLMs that started from one base, from weights as checkpoints hold them."""
+"""The mean of LLMs that started from one base, from weights as checkpoints hold them: one tensor after another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from policies.models.lora import Lora
-from policies.models.weights import Weights
+from policies.models.weights import LazyWeights, Weights, shapes
 
 
-def mean_weights(llms: Iterable[Weights]) -> dict[str, np.ndarray]:
-    """Returns the mean of the weights of LLMs, of which no more than one is read at a time."""
-    total: dict[str, np.ndarray] = {}
-    count = 0
-    for weights in llms:
-        count += 1
-        for name, array in weights.items():
-            total[name] = array + total[name] if name in total else np.array(array)
-    return {name: array / np.float32(count) for name, array in total.items()}
+def mean_weights(llms: Sequence[Weights]) -> LazyWeights:
+    """Returns the mean of the weights of LLMs."""
+
+    def make(name: str) -> np.ndarray:
+        total = np.array(llms[0][name])
+        for weights in llms[1:]:
+            total += weights[name]
+        total /= np.float32(len(llms))
+        return total
+
+    return LazyWeights(shapes(llms[0]), make)
 
 
-def stacked(adapters: Sequence[Weights]) -> dict[str, np.ndarray]:
+def stacked(adapters: Sequence[Weights]) -> LazyWeights:
     """Returns the adapter whose product is the mean of the products B A of several, exactly.
 
     The mean of the factors has another product, where the adapters' A differ. This one has all of their rows of A, one
     below the other, and columns of B, each divided by the number of adapters: so its rank is the sum of theirs. It
     belongs to `stacked_lora`.
     """
-    made: dict[str, np.ndarray] = {}
-    for name in adapters[0]:
-        factors = [np.array(adapter[name]) for adapter in adapters]
+    count = len(adapters)
+
+    def make(name: str) -> np.ndarray:
+        factors = [adapter[name] for adapter in adapters]
         if ".lora_A." in name:
-            made[name] = np.concatenate(factors, axis=0)
-        else:
-            made[name] = np.concatenate(factors, axis=1) / np.float32(len(adapters))
-    return made
+            return np.concatenate(factors, axis=0)
+        return np.concatenate(factors, axis=1) / np.float32(count)
+
+    stacked_shapes = {
+        name: (count * rows, columns) if ".lora_A." in name else (rows, count * columns)
+        for name, (rows, columns) in shapes(adapters[0]).items()
+    }
+    return LazyWeights(stacked_shapes, make)
 
 
 def stacked_lora(lora: Lora, count: int) -> Lora:
@@ -43,9 +50,11 @@ def stacked_lora(lora: Lora, count: int) -> Lora:
     return lora._replace(rank=count * lora.rank, alpha=count * lora.alpha)
 
 
-def scaled(adapter: Weights, step: float) -> dict[str, np.ndarray]:
+def scaled(adapter: Weights, step: float) -> LazyWeights:
     """Returns an adapter that is so many times as far away from its base."""
-    return {
-        name: np.array(array) * np.float32(step) if ".lora_B." in name else np.array(array)
-        for name, array in adapter.items()
-    }
+
+    def make(name: str) -> np.ndarray:
+        array = np.array(adapter[name])
+        return array * np.float32(step) if ".lora_B." in name else array
+
+    return LazyWeights(shapes(adapter), make)

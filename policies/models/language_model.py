@@ -48,6 +48,7 @@ def load_language_model(
     trust_remote_code: bool = False,
     dtype: torch.dtype = torch.float32,
     quantization: Quantization = "none",
+    device: str | None = None,
 ) -> PreTrainedModel:
     """Loads a causal LM with every dropout off, so that sampler and learner see one distribution.
 
@@ -56,6 +57,8 @@ def load_language_model(
         trust_remote_code: run code that comes with the model.
         dtype: of its weights, and of what is computed with quantised ones.
         quantization: 4 bits per weight of a linear layer, by bitsandbytes; the model is then on the GPU.
+        device: `meta` reads the weights one by one and keeps none: what is left are names, shapes, and how
+            transformers has converted them.
 
     Raises:
         ModelError: nothing loadable there, or weights that are not the model's.
@@ -66,7 +69,7 @@ def load_language_model(
             path,
             config=config,
             dtype=dtype,
-            **_quantised(quantization, dtype),
+            **({"device_map": device} if device else _quantised(quantization, dtype)),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below

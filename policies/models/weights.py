@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,6 +14,34 @@ from torch import Tensor
 
 Weights = Mapping[str, np.ndarray]
 """fp32 arrays by Hugging Face parameter name; tied weights appear once."""
+Shape = tuple[int, ...]
+
+
+class LazyWeights(Mapping[str, np.ndarray]):
+    """Weights of which each is made when it is asked for, and not kept: so one at a time is in memory."""
+
+    def __init__(self, shapes: Mapping[str, Shape], make: Callable[[str], np.ndarray]) -> None:
+        """Takes the shapes, by name, and what makes an array of a name, which nobody else may write to."""
+        self.shapes = shapes
+        self._make = make
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def shapes(weights: Weights) -> Mapping[str, Shape]:
+    """The shapes of weights, by name; of lazy ones without making any."""
+    return (
+        weights.shapes if isinstance(weights, LazyWeights) else {name: array.shape for name, array in weights.items()}
+    )
 
 
 def checksum(weights: Weights) -> int:

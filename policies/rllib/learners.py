@@ -201,20 +201,46 @@ class Learners(LearnerGroup):
             ValueError: `filesystem` is not this machine's.
         """
         _refuse_elsewhere(filesystem)
-        folder = Path(path) / COMPONENT_LEARNER
-        shutil.rmtree(folder, ignore_errors=True)  # of other learners' files none may stay
-        folder.mkdir(parents=True, exist_ok=True)
-        mark = folder / f".{uuid4().hex}"
-        mark.touch()
-        elsewhere = [answer for answer in self.ask_all(lambda learner: _save(learner, mark)) if answer]
-        mark.unlink()
+        self._begin_save(Path(path), TokenPPOLearner.save)
+        self.finish_save()
+        return str(path)
+
+    def begin_save(self, path: Path) -> None:
+        """Begins to write every LLM's state as it is now; it is there after `finish_save`, and learning may go on.
+
+        Raises:
+            LearnerError, OSError: as of `foreach_actor`.
+        """
+        self._begin_save(path, TokenPPOLearner.begin_save)
+
+    def saved(self) -> bool:
+        """Whether `finish_save` would wait for no learner."""
+        return all(self.ask_all(TokenPPOLearner.saved))
+
+    def finish_save(self) -> None:
+        """Waits for what was begun, of which files of learners that do not see the folder are fetched.
+
+        Raises:
+            LearnerError, OSError: as of `foreach_actor`.
+        """
+        folder, elsewhere = self._unfinished
         try:
+            self.ask_all(TokenPPOLearner.finish_save)
             for machine, written in elsewhere:
                 sync_dir_between_nodes(machine, written, _address(), str(folder), max_size_bytes=None)
         finally:
             if elsewhere:
                 self.ask_all(lambda _: _remove([written for _, written in elsewhere]))
-        return str(path)
+
+    def _begin_save(self, path: Path, save: Callable[[TokenPPOLearner, str], None]) -> None:
+        folder = path / COMPONENT_LEARNER
+        shutil.rmtree(folder, ignore_errors=True)  # of other learners' files none may stay
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = folder / f".{uuid4().hex}"
+        mark.touch()
+        answers = self.ask_all(lambda learner: _save(learner, mark, save))
+        mark.unlink()
+        self._unfinished = folder, [answer for answer in answers if answer]
 
     def restore_from_path(
         self, path: Any, *, filesystem: Any = None, component: str | None = None, moments: bool = True, **kwargs: Any
@@ -265,18 +291,18 @@ def _remove(folders: Sequence[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _save(learner: TokenPPOLearner, mark: Path) -> tuple[str, str] | None:
+def _save(learner: TokenPPOLearner, mark: Path, save: Callable[[TokenPPOLearner, str], None]) -> tuple[str, str] | None:
     """Saves into the folder of a file that is there; where it is not seen, into one of this machine's own.
 
     Returns:
         Of that this machine's address, and its name.
     """
     if mark.exists():
-        learner.save(str(mark.parent))
+        save(learner, str(mark.parent))
         return None
     own = tempfile.mkdtemp(prefix="cory-checkpoint-")
     try:
-        learner.save(own)
+        save(learner, own)
     except BaseException:
         _remove([own])
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from policies.learning.averaging import means, move_to_mean
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
 from policies.learning.sharding import learner_mesh
+from policies.learning.stored_policy import begin_save, writing_group
 from policies.models.weights import Weights, checksum
 from policies.settings.settings import Settings
 
@@ -50,7 +52,10 @@ class TokenPPOLearner(TorchLearner):
         self.settings: Settings = self.config.settings
         self.policies, self.earlier, self._lent = {}, {}, ExitStack()
         self._senders: dict[str, WeightSender] = {}
+        self._saving: Future[None] | None = None
         super().build()
+        parts = None if self.mesh is None else self.mesh.get_group("shard")
+        self._of_saving = writing_group(parts) if parts is not None and self._copies else None
 
     def _make_module(self) -> MultiRLModule:
         """Builds the LLMs that this process learns."""
@@ -184,6 +189,40 @@ class TokenPPOLearner(TorchLearner):
         """Writes its LLMs, each into folders of its name there; all learners must call it alike."""
         for name, policy in self.policies.items():
             policy.save(*_folders(folder, name))
+
+    def begin_save(self, folder: str) -> None:
+        """Begins to write what `save` does, as it is now, until `finish_save`; all learners must call it alike.
+
+        On a CPU it writes at once: a copy of all its LLMs would take of the memory that learning needs, and gain little
+        where its cores are busy (docs/sharding.md).
+        """
+        if not self._copies:
+            self.save(folder)
+            return
+        state: dict[str, dict[str, Tensor]] = {}
+        for name, policy in self.policies.items():
+            if self.mesh is not None or policy.leads:  # else another learner has the same
+                state |= policy.state(*_folders(folder, name))
+        self._saving = begin_save(state, self._of_saving)
+
+    @property
+    def _copies(self) -> bool:
+        """Whether LLMs are in another memory than the machine's, so that they are copied to be written anyway."""
+        return self._device.type != "cpu"
+
+    def saved(self) -> bool:
+        """Whether what `begin_save` began is over, written or not."""
+        return self._saving is None or self._saving.done()
+
+    def finish_save(self) -> None:
+        """Waits for what `begin_save` began.
+
+        Raises:
+            OSError: one of those that learn an LLM could not write.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
 
     def restore(self, folder: str, *, moments: bool = True) -> None:
         """Reads its LLMs from where any learners saved them; without `moments` the weights alone."""

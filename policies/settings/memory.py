@@ -157,10 +157,11 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
     responses = min(rows * settings.max_response, tokens)
     parts["logits"] = LOGITS * 4.0 * responses * max(model.vocabulary for model in models)
     need = _placed(parts, device, LIBRARIES["learner"])
-    if shards == 1 or device.type == "cpu":
+    if device.type == "cpu":
         return need
-    # A checkpoint copies Adam's moments twice. That one rank gathers its LLM for the engines is less for all together.
-    return need._replace(host=need.host + 2 * 8.0 * max(each) / shards)
+    # A checkpoint copies all weights and moments, and one LLM's moments once more when it writes them. That one rank
+    # gathers its LLM for the engines is less for all together.
+    return need._replace(host=need.host + (12.0 * sum(each) + 8.0 * max(each)) / shards)
 
 
 def runner(settings: Settings, models: Sequence[Shape]) -> Memory:

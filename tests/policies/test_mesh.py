@@ -16,10 +16,13 @@ import psutil
 import pytest
 from transformers import GPT2PreTrainedModel
 
+from policies.checkpoint import Checkpoint
 from policies.cory import Cory
+from policies.learning import stored_policy
 from policies.models.model_check import ModelError
 from policies.rllib import learners
 from policies.rllib.learners import LearnerError
+from policies.rllib.token_ppo_learner import TokenPPOLearner
 from tests.policies.conftest import MakeCory
 from tests.policies.test_scale import build, in_own_session
 
@@ -135,7 +138,8 @@ def from_elsewhere(folder: Path) -> tuple[set[str], bool]:
     algorithm = build(num_policies=1, shards_per_policy=2, num_learners=2)
     algorithm.train()
     before = algorithm.weights("llm_1")
-    written = algorithm.learners.ask_all(lambda learner: learners._save(learner, folder / "not there"))
+    missing = folder / "not there"
+    written = algorithm.learners.ask_all(lambda learner: learners._save(learner, missing, TokenPPOLearner.save))
     for _, own in filter(None, written):
         shutil.copytree(own, folder, dirs_exist_ok=True)
     algorithm.train()
@@ -152,6 +156,41 @@ def from_elsewhere(folder: Path) -> tuple[set[str], bool]:
 def test_learners_that_do_not_see_a_checkpoint_s_folder_write_and_read_copies(tmp_path: Path) -> None:
     files, same = in_own_session(from_elsewhere, tmp_path / "checkpoint")
     assert len(files) == 4 and same
+
+
+def as_on_gpus(learner: TokenPPOLearner) -> None:
+    """Has a learner copy what it saves."""
+    assert learner.mesh is not None
+    TokenPPOLearner._copies = True  # type: ignore[assignment, method-assign]
+    learner._of_saving = stored_policy.writing_group(learner.mesh.get_group("shard"))
+
+
+def beside_learning(folder: Path) -> list[Weights]:
+    """Learns while a checkpoint is written, and again from it; returns weights before, after, restored, and after."""
+    algorithm = build(**SETTINGS, shards_per_policy=2, num_learners=4)
+    algorithm.train()
+    found = [weights_of(algorithm)]
+    algorithm.learners.ask_all(as_on_gpus)
+    folder.mkdir()
+    checkpoint = Checkpoint(algorithm, folder)
+    algorithm.train()
+    checkpoint.finish()
+    found.append(weights_of(algorithm))
+    algorithm.restore_from_path(str(folder))
+    found.append(weights_of(algorithm))
+    algorithm.train()
+    found.append(weights_of(algorithm))
+    algorithm.stop()
+    return found
+
+
+@pytest.mark.slow
+def test_learners_write_what_they_were_while_they_learn_on(tmp_path: Path) -> None:
+    before, after, restored, again = in_own_session(beside_learning, tmp_path / "checkpoint")
+    for llm, weights in before.items():
+        for name, array in weights.items():
+            np.testing.assert_array_equal(restored[llm][name], array)
+            np.testing.assert_array_equal(again[llm][name], after[llm][name])
 
 
 def lose_one(signal_number: int) -> tuple[str, float, int]:

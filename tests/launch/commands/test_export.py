@@ -2,8 +2,10 @@
 
 import re
 import shutil
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -16,6 +18,7 @@ from launch.models.exported import whole_model
 from launch.models.trained import open_trained
 from launch.run_folder.directory import RunDirectory
 from policies.learning.rows import make_rows
+from policies.models.weights import LazyWeights
 from policies.settings.settings import Settings
 from tests.launch.conftest import mount, read_policy, record, write_policies
 
@@ -210,15 +213,41 @@ def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(
     tokens = torch.tensor([AutoTokenizer.from_pretrained(out)(TEXT)["input_ids"]])
     trained = open_trained(adapters_run.path)
     plain = AutoModelForCausalLM.from_pretrained(DEFAULT_TOKENIZER)
-    merged = [whole_model(trained, policy).state_dict() for policy in ("llm_1", "llm_2")]
+    merged = [make for _, make in (whole_model(trained, policy) for policy in ("llm_1", "llm_2"))]
     start = plain.state_dict()
-    plain.load_state_dict({key: start[key] + 0.25 * sum(each[key] - start[key] for each in merged) for key in start})
+    plain.load_state_dict({key: start[key] + 0.25 * sum(each(key) - start[key] for each in merged) for key in start})
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, atol=1e-3, rtol=0)
     card = (out / "README.md").read_text()
     assert "what the adapters add to the base (the mean of the products B A) of llm_1, llm_2" in card
     if not merge:
         assert "--max-lora-rank 8" in card and '"r": 8' in (out / "adapter_config.json").read_text()
+
+
+def test_a_merged_adapter_is_what_peft_merges(adapters_run: RunDirectory, tmp_path: Path) -> None:
+    for name, words in {"adapter": [], "merged": ["--merge"]}.items():
+        assert main([str(adapters_run.path), "--policy", "llm_1", "--out", str(tmp_path / name), *words]) == 0
+    expected = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").merge_and_unload().state_dict()
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_no_more_than_three_tensors_are_held_at_once(
+    policies_run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, most = weakref.WeakValueDictionary[int, np.ndarray](), []
+    make = LazyWeights.__getitem__
+
+    def watched(weights: LazyWeights, name: str) -> np.ndarray:
+        array = make(weights, name)
+        held[id(array)] = array
+        most.append(len(held))
+        return array
+
+    monkeypatch.setattr(LazyWeights, "__getitem__", watched)
+    words = ["--policy", "mean", "--step-scale", "1.5", "--out", str(tmp_path / "out")]
+    assert main([str(policies_run.path), *words]) == 0
+    assert len(most) > 30 and max(most) <= 3
 
 
 def test_an_adapter_of_a_quantised_base_is_not_merged(

@@ -96,6 +96,13 @@ def test_a_checkpoint_that_the_run_removed_meanwhile_is_one_sentence(run: RunDir
         trained.weights("llm_1")
 
 
+def test_weights_that_were_opened_can_be_read_after_the_run_has_removed_the_checkpoint(run: RunDirectory) -> None:
+    weights = open_trained(run.path, "6").weights("llm_1")
+    expected = {name: weights[name] for name in weights}
+    shutil.rmtree(run.path / "checkpoints")
+    assert expected and all(np.array_equal(weights[name], array) for name, array in expected.items())
+
+
 class Trap:
     """Makes a file when it is unpickled."""
 

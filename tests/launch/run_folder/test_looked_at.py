@@ -4,9 +4,11 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from launch.commands import export, generate, plot, watch
 from launch.commands.evaluate import _run_in
@@ -18,6 +20,7 @@ from launch.run_folder.directory import RunDirectory
 from launch.run_folder.mirror import read_run
 from launch.run_folder.records import Update
 from launch.run_folder.storage import Storage, StorageError
+from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
 from tests.launch.commands.test_report import evaluated, sampled
 from tests.launch.conftest import record
@@ -91,6 +94,30 @@ def test_commands_take_the_uri_of_a_run(
     assert "Update 6 of 6" in capsys.readouterr().out
     found = _run_in(uri)
     assert found is not None and found.checkpoints.choose("latest", POLICIES)[0] == 6
+
+
+def test_storage_that_fails_while_weights_are_copied_leaves_no_half_export_and_the_next_attempt_goes_on(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [uri_of(bucket), "--policy", "mean", "--out", str(tmp_path / "out")]
+    copy = shutil.copyfileobj
+
+    def fails(source: IO[bytes], target: IO[bytes], length: int = 0) -> None:
+        if "llm_2" in target.name:
+            target.write(source.read(1000))
+            raise OSError("connection reset by peer")
+        copy(source, target, length)
+
+    with monkeypatch.context() as broken:
+        broken.setattr("launch.run_folder.storage.shutil.copyfileobj", fails)
+        assert export.main(words) == 2
+    message = capsys.readouterr().err
+    assert "connection reset by peer" in message and uri_of(bucket) in message and len(message.splitlines()) == 1
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".unfinished*"))
+    assert export.main(words) == 0
+    stored, own = open_trained(uri_of(bucket)), AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for name, array in stored.weights(AVERAGE).items():
+        np.testing.assert_array_equal(own.get_parameter(name).detach().numpy(), array)
 
 
 def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from launch.console.interrupts import Interrupts
 from launch.display.terminal import Terminal
 from launch.run_folder.directory import RunDirectory
 from launch.training import training
+from launch.training.saving import Saving
 from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record
 
@@ -89,7 +90,12 @@ def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: 
     settings = Settings(updates=12, samples_every=100).model_copy(update={"checkpoint_every": SignalledLate(10)})
     run = record(tmp_path / "run", Settings(updates=12), updates=[0])
     lines = iter(record(tmp_path / "other", Settings(updates=12)).updates()[1:])
-    algo = SimpleNamespace(updates=0, save_to_path=lambda folder: (Path(folder) / "weights").write_text("learned"))
+    algo = SimpleNamespace(
+        updates=0,
+        get_state=lambda not_components: {},
+        save_to_path=lambda folder, state: (Path(folder) / "weights").write_text("learned"),
+        learners=SimpleNamespace(begin_save=lambda folder: None, saved=lambda: True, finish_save=lambda: None),
+    )
 
     def learn() -> dict[str, Any]:
         algo.updates += 1
@@ -98,7 +104,7 @@ def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: 
     algo.train = learn
     terminal = Terminal(settings, sys.stdout, bar=False)
     interrupts = Interrupts(lambda: None)
-    with terminal, interrupts:
-        training._Run(run, settings, terminal, interrupts, debug=True)._loop(cast(Any, algo))
+    with terminal, interrupts, Saving(run, 2, pytest.fail) as saving:
+        training._Run(run, settings, terminal, interrupts, debug=True)._loop(cast(Any, algo), saving)
     assert interrupts.requested == signal.SIGTERM and algo.updates == 2
     assert run.checkpoints.updates() == [2] and [line["update"] for line in run.updates()] == [0, 1, 2]

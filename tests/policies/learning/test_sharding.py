@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from policies.learning import stored_policy
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
@@ -153,6 +154,9 @@ def test_a_split_llm_learns_and_scores_as_a_whole_one_and_goes_on_from_its_check
         assert sum(parts) == whole and max(parts) < whole / RANKS * 1.5  # adapters have few rows
         back = make_learner(model, weights, **others)
         back.restore(str(tmp_path / str(case) / "ours/weights"), str(tmp_path / str(case) / "ours/moments"))
+        stored = stored_policy.read(str(tmp_path / str(case) / "ours/weights"))
+        assert stored.keys() == state.keys()
+        assert all((stored[name] == array).all() for name, array in back.model.state().items())
         learn(back, range(2, 3))
         for name, array in back.model.state().items():
             assert abs(array - state[name]).max() < of_weights

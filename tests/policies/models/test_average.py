@@ -20,7 +20,7 @@ def adapters(count: int) -> list[Weights]:
 
 def test_the_mean_of_weights_is_fp32_and_leaves_them_as_they_were() -> None:
     llms = [{"a": np.full(3, value, dtype=np.float32)} for value in (1.0, 2.0, 6.0)]
-    found = mean_weights(iter(llms))
+    found = mean_weights(llms)
     assert found["a"].tolist() == [3.0] * 3 and found["a"].dtype == np.float32
     assert [each["a"][0] for each in llms] == [1.0, 2.0, 6.0]
 

@@ -130,7 +130,17 @@ def test_defaults_are_the_papers() -> None:
         ({"runner_resources": "GPU=1"}, "have settings of their own"),
         ({"learner_resources": "big=1"}, "places processes that num_learners=0 does not start"),
         ({"tensor_parallel": 2, "backend": "transformers"}, "Use backend=vllm, or tensor_parallel=1."),
-        ({"tensor_parallel": 2, "weights": "lora"}, "Use weights=full, or tensor_parallel=1."),
+        ({"weight_transfer": "gloo", "weights": "lora"}, "backend=vllm, weights=lora, num_runners=1. Leave it null."),
+        ({"weight_transfer": "gloo", "backend": "transformers"}, "sends full weights to vLLM's engines in runners"),
+        ({"weight_transfer": "nccl"}, "learners or runners have none. Set gpus_per_learner and gpus_per_runner, or"),
+        (
+            {"weight_transfer": "nccl", "gpus_per_learner": 0.5, "gpus_per_runner": 0.5},
+            "two processes on one GPU. Give learners and runners whole GPUs, or set weight_transfer=ipc.",
+        ),
+        (
+            {"weight_transfer": "ipc", "gpus_per_learner": 0.5, "gpus_per_runner": 0.5, "num_runners": 2},
+            "is for one learner and one engine that share a GPU, and here are num_learners=0, num_runners=2",
+        ),
         ({"tensor_parallel": 2, "num_runners": 0, "gpus_per_runner": 2}, "num_runners=0 starts none. Set num_runners"),
         ({"tensor_parallel": 2, "gpus_per_runner": 0.5}, "Set gpus_per_runner=2, or lower tensor_parallel."),
         ({"tensor_parallel": 2, "gpus_per_runner": 4}, "no others of its runner would be used. Set gpus_per_runner=2"),

@@ -1,0 +1,96 @@
+"""Checkpoints that are written while learning goes on."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from policies.learning import stored_policy
+from policies.learning.sharding import learner_mesh
+from tests.policies.learning.test_policy_learner import path
+from tests.policies.learning.test_sharding import learn, make_learner
+
+__all__ = ["path"]
+
+RANKS = 2
+
+
+def gated(gate: threading.Event, failing: bool = False) -> None:
+    """Lets whatever is written wait; or fail, as on a full disk."""
+    write = stored_policy.HuggingFaceStorageWriter.write_data
+
+    def wait(self: Any, *args: Any) -> Any:
+        assert gate.wait(60)
+        if failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, *args)
+
+    stored_policy.HuggingFaceStorageWriter.write_data = wait  # type: ignore[method-assign, assignment]
+
+
+def rank(number: int, path: str, out: str) -> None:
+    """Learns while a checkpoint is written, which goes on before, between and after what learning says to the other."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=number, world_size=RANKS)
+    mesh = learner_mesh(1, RANKS, "cpu")["shard"]
+    group = stored_policy.writing_group(mesh.get_group())
+    learner = make_learner(path, "full", mesh)
+    learn(learner, range(1))
+    then, gate = learner.model.state(), threading.Event()
+    gated(gate)
+    saving = stored_policy.begin_save(learner.state(f"{out}/weights", f"{out}/moments"), group)
+    learn(learner, range(1, 2))
+    assert not saving.done()
+    gate.set()
+    learn(learner, range(2, 3))
+    saving.result(timeout=60)
+    end = learner.model.state()
+    learner.restore(f"{out}/weights", f"{out}/moments")
+    restored = learner.model.state()
+    learn(learner, range(1, 3))
+    again = learner.model.state()
+    gated(gate, failing=number == 1)
+    failed = stored_policy.begin_save(learner.state(f"{out}/full/weights", f"{out}/full/moments"), group)
+    error = failed.exception(timeout=60)
+    torch.save((then, end, restored, again, type(error), error.errno), f"{out}/{number}")  # type: ignore[union-attr]
+    dist.destroy_process_group()
+
+
+def test_two_ranks_write_what_they_were_while_they_learn_on_and_both_hear_of_a_full_disk(
+    path: str, tmp_path: Path
+) -> None:
+    mp.spawn(rank, args=(path, str(tmp_path)), nprocs=RANKS)
+    for number in range(RANKS):
+        then, end, restored, again, kind, code = torch.load(tmp_path / str(number), weights_only=False)
+        assert (kind, code) == (OSError, errno.ENOSPC)
+        assert any((then[name] != end[name]).any() for name in then)
+        for name, array in then.items():
+            assert (restored[name] == array).all() and (again[name] == end[name]).all()
+    assert len(list((tmp_path / "weights").iterdir())) == len(list((tmp_path / "moments").iterdir())) == RANKS
+
+
+def test_what_is_begun_is_what_was_then(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, save = threading.Event(), stored_policy.save
+    monkeypatch.setattr(stored_policy, "save", lambda *args: gate.wait(60) and save(*args))
+    learner = make_learner(path, "full")
+    learn(learner, range(1))
+    then = learner.model.state()
+    saving = stored_policy.begin_save(learner.state(str(tmp_path / "weights"), str(tmp_path / "moments")), None)
+    learn(learner, range(1, 2))
+    assert not saving.done() and not list(tmp_path.iterdir())
+    gate.set()
+    saving.result(timeout=60)
+    written = stored_policy.read(str(tmp_path / "weights"))
+    assert written.keys() == then.keys() and all((written[name] == array).all() for name, array in then.items())
+    again = make_learner(path, "full")
+    again.restore(str(tmp_path / "weights"), str(tmp_path / "moments"))
+    learn(again, range(1, 2))
+    for name, array in learner.model.state().items():
+        assert (again.model.state()[name] == array).all()
