@@ -24,6 +24,7 @@ NAMES = (
     "role_exchange",
     "adapters",
     "sharding",
+    "memory",
     "against_trl",
     "time_to_reward",
     "scaling",
