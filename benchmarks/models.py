@@ -56,9 +56,11 @@ class Shape:
 SHAPES = {
     "test": Shape(64, 2, 2),
     "5M": Shape(256, 4, 4),  # 4.3 M parameters, the bundled model's shape
+    "20M": Shape(448, 8, 7),  # 21 M
     "50M": Shape(640, 9, 10),  # 47 M
     "5M-50k": Shape(256, 4, 4, 50_257),  # the same layers under GPT-2's vocabulary: 16.2 M
     "135M": Shape(576, 30, 9, 49_152, llama=1536),  # SmolLM2-135M's shape
+    "360M": Shape(960, 32, 15, 49_152, llama=2560),  # SmolLM2-360M's shape
 }
 
 

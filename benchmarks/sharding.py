@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-from benchmarks.learner import learn, play
+from benchmarks.learner import build, learn, play
 from benchmarks.models import make_model
 from benchmarks.record import Figure, Record
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.sharding import learner_mesh
+from policies.models.language_model import empty_language_model
+from policies.models.model_names import BUNDLED_LM
 from policies.settings import memory
 from policies.settings.settings import make_settings
 
@@ -110,6 +112,7 @@ def rank(number: int, ranks: int, settings: dict[str, Any], store: str, answer: 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=ranks)
     s = make_settings(settings)
     rows = play(s)[0]
+    warm_up(settings)
     dist.barrier()
     before = _resident()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -130,6 +133,14 @@ def rank(number: int, ranks: int, settings: dict[str, Any], store: str, answer: 
     rest = _resident() - before
     answer.send(Found(rest, peak, cpu, dict(learner.stream_weights())))
     dist.destroy_process_group()
+
+
+def warm_up(settings: dict[str, Any]) -> None:
+    """Loads what comes with the first model of a process, and is none of its memory."""
+    empty_language_model(make_settings(settings).model_paths["llm_1"])
+    alone = {"model": BUNDLED_LM, "shards_per_policy": None, "num_learners": 0}
+    s = make_settings(settings | alone)
+    learn(build(s), play(s)[0], s, 0)
 
 
 def _resident() -> int:

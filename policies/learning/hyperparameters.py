@@ -36,6 +36,7 @@ class Hyperparameters:
     """Mini-batches per epoch."""
     micro_batch: int = 64
     micro_batch_tokens: int | None = None
+    offload_optimizer: bool = False
     seed: int = 0
     advantage: Advantage = "gae"
     gamma: float = 1.0

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from policies.learning import token_ppo
+from policies.models.language_model import master_dtype
 
 AT_ONCE = 2**22
 """Logits that are looked at together: 16 MiB of fp32."""
@@ -30,7 +31,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
         temperature: above 0.
 
     Returns:
-        `[B, R]`, in nats, fp32.
+        `[B, R]`, in nats, fp32 or better.
     """
     found: Tensor = _TokenLogprobs.apply(logits, tokens, temperature)
     return found
@@ -45,9 +46,9 @@ def scores(policy: Tensor, reference: Tensor, tokens: Tensor, temperature: float
         temperature: above 0.
 
     Returns:
-        Four of `[B, R]`, fp32.
+        Four of `[B, R]`, fp32 or better.
     """
-    found = [torch.empty(tokens.shape, device=tokens.device) for _ in range(4)]
+    found = [torch.empty(tokens.shape, dtype=master_dtype(policy.dtype), device=tokens.device) for _ in range(4)]
     for here, there in _parts(policy, tokens):
         one, other = (_scaled(logits[:, there], temperature).log_softmax(-1) for logits in (policy, reference))
         for whole, part in zip(found, token_ppo.compare(one, other, tokens[:, here]), strict=True):
@@ -60,7 +61,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-        logprobs = torch.empty(tokens.shape, device=tokens.device)
+        logprobs = torch.empty(tokens.shape, dtype=master_dtype(logits.dtype), device=tokens.device)
         norms = torch.empty_like(logprobs)
         for here, there in _parts(logits, tokens):
             part = _scaled(logits[:, there], temperature)
@@ -95,5 +96,5 @@ def _parts(logits: Tensor, tokens: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    """A copy in fp32, divided by the temperature."""
-    return logits.to(torch.float32, copy=True).div_(temperature)
+    """A copy in fp32 or better, divided by the temperature."""
+    return logits.to(master_dtype(logits.dtype), copy=True).div_(temperature)

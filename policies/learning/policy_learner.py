@@ -19,9 +19,11 @@ from torch import Tensor
 from policies.learning import stored_policy, token_ppo
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.non_finite import NonFiniteUpdate
+from policies.learning.offloaded_adam import OffloadedAdamW
 from policies.learning.policy_model import SCORES, VALUE_HEAD, PolicyModel
 from policies.learning.rows import Rows, by_length, places, take, trimmed
 from policies.learning.sharding import whole
+from policies.models.language_model import master_dtype
 
 
 class PolicyLearner:
@@ -52,7 +54,8 @@ class PolicyLearner:
         self.stream = stream
         self.group = group if model.mesh is None else model.mesh.get_group()
         self.parameters = [parameter for _, parameter in model.trainable()]
-        self.optimizer = torch.optim.AdamW(
+        adam = OffloadedAdamW if hyperparameters.offload_optimizer else torch.optim.AdamW
+        self.optimizer = adam(
             self.parameters, lr=hyperparameters.lr, weight_decay=hyperparameters.weight_decay, fused=True
         )
         if group is not None and model.mesh is None:
@@ -65,7 +68,9 @@ class PolicyLearner:
         """What `PolicyModel.score` gives, `[B, R]` each, zero outside the mask; all ranks must call it alike."""
         rows = self._here(rows)
         names = (*SCORES, "values") if self.model.critic else SCORES
-        scores = torch.zeros(len(names), *rows["mask"].shape, device=self.model.device)
+        scores = torch.zeros(
+            len(names), *rows["mask"].shape, dtype=master_dtype(self.model.dtype), device=self.model.device
+        )
         for index, micro in self._micro_batches(rows):
             scored = self.model.score(micro)
             for i, name in enumerate(names):

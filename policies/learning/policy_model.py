@@ -26,6 +26,7 @@ from policies.models.language_model import (
     compute_dtype,
     hollow_language_model,
     load_language_model,
+    master_dtype,
     shared_base,
 )
 from policies.models.lora import Lora
@@ -102,7 +103,7 @@ class PolicyModel(nn.Module):
             critic: whether there is a value head.
             critic_agents: agents of the chain of whose rewards and roles it knows; 0: it sees tokens alone.
             temperature: divides the logits.
-            dtype: compute type, `auto`, `bf16` or `fp32`; trained weights are fp32.
+            dtype: compute type, `auto`, `bf16`, `fp32` or `fp64`; trained weights are fp32, or fp64 with that.
             device: where a base is loaded. A model that owns all its weights is built on the CPU and moved by `to`.
             lora: what its adapter is like; None: it owns all its weights.
             quantization: of the base.
@@ -121,13 +122,14 @@ class PolicyModel(nn.Module):
         self.mesh = mesh
         self._dtype = dtype
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
+        master = master_dtype(compute_dtype(dtype, torch.device(device)))
         if mesh is not None:
-            stored = torch.float32 if lora is None else base_dtype(dtype, torch.device(device))
+            stored = master if lora is None else base_dtype(dtype, torch.device(device))
             self.lm = hollow_language_model(path, trust_remote_code, stored)
             if lora is not None:
                 self.lm = adapted(self.lm.requires_grad_(False), lora)
         elif lora is None:
-            self.lm = load_language_model(path, trust_remote_code)
+            self.lm = load_language_model(path, trust_remote_code, master)
         else:
             where = torch.device(device)
             base = shared_base(path, where, trust_remote_code, base_dtype(dtype, where), quantization)
@@ -137,7 +139,7 @@ class PolicyModel(nn.Module):
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
         self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         if critic:
-            self.value_head = ValueHead(self.lm.config.get_text_config().hidden_size, critic_agents)
+            self.value_head = ValueHead(self.lm.config.get_text_config().hidden_size, critic_agents).to(master)
         if mesh is not None:
             self._split(mesh, compute_dtype(dtype, torch.device(device)))
 
@@ -187,8 +189,9 @@ class PolicyModel(nn.Module):
         """
         if not self._reference or next(self._reference[0].parameters()).device != self.device:
             computed = base_dtype(self._dtype, self.device)
-            matrices = None if computed == torch.float32 else computed
-            self._reference = [shared_base(self.path, self.device, self.trust_remote_code, matrices=matrices)]
+            master = master_dtype(computed)
+            matrices = None if computed == master else computed
+            self._reference = [shared_base(self.path, self.device, self.trust_remote_code, master, matrices=matrices)]
         return self._reference[0]
 
     def forward(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
@@ -243,7 +246,7 @@ class PolicyModel(nn.Module):
         logits = out.logits if self._keeps_logits else out.logits[:, -length - 1 :].clone()  # drops those of prompts
         if not with_values:
             return logits, None
-        return logits, self.value_head.values(seen[0][:, -length - 1 : -1].float(), rows)
+        return logits, self.value_head.values(seen[0][:, -length - 1 : -1].to(self.value_head.weight.dtype), rows)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights that are the policy's own, with their names."""

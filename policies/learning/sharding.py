@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from policies.models.language_model import load_language_model
+from policies.models.language_model import load_language_model, master_dtype
 from policies.models.model_check import ModelError
 from policies.models.stored_weights import StoredWeights, persistent_buffers
 
@@ -39,10 +39,10 @@ def shard(root: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, dtype: tor
         root: what is called, or has its forward methods registered.
         blocks: parts of it that are gathered one after another.
         mesh: the processes.
-        dtype: in which they are gathered, where they are trained; gradients are summed in fp32. None: as they are.
-            Autocast would keep what it casts for the backward pass, so all of the LLM.
+        dtype: in which they are gathered, where they are trained; gradients are summed in fp32 or better. None: as they
+            are. Autocast would keep what it casts for the backward pass, so all of the LLM.
     """
-    precision = MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, cast_forward_inputs=False)
+    precision = MixedPrecisionPolicy(dtype, master_dtype(dtype) if dtype else None, cast_forward_inputs=False)
     for module in (*blocks, root):
         # If the root stayed whole after a forward pass, what is written to its weights would be lost.
         fully_shard(module.to(mesh.device_type), mesh=mesh, reshard_after_forward=True, mp_policy=precision)

@@ -24,10 +24,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from policies.learning.offloaded_adam import MOMENTS, OffloadedAdamW, fresh
 from policies.models.weights import LazyWeights
 
 FILES = "*.safetensors"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process that is alone
 
 
@@ -157,7 +157,7 @@ def moments(weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> 
     found: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if known := optimizer.state.get(weight):
-            found |= {f"{moment}.{name}": known[moment] for moment in _MOMENTS}
+            found |= {f"{moment}.{name}": known[moment] for moment in MOMENTS}
             found[f"step.{name}"] = known["step"].reshape(1)
     return found
 
@@ -166,6 +166,4 @@ def make_moments(weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
     """Gives AdamW zeros, where there were moments of such names, and nothing elsewhere."""
     optimizer.state.clear()
     for name in {name.partition(".")[2] for name in names} & weights.keys():
-        weight = weights[name]
-        zeros = {moment: torch.zeros_like(weight) for moment in _MOMENTS}
-        optimizer.state[weight] = {"step": torch.zeros((), device=weight.device), **zeros}
+        optimizer.state[weights[name]] = fresh(weights[name], offloaded=isinstance(optimizer, OffloadedAdamW))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from policies.models.language_model import master_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 
@@ -58,7 +59,7 @@ def adapted(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
         inject_adapter_in_model(peft_config(base, lora), skeleton, _NAME)
     for parameter in skeleton.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.float()  # PEFT gives them the type of the base
+            parameter.data = parameter.data.to(master_dtype(parameter.dtype))  # PEFT gives them the type of the base
     return skeleton
 
 

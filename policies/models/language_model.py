@@ -176,14 +176,14 @@ def shared_base(
     if model is None:
         model = load_language_model(path, trust_remote_code, dtype, quantization).requires_grad_(False)
         if matrices is not None:
-            _store_matrices(model, matrices)
+            store_matrices(model, matrices)
         if quantization == "none":
             model = model.to(device)
         _frozen[key] = model
     return model
 
 
-def _store_matrices(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def store_matrices(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Gives linear layers another type, but for one whose weight is an embedding too, which autocast does not cast."""
     tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     for layer in model.modules():
@@ -196,7 +196,13 @@ def base_dtype(setting: str, device: torch.device) -> torch.dtype:
 
     On a CPU fp32, which bf16 autocast computes with 1.4 times as fast as with bf16 weights.
     """
-    return torch.float32 if device.type == "cpu" else compute_dtype(setting, device)
+    computed = compute_dtype(setting, device)
+    return master_dtype(computed) if device.type == "cpu" else computed
+
+
+def master_dtype(computed: torch.dtype) -> torch.dtype:
+    """The type that trained weights, and sums, have where products are computed in `computed`: fp32 or better."""
+    return torch.promote_types(computed, torch.float32)
 
 
 def _quantised(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]:
@@ -222,11 +228,14 @@ def _quantised(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]
 
 
 def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
-    """Resolves `auto`: bf16 where the device multiplies it in hardware, else fp32."""
+    """Resolves `auto`: bf16 where the device multiplies it in hardware, else fp32.
+
+    No setting offers `fp64`: it shows what is rounding and what is not.
+    """
     if setting == "bf16":
         return torch.bfloat16
-    if setting == "fp32":
-        return torch.float32
+    if setting in ("fp32", "fp64"):
+        return torch.float64 if setting == "fp64" else torch.float32
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

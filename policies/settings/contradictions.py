@@ -109,6 +109,11 @@ def refuse_contradictions(settings: Fields) -> None:
             f"gpus_per_learner={settings.gpus_per_learner:g} with num_learners={learners} puts several learners on one "
             "GPU, which NCCL, by which they average gradients, refuses. Set gpus_per_learner=1, or num_learners=1."
         )
+    if settings.offload_optimizer and not settings.gpus_per_learner:
+        raise ValueError(
+            "offload_optimizer=true keeps Adam's moments out of a GPU's memory, and gpus_per_learner=0 has none. Set "
+            "gpus_per_learner, or offload_optimizer=false."
+        )
     if settings.quantization != "none" and settings.weights != "lora":
         raise ValueError(
             f"quantization={settings.quantization} stores weights that cannot be trained. Set weights=lora, or "

@@ -128,6 +128,8 @@ class Fields(BaseModel):
     """The layers that get an adapter, such as `q_proj,v_proj`; null: every linear layer but the output head."""
     quantization: Literal["none", "nf4"] = of_policy("none")
     """Store the frozen base in 4 bits per weight, by bitsandbytes (`lora` on CUDA GPUs, backend `transformers`)."""
+    offload_optimizer: bool = of_computing(False)
+    """Keep Adam's moments in the machine's memory instead of a GPU's (docs/plan.md): more room, slower steps."""
     gradient_checkpointing: bool = of_computing(False)
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
     backend: Literal["vllm", "transformers"] = of_sampling("vllm")

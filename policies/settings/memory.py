@@ -1,30 +1,28 @@
 """An estimate of the memory that each process of a run needs, from the model's shape and the settings.
 
-Weights, optimizer, reference and KV caches are counted; activations are a rule of thumb, libraries and an allowance on
+Weights, gradients, optimizer, reference, activations, logits and KV caches are counted; libraries and an allowance on
 top of all are what was measured (docs/plan.md).
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from policies.learning import logits, offloaded_adam
 from policies.learning.sharding import blocks_of
 from policies.models.adapters import linear_layers
 from policies.models.language_model import base_dtype, compute_dtype, empty_language_model
+from policies.models.lora import Lora
 from policies.models.model_check import check_split, key_value_heads
+from policies.settings.activations import Kept, kept
 from policies.settings.settings import Settings
 
 LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0.3e9}
 """Bytes of a process before it holds a model, as measured (benchmarks/README.md)."""
-ACTIVATIONS = 34
-"""Values that a layer keeps for the backward pass, per token and hidden unit: Korthikanti et al. 2022, in half
-precision, in bytes."""
-LOGITS = 2.5
-"""Tensors of the size of a micro-batch's logits at the peak, as if in fp32: these, the reference's or their gradient,
-and buffers. Measured at a vocabulary of 50,257 on a CPU: 9.5 bytes a logit in fp32, 12 in bf16."""
 BLOCK = 128
 """Tokens of a KV-cache block on a CPU."""
 GPU_SHARE = 0.9
@@ -43,9 +41,12 @@ class Shape(NamedTuple):
     """Of its largest block of layers."""
     outside: int
     """Of what is in no block: embeddings, head."""
+    cast: int
+    """Of linear layers, which autocast casts; without a head that is the embedding too."""
     adapter: int
     """Of one policy's adapter; 0 without."""
-    layers: int
+    kept: Kept
+    """Of the largest micro-batch."""
     hidden: int
     vocabulary: int
     heads: int
@@ -96,18 +97,55 @@ def _shape(path: str, settings: Settings) -> Shape:
             if layer is not head and name.rpartition(".")[2] in wanted and isinstance(layer, nn.Linear | Conv1D):
                 adapter += settings.lora.rank * sum(layer.weight.shape)
     parameters = _count(model)
+    tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D)]
     blocks = [_count(block) for block in blocks_of(model)] if (settings.shards_per_policy or 1) > 1 else [0]
     return Shape(
         parameters=parameters,
         block=max(blocks),
         outside=parameters - sum(blocks),
+        cast=sum(_count(layer) for layer in linear if id(layer.weight) not in tied),
         adapter=adapter,
-        layers=config.num_hidden_layers,
+        kept=_kept(path, settings),
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
         heads=key_value_heads(config),
         head=2 * config.num_hidden_layers * width,
     )
+
+
+def _kept(path: str, settings: Settings) -> Kept:
+    device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
+    size = _bytes(settings, device)
+    return _kept_of(
+        path,
+        settings.trust_remote_code,
+        _rows(settings),
+        settings.max_prompt + settings.max_response,
+        torch.bfloat16 if size == 2 else torch.float32,
+        settings.lora,
+        device.type == "cuda" if settings.lora else (settings.shards_per_policy or 1) > 1,
+        device.type == "cpu",
+    )
+
+
+@cache
+def _kept_of(
+    path: str, code: bool, rows: int, length: int, computed: torch.dtype, lora: Lora | None, cast: bool, plain: bool
+) -> Kept:
+    return kept(empty_language_model(path, code), rows, length, computed, lora=lora, cast=cast, plain=plain)
+
+
+def _rows(settings: Settings) -> int:
+    """The longest rows that are forwarded at once."""
+    rows = _most_rows(settings)
+    if settings.micro_batch_tokens is None:
+        return rows
+    return min(rows, max(settings.micro_batch_tokens // (settings.max_prompt + settings.max_response), 1))
+
+
+def _most_rows(settings: Settings) -> int:
+    return min(settings.micro_batch, -(-settings.minibatch // settings.ranks))
 
 
 def _count(module: nn.Module) -> int:
@@ -135,7 +173,10 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
     else:
         each = [model.adapter for model in models]
         parts = {"base and reference": _base(settings, models[0], device), "adapters": 4.0 * sum(each)}
-    parts |= {"gradients": 4.0 * max(each), "Adam": 8.0 * sum(each)}  # LLMs learn one after another
+    adam = 8.0 * sum(each) / shards
+    parts["gradients"] = 4.0 * max(each)  # LLMs learn one after another
+    if not settings.offload_optimizer:
+        parts["Adam"] = 8.0 * sum(each)
     if shards > 1:
         (model,) = models
         if settings.lora is None:
@@ -144,24 +185,34 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
         stored = size if settings.lora is None else base_dtype(settings.dtype, device).itemsize
         gathered = float(stored * (model.outside + 2 * model.block))  # with the next one, which is on its way
         parts["whole at once"] = gathered + (4.0 * (model.outside + model.block) if settings.lora is None else 0.0)
-    elif size == 2 and settings.lora is None:
-        parts["bf16 copy"] = 2.0 * max(model.parameters for model in models)  # autocast's, of the policy in work
-    rows = min(settings.micro_batch, -(-settings.minibatch // settings.ranks))
-    longest = settings.max_prompt + settings.max_response
-    tokens = rows * longest
-    if settings.micro_batch_tokens is not None:
-        tokens = min(tokens, max(settings.micro_batch_tokens, longest))
-    kept = 2 if settings.gradient_checkpointing else ACTIVATIONS
-    again = ACTIVATIONS if settings.gradient_checkpointing else 0
-    parts["activations"] = tokens * max(m.hidden * (m.layers * kept + again) for m in models) * size / 2
-    responses = min(rows * settings.max_response, tokens)
-    parts["logits"] = LOGITS * 4.0 * responses * max(model.vocabulary for model in models)
+    elif size == 2 and (settings.lora is None or device.type == "cpu"):
+        parts["bf16 copy"] = 2.0 * max(model.cast for model in models)  # autocast's, of the policy in work
+    if settings.offload_optimizer:
+        parts["Adam at once"] = 8.0 * min(offloaded_adam.AT_ONCE, max(each) / shards)
+    again = settings.gradient_checkpointing
+    parts["activations"] = max(m.kept.inputs + m.kept.block if again else m.kept.whole for m in models)
+    parts["logits"] = max(_logits(settings, model, size, shards) for model in models)
     need = _placed(parts, device, LIBRARIES["learner"])
     if device.type == "cpu":
         return need
     # A checkpoint copies all weights and moments, and one LLM's moments once more when it writes them. That one rank
     # gathers its LLM for the engines is less for all together.
-    return need._replace(host=need.host + (12.0 * sum(each) + 8.0 * max(each)) / shards)
+    copied = (12.0 * sum(each) + 8.0 * max(each)) / shards
+    return need._replace(host=need.host + copied + (adam if settings.offload_optimizer else 0.0))
+
+
+def _logits(settings: Settings, model: Shape, size: int, shards: int) -> float:
+    """Logits, their gradient, and what is next: a part of them in fp32, or the gradient of the head's weights, which is
+    added to that of earlier micro-batches.
+    """
+    rows, positions = _rows(settings), settings.max_response + 1
+    count = float(rows * positions)
+    if settings.micro_batch_tokens is not None:  # more rows of short prompts
+        count = max(count, min(_most_rows(settings) * positions, settings.micro_batch_tokens))
+    count *= model.vocabulary
+    part = 4.0 * min(count, max(logits.AT_ONCE, rows * model.vocabulary))
+    head = 0.0 if settings.lora or shards > 1 else (4.0 + 2.0 * (size == 2)) * model.vocabulary * model.hidden
+    return 2.0 * size * count + max(part, head)
 
 
 def runner(settings: Settings, models: Sequence[Shape]) -> Memory:

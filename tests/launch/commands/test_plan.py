@@ -85,6 +85,17 @@ def test_each_llm_counts_with_the_sizes_of_its_own_model(
         plan(["imdb-tiny", f"model=[{BUNDLED_LM}, {small_model}]", "gpus_per_runner=4", "tensor_parallel=4"])
 
 
+def test_adam_s_moments_are_counted_where_they_are() -> None:
+    values = {"num_learners": 1, "gpus_per_learner": 1, "dtype": "bf16"}
+    beside, offloaded = (make_settings({**values, "offload_optimizer": offload}) for offload in (False, True))
+    models = shapes(beside)
+    one, other = learner(beside, models), learner(offloaded, models)
+    of_one = 8.0 * models[0].parameters
+    assert one.parts["Adam"] == 2 * of_one and "Adam" not in other.parts
+    assert one.parts["weights"] == other.parts["weights"] and other.parts["Adam at once"] < of_one
+    assert other.host == one.host + of_one  # both LLMs', less one that a checkpoint need not copy there
+
+
 def test_a_learner_of_one_llm_or_of_a_part_of_one_needs_no_more_than_that(small_model: str) -> None:
     def settings(**values: Any) -> Settings:
         return make_settings({"model": [BUNDLED_LM, small_model], "dtype": "fp32", **values})

@@ -116,6 +116,7 @@ def test_defaults_are_the_papers() -> None:
             "evaluate_average and select_by=mean: there is no mean of LLMs that start from different models, a, b.",
         ),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
+        ({"offload_optimizer": True}, "gpus_per_learner=0 has none. Set gpus_per_learner, or offload_optimizer=false."),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "which NCCL, by which they average gradients, refuses"),
         (
             {"shards_per_policy": 2, "num_learners": 3},

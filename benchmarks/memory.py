@@ -1,0 +1,55 @@
+"""What a learner needs for models of five sizes, beside what `cory plan` estimates.
+
+A process that learns measures itself, as in `sharding`. Rows are as long as they may be, as the estimate has them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks.adapters import alike
+from benchmarks.models import make_model
+from benchmarks.record import Figure, Record
+from benchmarks.sharding import AT_REST, RETURNED, start
+from policies.settings import memory
+from policies.settings.settings import make_settings
+
+CLAIM = "a learner's memory, at rest and at its peak, is within 10 % of the estimate"
+SIZES = ("5M", "20M", "50M", "135M", "360M")
+
+
+def run(folder: Path, quick: bool) -> Record:
+    """Measures each size with full weights and adapters, in fp32 and bf16."""
+    settings: dict[str, Any] = {
+        **{"num_agents": 1, "lr": 1e-4, "queries": 16, "minibatch": 16, "micro_batch": 8, "epochs": 1},
+        **{"max_query": 64, "max_prompt": 64, "max_response": 64, "reward": "benchmarks.no_reward:zero"},
+    } | alike(folder)
+    os.environ |= RETURNED  # to the processes that are started
+    record = Record("memory", CLAIM, settings | RETURNED)
+    ratios = []
+    for size in ("test",) if quick else SIZES:
+        model = make_model(size, folder)
+        for weights in ("full", "lora"):
+            for dtype in ("fp32", "bf16"):
+                of_one = settings | {"model": model, "weights": weights, "dtype": dtype}
+                found, need = start(of_one, 1, folder)[0], estimated(of_one)
+                for when, measured, planned in zip(("at rest", "peak"), (found.rest, found.peak), need, strict=True):
+                    how = f"{size} {weights} {dtype}: {when}"
+                    ratios.append(measured / planned)
+                    record.figures += [
+                        Figure(how, measured / 1e6, "MB"),
+                        Figure(f"{how}, of the estimate", ratios[-1], "×"),
+                    ]
+                    print(record.figures[-2], record.figures[-1].value, flush=True)
+    record.figures.append(Figure("farthest from 1", max(abs(ratio - 1) for ratio in ratios), at_most=0.1))
+    return record
+
+
+def estimated(settings: dict[str, Any]) -> tuple[float, float]:
+    """Bytes at rest and at the peak, by the plan's estimate, without libraries and what is allowed on top."""
+    s = make_settings(settings)
+    parts = memory.learner(s, memory.shapes(s)).parts
+    peak = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))
+    return sum(size for name, size in parts.items() if name in AT_REST), peak

@@ -1,0 +1,58 @@
+"""Adam's moments in the machine's memory: the same numbers, and nothing of them left on the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import AdamW
+
+from policies.learning import offloaded_adam
+from policies.learning.offloaded_adam import MOMENTS, OffloadedAdamW
+from tests.policies.learning.test_policy_learner import equal, make_learner, moments, path, ready
+
+__all__ = ["path"]
+
+
+@pytest.mark.parametrize("weights", ["full", "lora"])
+def test_a_learner_steps_to_the_bit_as_with_plain_adamw_and_each_goes_on_from_the_other_s_checkpoint(
+    path: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offloaded_adam, "AT_ONCE", 128)  # so most weights are taken in parts
+    others: dict[str, Any] = {"steps": 2, "epochs": 2, "weight_decay": 0.1, "grad_clip": 0.5}
+    plain, offloaded = (make_learner(path, weights, offload_optimizer=offload, **others) for offload in (False, True))
+    assert type(plain.optimizer) is AdamW and type(offloaded.optimizer) is OffloadedAdamW
+    for number, learner in enumerate((plain, offloaded)):
+        learner.update(ready(learner), 0)
+        learner.save(str(tmp_path / f"{number}/weights"), str(tmp_path / f"{number}/moments"))
+        learner.update(ready(learner), 1)
+    kept = plain.model.state()
+    assert equal(offloaded.model.state(), kept)
+    for one, other in zip(moments(plain), moments(offloaded), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in ("step", *MOMENTS))
+    for number, learner in ((1, plain), (0, offloaded)):
+        learner.restore(str(tmp_path / f"{number}/weights"), str(tmp_path / f"{number}/moments"))
+        learner.update(ready(learner), 1)
+        assert equal(learner.model.state(), kept)
+
+
+def test_on_a_gpu_the_moments_are_in_the_machine_s_memory_after_a_step_and_after_a_state_was_loaded() -> None:
+    with FakeTensorMode():  # tensors that are on devices that are not here, without values
+        weight = torch.nn.Parameter(torch.empty(1000, 64, device="cuda"))
+        weight.grad = torch.empty_like(weight)
+        plain, offloaded = AdamW([weight], fused=True), OffloadedAdamW([weight], fused=True)
+        plain.step()
+        offloaded.step()
+        offloaded.step()
+
+        def places(optimizer: AdamW) -> set[str]:
+            return {optimizer.state[weight][name].device.type for name in MOMENTS}
+
+        assert (places(plain), places(offloaded)) == ({"cuda"}, {"cpu"})
+        offloaded.load_state_dict(plain.state_dict())
+        assert places(offloaded) == {"cpu"} and offloaded.state[weight]["step"].device.type == "cuda"
+        offloaded.step()
+        assert places(offloaded) == {"cpu"}
