@@ -66,6 +66,8 @@ def quiet_libraries(debug: bool) -> None:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         # Else Ray's processes starve beside any other load (they run at 15), and waits for them run out.
         os.environ.setdefault("RAY_worker_niceness", "0")
+        # Else Ray starts a Python process per CPU, of which a run needs as many as it has runners and learners.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     elif IN_JOB not in os.environ:
         with contextlib.suppress(ValueError):  # no address at all, as `join` tells
             if (host := _parts(os.environ["RAY_ADDRESS"]).hostname) not in FOUND_BY_RAY:

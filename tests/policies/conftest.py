@@ -21,6 +21,7 @@ from policies.settings.settings import make_settings
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("RAY_worker_niceness", "0")  # else Ray's processes starve beside the tests' own
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else Ray starts a Python per CPU, which few tests use
 
 TINY: dict[str, Any] = {
     "backend": "transformers",

@@ -65,8 +65,8 @@ def test_a_reader_that_takes_no_more_ends_a_command_without_a_word(words: list[s
     assert process.returncode == 141 or (words == ["train", "--help"] and process.returncode == 0)  # as argparse ends
 
 
-def test_train_help_lists_the_presets(cory: Cory) -> None:
-    text = cory("train", "--help").stdout
+def test_train_help_lists_the_presets(cory_here: Cory) -> None:
+    text = cory_here("train", "--help").stdout
     assert all(f"  {name} " in text for name in presets())
 
 
@@ -74,8 +74,8 @@ def test_an_unknown_command_is_refused_with_the_nearest(refusal: Refusal) -> Non
     assert "Did you mean `train`?" in refusal("trian")
 
 
-def test_an_unknown_option_is_refused(cory: Cory) -> None:
-    assert "--outt" in refused(cory("train", "--outt", "x"))
+def test_an_unknown_option_is_refused(refusal: Refusal) -> None:
+    assert "--outt" in refusal("train", "--outt", "x")
 
 
 def test_a_number_of_failures_that_is_none_is_refused(refusal: Refusal) -> None:
@@ -167,8 +167,8 @@ def test_a_shell_variable_that_is_not_set_is_refused_and_not_taken_for_the_defau
     assert what in said and "is a shell variable not set?" in said
 
 
-def test_debug_shows_the_traceback_of_a_mistake(cory: Cory) -> None:
-    result = cory("train", "lrr=1", "--debug")
+def test_debug_shows_the_traceback_of_a_mistake(cory_here: Cory) -> None:
+    result = cory_here("train", "lrr=1", "--debug")
     assert result.returncode == 2 and "Traceback" in result.stderr
 
 

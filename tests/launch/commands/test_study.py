@@ -40,7 +40,7 @@ TWO = STUDY + "  cory: {label: CORY}\n  broken: {task: nope}\n  absent: {lr: 1.0
 CHANGED = "  cory: {label: Both}\n  new: {lr: 1.0}\n  broken: {also: [new], tier: 2, task: nope}\n"
 
 
-def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_path: Path) -> None:
+def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, cory_here: Cory, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     (tmp_path / "mine.yaml").write_text(TWO)
     result = cory("study", "mine.yaml", "--out", "study")
@@ -65,7 +65,7 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_
     assert [entry.name for entry in (run / "checkpoints").iterdir()] == ["update_000002"]
 
     before = (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes()
-    again = cory("study", "mine.yaml", "--out", "study", "--only", "cory", "--seeds", "0,")
+    again = cory_here("study", "mine.yaml", "--out", "study", "--only", "cory", "--seeds", "0,")
     assert again.returncode == 0 and "CORY" in again.stdout
     assert (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes() == before
     file = tmp_path / "study" / "results" / "broken" / "seed_0.json"
@@ -73,16 +73,16 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_
     taken = try_lock(tmp_path / "study" / "runs" / "broken" / "seed_0.lock")
     assert taken is not None
     with taken:
-        elsewhere = cory("study", "mine.yaml", "--out", "study", "--only", "broken", "--retry")
+        elsewhere = cory_here("study", "mine.yaml", "--out", "study", "--only", "broken", "--retry")
     assert "other processes of this study had 1 of the runs in hand" in elsewhere.stdout
     assert file.read_bytes() == before
 
     # What the file says of arms may change; their settings may not.
     (tmp_path / "mine.yaml").write_text(STUDY + CHANGED)
-    assert cory("study", "mine.yaml", "--out", "study", "--only", "cory").returncode == 0
+    assert cory_here("study", "mine.yaml", "--out", "study", "--only", "cory").returncode == 0
     broken, trained = sorted(read(tmp_path / "study"), key=lambda run: run.arm)
     assert (trained.label, broken.place, broken.tier, list(broken.also)) == ("Both", 2, 2, ["new"])
-    other = cory("study", "mine.yaml", "lr=1e-3", "--out", "study")
+    other = cory_here("study", "mine.yaml", "lr=1e-3", "--out", "study")
     assert other.returncode == 2 and "was made with other settings: lr" in other.stderr
 
 
@@ -95,10 +95,10 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(cory: Cory, tmp_
     ],
 )
 def test_a_study_s_words_that_cannot_be_are_refused_in_a_sentence(
-    cory: Cory, tmp_path: Path, words: list[str], message: str
+    cory_here: Cory, tmp_path: Path, words: list[str], message: str
 ) -> None:
     (tmp_path / "taken").touch()
-    refused = cory("study", "imdb", "--only", "cory", *words)
+    refused = cory_here("study", "imdb", "--only", "cory", *words)
     assert refused.returncode == 2 and message in refused.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 

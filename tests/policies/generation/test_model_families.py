@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -119,41 +117,24 @@ def test_transformers_follows_new_weights(tmp_path: Path, way: str, family: str,
     check(follow(generator, path, way))
 
 
-def follow_with_vllm(folder: Path) -> dict[tuple[str, str, bool], dict[str, float]]:
-    """Runs one engine per model, all in this one process: the first takes seconds to start, each other one 0.3 s."""
-    generators = []
-    found = {}
-    for way, family, tied in CASES:
-        path = save_model(folder / f"{way}-{family}-{tied}", family, tied)
-        generators.append(
-            VLLMGenerator(
-                {"llm_1": path},
-                dtype="fp32",
-                device=CPU,
-                max_prompt=64,
-                max_response=8,
-                max_sequences=4,
-                lora=lora_of(way),
-            )
-        )
-        found[way, family, tied] = follow(generators[-1], path, way)
-    for generator in generators:  # together: engines of one process share its distributed state
-        generator.close()
-    return found
-
-
 @pytest.fixture(scope="module")
-def vllm_found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str, bool], dict[str, float]]]:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        yield pool.submit(follow_with_vllm, tmp_path_factory.mktemp("models")).result(timeout=200)
+def engines() -> Iterator[list[VLLMGenerator]]:
+    """Those of this process, which are closed together: they share its distributed state."""
+    engines: list[VLLMGenerator] = []
+    yield engines
+    for generator in engines:
+        generator.close()
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
 @pytest.mark.parametrize(("way", "family", "tied"), CASES)
 def test_vllm_follows_new_weights(
-    vllm_found: dict[tuple[str, str, bool], dict[str, float]], way: str, family: str, tied: bool
+    engines: list[VLLMGenerator], tmp_path: Path, way: str, family: str, tied: bool
 ) -> None:
-    check(vllm_found[way, family, tied])
+    path = save_model(tmp_path, family, tied)
+    shape: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4}
+    engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora_of(way), **shape))
+    check(follow(engines[-1], path, way))
 
 
 def train_twice(make_cory: MakeCory, path: str, **settings: Any) -> Cory:
