@@ -65,7 +65,6 @@ MODELS: dict[str, PreTrainedConfig] = {
 PRESETS = {"gsm8k-qwen7b-lora": ("7B", 1), "gsm8k-qwen7b": ("7B", 1), "gsm8k-qwen14b": ("14B", 2)}
 """The presets, with their model's size and their machines."""
 GPU = 80e9
-SHARDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 class Machine(NamedTuple):
@@ -108,13 +107,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def least_gpus(path: Path, weights: str) -> int | None:
-    """The fewest of `SHARDS` over which an LLM can be learned with GSM8K's lengths, by `cory plan`'s estimate."""
-    for shards in SHARDS:
-        words = [f"model={path}", "dtype=bf16", f"weights={weights}", f"shards_per_policy={shards}"]
-        settings = resolve("gsm8k-qwen7b", [], [*words, f"num_learners={2 * shards}"])
-        if memory.learner(settings, shapes(settings)).total < GPU:
-            return shards
-    return None
+    """The fewest over which an LLM can be learned with GSM8K's lengths, by `cory plan`'s estimate."""
+    words = [f"model={path}", "dtype=bf16", f"weights={weights}"]
+    return memory.least_shards(resolve("gsm8k-qwen7b", [], words), GPU)
 
 
 def update(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, float]:

@@ -99,7 +99,7 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False, 
     settings = resolve(preset or DEFAULT_PRESET, files, pairs)
     session.quiet_libraries(debug)
     for path in settings.model_paths.values():
-        check_folder(path)
+        check_folder(path, weights=nodes is None)  # machines that need not be there need not have them
     tokenizers = settings.make_tokenizers()
     for policy in settings.modules:
         settings.vocab_size(tokenizers, policy)
@@ -125,6 +125,10 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False, 
     for lack in lacking:
         why = "; ".join(lack.reasons) or "the cluster has no nodes"
         print(f"Lacking: no room for {lack.left} of {counted(lack.kind.count, lack.kind.name)}: {why}.")
+    rooms = [node.gpu_memory for node in nodes if node.gpu_memory]
+    for lack in lacking if rooms else ():
+        if sum(need.total for need in needs[lack.kind.name] if need.device == "cuda") > max(rooms) * lack.kind.gpus:
+            print(_what_fits(settings, lack.kind.name, max(rooms)))
     print("It does not fit." if lacking else "It fits.")
     return LACKING if lacking else 0
 
@@ -139,6 +143,28 @@ def _needs(settings: Settings, models: Sequence[Shape]) -> dict[str, list[Memory
     if settings.num_runners == 0:
         needs["driver"].append(generates)
     return needs
+
+
+def _what_fits(settings: Settings, kind: str, room: float) -> str:
+    """Returns over how many GPUs the models of a kind of process would fit."""
+    from policies.settings import memory
+
+    gpus = f"GPUs of {room / GB:g} GB"
+    if kind == "runner":
+        parts = memory.least_parts(settings, room) if settings.backend == "vllm" else None
+        if parts is None:
+            why = " (engines of adapters are not split)" if settings.weights == "lora" else ""
+            return f"A runner's engines fit on no number of {gpus}{why}."
+        return f"A runner's engines fit on {gpus} with tensor_parallel={parts} gpus_per_runner={parts}."
+    ways: dict[int, str] = {}
+    for offload in dict.fromkeys((settings.offload_optimizer, True)):
+        shards = memory.least_shards(settings.model_copy(update={"offload_optimizer": offload}), room)
+        if shards is not None and shards not in ways:
+            words = f"shards_per_policy={shards} num_learners={shards * len(settings.modules)} gpus_per_learner=1"
+            ways[shards] = words + " offload_optimizer=true" * offload
+    if not ways:
+        return f"Learners fit on no number of {gpus} up to {memory.SPLITS[-1]} for each LLM."
+    return f"Learners fit on {gpus} with {', or with '.join(ways.values())}."
 
 
 def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Memory]]) -> None:

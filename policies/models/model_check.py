@@ -36,7 +36,7 @@ def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = 
         ModelError: nothing loadable there, fewer embeddings than tokens, a context longer than the model's, or heads
             that cannot be split.
     """
-    check_folder(path)
+    check_folder(path, weights=False)
     config = load_config(path, trust_remote_code).get_text_config()
     if tokens > config.vocab_size:
         raise ModelError(
@@ -77,11 +77,12 @@ def key_value_heads(config: PreTrainedConfig) -> int:
     return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
-def check_folder(path: str) -> None:
+def check_folder(path: str, *, weights: bool = True) -> None:
     """Checks that a model's folder holds its configuration and weights, of which no file is missing or was cut.
 
     Args:
         path: of the folder; a hub id is left to its download.
+        weights: look at these too.
 
     Raises:
         ModelError: there is no such folder, something is missing, or a file is damaged.
@@ -93,6 +94,8 @@ def check_folder(path: str) -> None:
         return
     if not (folder / "config.json").is_file():
         raise ModelError(f"There is no model in {path}: it has no config.json. Correct the setting model.")
+    if not weights:
+        return
     if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")):
         raise ModelError(f"`{folder}` holds no weights (*.safetensors). Copy them there, or correct the setting model.")
     for file in sorted(folder.glob("*.safetensors")):

@@ -17,7 +17,7 @@ from policies.learning.sharding import blocks_of
 from policies.models.adapters import linear_layers
 from policies.models.language_model import base_dtype, compute_dtype, empty_language_model
 from policies.models.lora import Lora
-from policies.models.model_check import check_split, key_value_heads
+from policies.models.model_check import ModelError, check_split, key_value_heads
 from policies.settings.activations import Kept, kept
 from policies.settings.settings import Settings
 
@@ -29,6 +29,8 @@ GPU_SHARE = 0.9
 """What a vLLM engine takes of its share of a GPU."""
 NF4 = 0.5
 """Bytes of a weight in 4 bits."""
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of devices that a model may be split over."""
 ALLOWANCE = 0.25
 """For what is not counted: buffers, copies on their way, fragments of the heap."""
 
@@ -247,6 +249,33 @@ def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
         "KV cache": float(at_once * context * max(model.heads * model.head for model in models) * size),
     }
     return _placed(parts, device, libraries)
+
+
+def least_shards(settings: Settings, room: float) -> int | None:
+    """Returns the fewest learners, each with a GPU of so many bytes, that an LLM fits on; None: more than there are
+    numbers here.
+    """
+    for shards in SPLITS:
+        learners = {"shards_per_policy": shards, "num_learners": shards * len(settings.modules), "gpus_per_learner": 1}
+        split = settings.model_copy(update=learners)
+        if learner(split, shapes(split)).total <= room:
+            return shards
+    return None
+
+
+def least_parts(settings: Settings, room: float) -> int | None:
+    """Returns the fewest GPUs of so many bytes over which a runner's engines fit, up to 8; None: they do not.
+
+    Engines of adapters are not split.
+    """
+    for parts in (1, 2, 4, 8)[: 4 if settings.lora is None else 1]:
+        split = settings.model_copy(update={"tensor_parallel": parts, "gpus_per_runner": parts})
+        try:
+            if runner(split, shapes(split)).total <= room:
+                return parts
+        except ModelError:  # its heads cannot be dealt to so many
+            continue
+    return None
 
 
 def _base(settings: Settings, model: Shape, device: torch.device) -> float:

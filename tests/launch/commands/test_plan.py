@@ -1,6 +1,7 @@
 """`cory plan`: the estimate beside what was measured, who finds room where, and what a cluster lacks."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.roofline import MODELS
+from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.cluster.room import Node, check, node, pack
 from launch.cluster.session import check_driver
 from launch.commands.plan import _needs, machines, main, plan
@@ -134,6 +136,43 @@ def test_presets_for_large_machines_fit_on_them_and_split_their_llms_no_more_tha
         words = [f"shards_per_policy={fewer}", f"num_learners={2 * fewer}"]
         tighter = resolve(preset, [], [f"model={tmp_path}", "dtype=bf16", *words])
         assert learner(tighter, shapes(tighter)).total > 80e9 > needs["learner"][0].total
+
+
+@pytest.mark.parametrize(
+    ("size", "words", "said"),
+    [
+        (
+            "7B",
+            ["shards_per_policy=2", "num_learners=4"],
+            "Learners fit on GPUs of 80 GB with shards_per_policy=3 num_learners=6 gpus_per_learner=1, or with "
+            "shards_per_policy=2 num_learners=4 gpus_per_learner=1 offload_optimizer=true.",
+        ),
+        pytest.param(
+            "70B",
+            [],
+            "A runner's engines fit on GPUs of 80 GB with tensor_parallel=8 gpus_per_runner=8.\nLearners fit on GPUs "
+            "of 80 GB with shards_per_policy=32 num_learners=64",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "70B",
+            ["weights=lora", "shards_per_policy=2", "num_learners=4"],
+            "A runner's engines fit on no number of GPUs of 80 GB (engines of adapters are not split).\nLearners fit "
+            "on GPUs of 80 GB with shards_per_policy=4 num_learners=8 gpus_per_learner=1.",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_of_what_does_not_fit_is_said_over_how_many_gpus_it_would(
+    size: str, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    MODELS[size].save_pretrained(tmp_path)  # no weights, as the machines need not be there either
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEFAULT_TOKENIZER / name, tmp_path)
+    assert plan(["gsm8k-qwen7b", f"model={tmp_path}", "dtype=bf16", *words], nodes=machines(1)) == 1
+    assert said in capsys.readouterr().out
+    with pytest.raises(ModelError, match="holds no weights"):
+        plan(["gsm8k-qwen7b", f"model={tmp_path}", *words])
 
 
 def test_a_plan_for_machines_that_need_not_be_there(

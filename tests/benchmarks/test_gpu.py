@@ -1,0 +1,58 @@
+"""The benchmark of a GPU, which has never run on one, where there is none."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.gpu import Case, cases, config_of, main, operations, play
+from policies.learning.policy_model import PolicyModel
+
+RUN = """
+import sys
+from benchmarks.gpu import main
+main(["--quick", "--only", "offload_optimizer", "--out", sys.argv[1]])
+assert not {"ray", "vllm"} & sys.modules.keys()
+"""
+
+
+def test_it_runs_without_a_gpu_where_told_and_brings_no_engine_or_cluster_along(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, "-W", "ignore", "-c", RUN, str(out)]
+    ran = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    plain, split = json.loads(out.read_text())
+    assert plain["case"] == "tiny full (offload_optimizer)" and "FSDP2" in split["case"]
+    assert 0 < plain["mfu"] < 1 and plain["planned_bytes"] > 1e6 and plain["peak_bytes"] is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_at_full_size_it_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    assert "There is no GPU here. --quick" in capsys.readouterr().err
+
+
+def test_each_switch_is_measured_beside_the_plain_case() -> None:
+    names = [case.name for case in cases(quick=False)]
+    assert len(set(names)) == len(names) and {"0.5B full", "7B lora", "1.5B full (logits whole)"} <= set(names)
+    assert Case("1.5B", offload=True).name in names
+
+
+def test_operations_are_six_a_weight_and_token_and_less_where_weights_are_frozen(tmp_path: Path) -> None:
+    config = config_of("tiny")
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = PolicyModel(str(tmp_path), critic=False, dtype="fp32")
+    rows = play(argparse.Namespace(rows=2, prompt=3, response=4), config.vocab_size)
+    tokens, responses = 6 + float(rows["mask"].sum()), float(rows["mask"].sum())
+    head = config.vocab_size * config.hidden_size
+    linear = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+    found = operations(model, rows, config, "full")
+    assert found == pytest.approx(6 * (linear * tokens + head * responses), rel=0.02)
+    assert operations(model, rows, config, "lora") < 0.7 * found
