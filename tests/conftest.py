@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -40,6 +44,10 @@ LONGEST = (
 )
 
 
+WITH_VLLM = ("test_vllm_generator", "test_conversations", "test_model_families")
+"""Run in one process, as importing vLLM takes some ten seconds."""
+
+
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a random GPT-2 that is smaller than the bundled one, with its tokenizer and some rows to spare."""
@@ -60,3 +68,16 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts the files; the order inside each stays."""
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """Keeps in one process what one file holds, and those of `WITH_VLLM`."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "vllm" if file.endswith(tuple(f"/{name}.py" for name in WITH_VLLM)) else file
+
+    return Together(config, log)

@@ -16,6 +16,9 @@ from launch.main import main
 from launch.run_folder.directory import RunDirectory
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import Settings
+from tests.policies.conftest import ray_session
+
+__all__ = ["ray_session"]
 
 if TYPE_CHECKING:
     from policies.rllib.causal_lm_module import CausalLMModule
@@ -58,17 +61,29 @@ def cory_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     return run
 
 
-def begin(folder: Path, *words: str, **environment: str) -> "subprocess.Popen[str]":
-    """Starts `cory ...` in a folder, as a process group of its own, whose output the test reads."""
+def begin(folder: Path, *words: str, code: str | None = None, **environment: str) -> "subprocess.Popen[str]":
+    """Starts `cory ...`, or Python code instead, in a folder, as a process group of its own; the test reads and writes.
+
+    Code may give several commands one after another, which import their libraries once.
+    """
     return subprocess.Popen(
-        [sys.executable, "-m", "launch.main", *words],
+        [sys.executable, *(("-m", "launch.main", *words) if code is None else ("-c", code))],
         cwd=folder,
         env={**ENVIRONMENT, **environment},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+@pytest.fixture(scope="session")
+def cluster(ray_session: None) -> dict[str, str]:
+    """Environment of a command that joins the tests' own Ray, for tests of what is not how a local Ray starts."""
+    import ray
+
+    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
 def mount(*words: str) -> None:

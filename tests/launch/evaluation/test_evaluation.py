@@ -88,22 +88,23 @@ def of_three() -> None:
     assert evaluate.main(["run", "--checkpoint", "1", *FEW, "--out", "found"]) == 0
 
 
-def play(scenario: str, folder: Path, of: str = __name__) -> "subprocess.CompletedProcess[str]":
+def play(scenario: str, folder: Path, of: str = __name__, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Plays a scenario of a module, this one or another, in a process of its own."""
     (folder / "my_rewards.py").write_text(REWARD)
     code = f"from {of} import {scenario}; {scenario}()"
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=280
-    )
+    command, env = [sys.executable, "-c", code], {**ENVIRONMENT, **environment}
+    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
     return result
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+def scene(
+    tmp_path_factory: pytest.TempPathFactory, cluster: dict[str, str]
+) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
     """The folder of the scenario, and what it printed."""
     folder = tmp_path_factory.mktemp("evaluation")
-    return folder, play("scenario", folder)
+    return folder, play("scenario", folder, **cluster)
 
 
 Scene = tuple[Path, "subprocess.CompletedProcess[str]"]

@@ -8,12 +8,13 @@ from launch.study.definition import check_differs, differing, load, studies, wor
 from launch.study.runs import jobs
 from policies.settings.settings import SettingsError
 
-ARMS = [(name, arm) for name in studies() for arm in load(name).arms]
+SHIPPED = {name: load(name) for name in studies()}
+ARMS = [(name, arm) for name, study in SHIPPED.items() for arm in study.arms]
 
 
 @pytest.mark.parametrize(("name", "arm_name"), ARMS)
 def test_an_arm_trains_with_what_it_says_it_differs_in_and_with_nothing_else(name: str, arm_name: str) -> None:
-    study = load(name)
+    study = SHIPPED[name]
     arm = study.arms[arm_name]
     preset, *words = study.words(arm, seed=2)
     trained = resolve(preset, [], words)  # as `cory train` does
@@ -26,7 +27,7 @@ def test_an_arm_trains_with_what_it_says_it_differs_in_and_with_nothing_else(nam
 
 @pytest.mark.parametrize("name", ["imdb", "arithmetic"])
 def test_ppo_and_cory_differ_in_the_number_of_agents_alone(name: str) -> None:
-    study = load(name)
+    study = SHIPPED[name]
     cory, ppo = (study.settings(study.arms[arm], 4) for arm in ("cory", "ppo"))
     assert differing(cory, ppo) == ["num_agents"]
     assert (cory.num_agents, ppo.num_agents) == (2, 1)
@@ -34,7 +35,7 @@ def test_ppo_and_cory_differ_in_the_number_of_agents_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", studies())
 def test_no_arm_moves_the_goal_or_the_held_out_queries(name: str) -> None:
-    study = load(name)
+    study = SHIPPED[name]
     settings = [study.settings(arm, 0) for arm in study.arms.values()]
     assert len({(s.report_kl_coef, s.final_queries, s.eval_queries, s.eval_data) for s in settings}) == 1
     assert settings[0].eval_kl_coef == resolve(study.base, [], []).kl_coef
@@ -42,7 +43,7 @@ def test_no_arm_moves_the_goal_or_the_held_out_queries(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["credit", "drafts"])
 def test_arms_of_credit_have_equal_responses_and_equal_optimizer_steps_of_each_llm(name: str) -> None:
-    study = load(name)
+    study = SHIPPED[name]
     settings = {name: study.settings(arm, 0) for name, arm in study.arms.items()}
     assert {s.responses * len(s.modules) for s in settings.values()} == {256}
     assert {s.hyperparameters.steps * s.epochs for s in settings.values()} == {4}
@@ -51,7 +52,7 @@ def test_arms_of_credit_have_equal_responses_and_equal_optimizer_steps_of_each_l
 
 
 def test_tier_1_has_five_seeds_and_the_six_arms_that_are_asked_for() -> None:
-    study = load("imdb")
+    study = SHIPPED["imdb"]
     found = [arm for arm in study.arms.values() if arm.tier == 1]
     assert [arm.name for arm in found] == ["cory", "ppo", "no-transfer", "no-exchange", "independent", "competitive"]
     assert {arm.seeds for arm in found} == {(0, 1, 2, 3, 4)}
@@ -172,7 +173,7 @@ def test_what_an_arm_needs_and_lacks_is_said_with_the_command_that_makes_it(
 
 
 def test_runs_are_done_by_tier_and_then_seed_by_seed(tmp_path: Path) -> None:
-    study = load("imdb")
+    study = SHIPPED["imdb"]
     arms = [study.arms[name] for name in ("ppo-eta-1", "ppo", "cory")]
     order = [(job.arm.name, job.seed) for job in jobs(study, tmp_path, arms, seeds=(0, 1))]
     assert order == [("cory", 0), ("ppo", 0), ("cory", 1), ("ppo", 1), ("ppo-eta-1", 0), ("ppo-eta-1", 1)]

@@ -74,14 +74,16 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, cory_here: C
         for measured in ("task_reward", "ended", "repetition"):
             del response[measured]
     said = "\n".join(sample["query"] for sample in last)
-    answered = cory("generate", "run", "--checkpoint", "latest", "--json", said=said)
-    assert answered.stderr == "llm_2 then llm_1, after update 3 of run\n"
-    assert [json.loads(line) for line in answered.stdout.splitlines()] == [
+    answer = ["generate", "run", "--checkpoint", "latest", "--json"]
+    export = ["export", "run", "--policy", "llm_2", "--out", "llm_2"]
+    used = begin(tmp_path, code=f"from launch.main import main; assert main({answer}) == main({export}) == 0")
+    told, errors = used.communicate(said, timeout=120)
+    assert (used.returncode, errors) == (0, "llm_2 then llm_1, after update 3 of run\n")
+    *answers, exported = told.splitlines()
+    assert [json.loads(line) for line in answers] == [
         {"query": sample["query"], "responses": sample["responses"]} for sample in last
     ]
-    exported = cory("export", "run", "--policy", "llm_2", "--out", "llm_2")
-    assert exported.returncode == 0 and exported.stderr == ""
-    assert exported.stdout.startswith("llm_2: llm_2 after update ")
+    assert exported.startswith("llm_2: llm_2 after update ")
     assert load_file(tmp_path / "llm_2" / "model.safetensors")["transformer.wte.weight"].shape == (4096, 256)
 
 
@@ -121,9 +123,11 @@ def test_a_run_stopped_as_ray_stops_a_job_is_saved_although_what_sends_its_numbe
     assert f"Stopped. Update {last} is saved." in rest
 
 
-def test_an_update_with_a_gradient_that_is_not_finite_is_refused_and_its_batch_kept(cory: Cory, tmp_path: Path) -> None:
+def test_an_update_with_a_gradient_that_is_not_finite_is_refused_and_its_batch_kept(
+    cory: Cory, cluster: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    result = cory("train", *SMALL, "lr=1e30", "grad_clip=null", "--out", "run")
+    result = cory("train", *SMALL, "lr=1e30", "grad_clip=null", "--out", "run", **cluster)
     assert result.returncode == 2 and "Traceback" not in result.stderr
     assert "The gradient of llm_1 is not finite in update 2" in result.stderr
     assert "Update 0 is saved. Go on with:\n  cory train --resume run" in result.stderr
