@@ -94,7 +94,7 @@ def test_adam_s_moments_are_counted_where_they_are() -> None:
     one, other = learner(beside, models), learner(offloaded, models)
     of_one = 8.0 * models[0].parameters
     assert one.parts["Adam"] == 2 * of_one and "Adam" not in other.parts
-    assert one.parts["weights"] == other.parts["weights"] and other.parts["Adam at once"] < of_one
+    assert one.parts["weights"] == other.parts["weights"] and other.parts["Adam at once"] <= of_one
     assert other.host == one.host + of_one  # both LLMs', less one that a checkpoint need not copy there
 
 
