@@ -10,20 +10,36 @@ speeds of `Machine`; nothing overlaps but a part's own two. Responses are as lon
 - learn: forward, forward again where activations are computed twice, and backward, twice as dear; each micro-batch
   gathers the weights twice in bf16 and sums gradients once in fp32.
 - sync: the weights in fp32, gathered, copied into the machine's memory, and read by the engines one after another.
+
+Where the GPUs' time goes, as shares of an update:
+
+- products: what generating, scoring and learning must multiply, each forward and backward pass once.
+- decode: the rest of the rollout, above all reading weights and keys and values for each token.
+- twice: activations that are computed again.
+- traffic: all-gathers and reduce-scatters beyond what products take meanwhile.
+- uneven: by how much longer the same tokens take to score and learn, padded, and each micro-batch as long as the
+  slowest GPU's, if responses are of any length from a quarter of the longest to all of it.
+- sync: as above; all wait.
+- save: weights and moments of all LLMs to `Machine.disk`, at every `checkpoint_every`-th update; all wait.
+- waiting: runners while learners work, and learners while runners play, which `max_lag=1` would overlap.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from launch.console.configuration import resolve
+from policies.learning.rows import make_rows, places, take, trimmed
 from policies.settings import memory
 from policies.settings.memory import Shape, shapes
 from policies.settings.settings import Settings
@@ -64,6 +80,7 @@ MODELS: dict[str, PreTrainedConfig] = {
 """Qwen2.5's shapes; the last one is Llama 3's."""
 PRESETS = {"gsm8k-qwen7b-lora": ("7B", 1), "gsm8k-qwen7b": ("7B", 1), "gsm8k-qwen14b": ("14B", 2)}
 """The presets, with their model's size and their machines."""
+LOST = ("products", "decode", "twice", "traffic", "uneven", "sync", "save", "waiting")
 GPU = 80e9
 
 
@@ -80,6 +97,8 @@ class Machine(NamedTuple):
     """The same between machines."""
     host: float = 0.5 * 64e9
     """Bytes per second between a GPU and its machine's memory."""
+    disk: float = 2e9
+    """Bytes per second that a machine writes to storage."""
     engine: float = 4e9
     """Bytes per second at which an engine takes new weights from the machine's memory, checksum included."""
 
@@ -87,7 +106,8 @@ class Machine(NamedTuple):
 def main(argv: list[str] | None = None) -> None:
     """Prints the seconds of each part, and the GPUs that models need."""
     argparse.ArgumentParser(prog="python -m benchmarks.roofline", description=__doc__).parse_args(argv)
-    times = Table("preset", "rollout", "score", "learn", "of it traffic", "sync", "update", "arithmetic alone")
+    shares = Table("of an update", *LOST)
+    times = Table("preset", "rollout", "score", "learn", "of it traffic", "sync", "update")
     with tempfile.TemporaryDirectory() as folder:
         paths = {size: Path(folder) / size for size in MODELS}
         for size, path in paths.items():
@@ -96,13 +116,15 @@ def main(argv: list[str] | None = None) -> None:
             settings = resolve(preset, [], [f"model={paths[size]}", "dtype=bf16"])
             parts = update(settings, shapes(settings)[0], Machine(), nodes)
             whole = sum(parts[name] for name in ("rollout", "score", "learn", "sync"))
-            shown = (*(f"{seconds:.1f} s" for seconds in parts.values()), f"{whole:.1f} s")
-            times.add_row(preset, *shown, f"{100 * arithmetic(settings, shapes(settings)[0], Machine()) / whole:.0f} %")
+            times.add_row(preset, *(f"{seconds:.1f} s" for seconds in parts.values()), f"{whole:.1f} s")
+            of_parts = spent(settings, shapes(settings)[0], Machine(), nodes)
+            shares.add_row(preset, *(f"{abs(share):.1%}" for share in of_parts.values()))
         needed = Table("GPUs per LLM that learn it", *MODELS)
         for weights in ("full", "lora"):
             needed.add_row(f"weights={weights}", *(str(least_gpus(path, weights)) for path in paths.values()))
     console = Console(width=130)
     console.print(times)
+    console.print(shares)
     console.print(needed)
 
 
@@ -143,12 +165,53 @@ def update(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str,
     }
 
 
-def arithmetic(s: Settings, model: Shape, machine: Machine) -> float:
-    """Seconds that all GPUs would take for the update's products, each forward and backward pass once."""
-    tokens = s.num_agents * s.chains * (s.max_prompt / 2 + s.max_response)
-    gpus = s.num_learners * s.gpus_per_learner + s.num_runners * s.gpus_per_runner
-    passes = 1.0 + 2.0 + s.epochs * (1.0 + (2.0 if s.lora is None else 1.0))  # generated, scored twice, learned
-    return 2.0 * model.parameters * tokens * passes / machine.arithmetic / gpus
+def spent(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, float]:
+    """The shares of all GPUs' time in an update, by the names of `LOST`; their sum is 1."""
+    parts = update(s, model, machine, nodes)
+    learners, runners = (s.num_learners * s.gpus_per_learner, s.num_runners * s.gpus_per_runner)
+    gpus = learners + runners
+    if s.gpus_per_learner < 1:  # the same GPU, which whoever works has for itself
+        learners = runners = gpus
+    one = 2.0 * model.parameters * s.num_agents * s.chains * (s.max_prompt / 2 + s.max_response) / machine.arithmetic
+    backward = 2.0 if s.lora is None else 1.0
+    learned = one * (2.0 + s.epochs * (1.0 + backward))  # scored under the policy and its reference
+    twice = one * s.epochs * s.gradient_checkpointing
+    learning = parts["score"] + parts["learn"]
+    late = (uneven(s) - 1.0) * learning
+    trained = model.parameters if s.lora is None else model.adapter
+    save = 12.0 * trained * len(s.modules) / (machine.disk * nodes) / s.checkpoint_every
+    seconds = {
+        "products": one + learned,
+        "decode": parts["rollout"] * runners - one,
+        "twice": twice,
+        "traffic": learning * learners - learned - twice,
+        "uneven": late * learners,
+        "sync": parts["sync"] * gpus,
+        "save": save * gpus,
+        "waiting": parts["rollout"] * (gpus - runners) + (learning + late) * (gpus - learners),
+    }
+    whole = (parts["rollout"] + learning + late + parts["sync"] + save) * gpus
+    assert math.isclose(sum(seconds.values()), whole)
+    return {name: seconds[name] / whole for name in LOST}
+
+
+def uneven(s: Settings) -> float:
+    """How much longer rows of many lengths take than the same tokens would, dealt evenly and without padding."""
+    random = np.random.default_rng(0)
+    ranks = s.shards_per_policy or 1
+    lengths = random.integers(s.max_response // 4, s.max_response + 1, s.minibatch).tolist()
+    some = [[0] * length for length in lengths]
+    prompts = [[0] * length for length in random.integers(s.max_prompt // 4, 3 * s.max_prompt // 4, s.minibatch)]
+    rows = make_rows(prompts, some, [[0.0] * length for length in lengths], lengths, [True] * s.minibatch)
+    order = np.lexsort((rows["prompt_mask"].sum(1).numpy(), rows["mask"].sum(1).numpy()))
+    costs = []
+    for rank in range(ranks):
+        own = take(rows, torch.from_numpy(order[rank::ranks].copy()))
+        micro = (trimmed(own, index) for index in places(own, s.micro_batch, s.micro_batch_tokens))
+        costs.append([float(part["prompts"].numel() + part["responses"].numel()) for part in micro])
+    steps = max(map(len, costs))
+    slowest = sum(max(cost[step] for cost in costs if step < len(cost)) for step in range(steps))
+    return slowest * ranks / float(rows["mask"].sum() + rows["prompt_mask"].sum())
 
 
 if __name__ == "__main__":
