@@ -153,8 +153,7 @@ def _what_fits(settings: Settings, kind: str, room: float) -> str:
     if kind == "runner":
         parts = memory.least_parts(settings, room) if settings.backend == "vllm" else None
         if parts is None:
-            why = " (engines of adapters are not split)" if settings.weights == "lora" else ""
-            return f"A runner's engines fit on no number of {gpus}{why}."
+            return f"A runner's engines fit on no number of {gpus} up to 8."
         return f"A runner's engines fit on {gpus} with tensor_parallel={parts} gpus_per_runner={parts}."
     ways: dict[int, str] = {}
     for offload in dict.fromkeys((settings.offload_optimizer, True)):

@@ -264,11 +264,8 @@ def least_shards(settings: Settings, room: float) -> int | None:
 
 
 def least_parts(settings: Settings, room: float) -> int | None:
-    """Returns the fewest GPUs of so many bytes over which a runner's engines fit, up to 8; None: they do not.
-
-    Engines of adapters are not split.
-    """
-    for parts in (1, 2, 4, 8)[: 4 if settings.lora is None else 1]:
+    """Returns the fewest GPUs of so many bytes over which a runner's engines fit, up to 8; None: they do not."""
+    for parts in (1, 2, 4, 8):
         split = settings.model_copy(update={"tensor_parallel": parts, "gpus_per_runner": parts})
         try:
             if runner(split, shapes(split)).total <= room:
