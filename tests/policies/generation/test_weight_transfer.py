@@ -23,11 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
     pytest.mark.timeout(300),
 ]
-if vllm_installed():
-    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-
-    from policies.generation.weight_transfer import GlooTrainerInitInfo
-    from policies.rllib.weight_sender import Source
+# What imports vLLM is imported where it is needed: else every process that collects tests would.
 
 ONE_AT_A_TIME = threading.Lock()
 PROMPTS = [[5, 6, 7], [8, 9]]
@@ -69,17 +65,45 @@ class Direct:
             return self.generator.transfer(step, "llm_1", argument, 7)
 
 
-class Broken(Source if vllm_installed() else object):  # type: ignore[misc]
+def source(policy: PolicyLearner, weights: Weights | None = None) -> Any:
+    from policies.rllib.weight_sender import Source
+
+    return Source(policy, weights)
+
+
+def broken(policy: PolicyLearner, weights: Weights) -> Any:
     """Weights of which only the first few come."""
+    from policies.rllib.weight_sender import Source
 
-    def _stream(self) -> Iterator[tuple[str, Tensor]]:
-        for place, each in enumerate(super()._stream()):
-            if place == 5:
-                raise OSError("the learner is gone")
-            yield each
+    class Broken(Source):
+        def _stream(self) -> Iterator[tuple[str, Tensor]]:
+            for place, each in enumerate(super()._stream()):
+                if place == 5:
+                    raise OSError("the learner is gone")
+                yield each
+
+    return Broken(policy, weights)
 
 
-def send(generator: VLLMGenerator, source: Source) -> Loaded | None:
+def lacking(policy: PolicyLearner) -> Any:
+    """All weights but one."""
+    from policies.rllib.weight_sender import Source
+
+    class Lacking(Source):
+        def metadata(self) -> list[Any]:
+            return super().metadata()[:-1]
+
+        def _stream(self) -> Iterator[tuple[str, Tensor]]:
+            yield from list(super()._stream())[:-1]
+
+    return Lacking(policy)
+
+
+def send(generator: VLLMGenerator, source: Any) -> Loaded | None:
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    from policies.generation.weight_transfer import GlooTrainerInitInfo
+
     client = Direct(generator)
     meeting = GlooTrainerInitInfo("127.0.0.1", 2, 30.0, rank=0)
     sender = WeightTransferTrainerFactory.trainer_init(meeting, client=client, source=source)
@@ -104,12 +128,12 @@ def test_what_is_sent_is_what_a_file_would_have_brought(generator: VLLMGenerator
     generator.load("llm_1", weights, 0)
     expected = logprobs(generator)
     generator.load("llm_1", weights_of(policy.model), 1)
-    source = Source(policy, weights)
-    loaded = send(generator, source)
+    sent = source(policy, weights)
+    loaded = send(generator, sent)
     assert loaded is not None
-    assert (loaded.version, loaded.checksum, loaded.stale) == (7, source.digest.value(), ())
+    assert (loaded.version, loaded.checksum, loaded.stale) == (7, sent.digest.value(), ())
     assert logprobs(generator) == expected
-    present = Source(policy)
+    present = source(policy)
     assert send(generator, present) == Loaded(7, present.digest.value(), ())
     assert logprobs(generator) != expected
 
@@ -121,23 +145,16 @@ def test_after_a_sender_that_ends_in_the_middle_the_next_one_s_weights_are_all_t
     generator.load("llm_1", weights, 0)
     expected = logprobs(generator)
     with pytest.raises(OSError, match="the learner is gone"):
-        send(generator, Broken(policy, other(policy, 3)))
-    assert send(generator, Source(policy, weights)) is not None
+        send(generator, broken(policy, other(policy, 3)))
+    assert send(generator, source(policy, weights)) is not None
     assert logprobs(generator) == expected
 
 
 def test_a_weight_that_is_not_sent_is_named(generator: VLLMGenerator, policy: PolicyLearner) -> None:
-    class Lacking(Source):
-        def metadata(self) -> list[Any]:
-            return super().metadata()[:-1]
-
-        def _stream(self) -> Iterator[tuple[str, Tensor]]:
-            yield from list(super()._stream())[:-1]
-
-    loaded = send(generator, Lacking(policy))
+    loaded = send(generator, lacking(policy))
     assert loaded is not None
     assert len(loaded.stale) == 1
-    assert send(generator, Source(policy)) is not None
+    assert send(generator, source(policy)) is not None
 
 
 def test_the_digest_tells_apart_what_differs_in_a_bit_a_place_a_name_or_a_type() -> None:
