@@ -24,11 +24,12 @@ class WeightSync:
     """Mixed into vLLM's worker (`worker_extension_cls`), reached through `collective_rpc`."""
 
     model_runner: Any
-    weight_transfer_engine: Any
     init_weight_transfer_engine: Any
     start_weight_update: Any
     update_weights: Any
     finish_weight_update: Any
+    _weight_update_active: bool
+    _noting: ExitStack | None = None
 
     def load_safetensors(self, path: str) -> tuple[int, list[str]]:
         """Reads a safetensors file of Hugging Face names into the running model.
@@ -64,12 +65,13 @@ class WeightSync:
         self.init_weight_transfer_engine(init_info)
 
     def begin_transfer(self, _: None) -> None:
-        """Makes ready for new weights."""
+        """Makes ready for new weights. What was begun before, and whose weights then did not come, is forgotten."""
         import torch
 
-        self._noting = ExitStack()
         self._digest = Digest()
         with torch.inference_mode():
+            self._give_up()
+            self._noting = ExitStack()
             self._loaded = self._noting.enter_context(_noting_loaded(self.model_runner.get_model(), self._digest))
             self.start_weight_update()
 
@@ -85,9 +87,16 @@ class WeightSync:
             try:
                 self.update_weights(update_info)
             except BaseException:
-                self._noting.close()
-                self.weight_transfer_engine.finish_weight_update()  # vLLM would count on with those that came
+                self._give_up()
                 raise
+
+    def _give_up(self) -> None:
+        """Ends what was begun and not ended, as vLLM refuses to begin again, or would count on with what came."""
+        if self._noting is not None:
+            self._noting.close()
+            self._noting = None
+            self._weight_update_active = True  # which it is no longer after an error
+            self.finish_weight_update()
 
     def end_transfer(self, _: None) -> tuple[int, list[str]]:
         """Lets the model use them.
@@ -101,7 +110,9 @@ class WeightSync:
         with torch.inference_mode():
             self.finish_weight_update()
             _pack_heads(model)
-        self._noting.close()
+        if self._noting is not None:
+            self._noting.close()
+            self._noting = None
         return self._digest.value(), _stale(model, self._loaded)
 
     def load_adapter(self, path: str, number: int, rank: int, alpha: float) -> tuple[int, list[str]]:

@@ -150,6 +150,18 @@ def test_after_a_sender_that_ends_in_the_middle_the_next_one_s_weights_are_all_t
     assert logprobs(generator) == expected
 
 
+def test_what_was_begun_and_never_sent_is_forgotten(generator: VLLMGenerator, policy: PolicyLearner) -> None:
+    """As where one of several runners died, so that none was sent anything."""
+    weights = other(policy, 4)
+    generator.load("llm_1", weights, 0)
+    expected = logprobs(generator)
+    generator.load("llm_1", weights_of(policy.model), 1)
+    generator.transfer("begin", "llm_1", None, 6)
+    loaded = send(generator, source(policy, weights))
+    assert loaded is not None and loaded.stale == ()
+    assert logprobs(generator) == expected
+
+
 def test_a_weight_that_is_not_sent_is_named(generator: VLLMGenerator, policy: PolicyLearner) -> None:
     loaded = send(generator, lacking(policy))
     assert loaded is not None
