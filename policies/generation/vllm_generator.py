@@ -59,9 +59,9 @@ def _wake(core: Any) -> None:
 class VLLMGenerator:
     """One vLLM engine per LLM; where the LLMs are adapters, one engine for them all.
 
-    In-process engines start in seconds but switch torch's threads off in their process: no learner may live there. With
-    `in_process=False` every engine is a process of its own, watched: one that is killed would make its caller wait for
-    ever, so its death, or a wait beyond `timeout`, ends in a `GenerationError`, a new engine and the last weights.
+    In-process engines start in seconds. With `in_process=False` every engine is a process of its own, watched: one that
+    is killed would make its caller wait for ever, so its death, or a wait beyond `timeout`, ends in a
+    `GenerationError`, a new engine and the last weights.
     """
 
     def __init__(
@@ -159,6 +159,7 @@ class VLLMGenerator:
         """
         from vllm import LLM
 
+        set_num_threads = torch.set_num_threads
         try:
             return LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
         except Exception as error:  # of any kind: vLLM's own, pydantic's, torch's
@@ -167,6 +168,8 @@ class VLLMGenerator:
                 f"{' '.join(str(error).split()).rstrip('.')}. If memory is short, lower max_prompt, max_response, "
                 "queries or num_agents."
             ) from error
+        finally:
+            torch.set_num_threads = set_num_threads  # an engine on a CPU makes it do nothing in its whole process
 
     def _cache_bytes(self, path: str, max_sequences: int, trust_remote_code: bool) -> int:
         """KV cache of each of an engine's devices for `max_sequences` full contexts; by default a CPU engine asks for

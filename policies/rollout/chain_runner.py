@@ -110,9 +110,10 @@ class ChainRunner(StatelessRunner):
     def make_module(self) -> None:
         """Starts the generation backend, on the device that Ray gave this runner."""
         s = self.settings
+        device = get_device(self.config, self.config.num_gpus_per_env_runner)
         common: dict[str, Any] = {
             "dtype": s.dtype,
-            "device": get_device(self.config, self.config.num_gpus_per_env_runner),
+            "device": device,
             "trust_remote_code": s.trust_remote_code,
             "lora": s.lora,
         }
@@ -128,7 +129,7 @@ class ChainRunner(StatelessRunner):
                 seed=s.seed,
                 gpu_share=s.gpus_per_runner,
                 tensor_parallel=s.tensor_parallel,
-                in_process=bool(self.worker_index),  # the driver's own runner shares its process with the learner
+                in_process=bool(self.worker_index) or device.type == "cpu",  # on a GPU not beside the driver's learner
                 timeout=s.generation_timeout,
                 weight_transfer=s.weight_transfer,
             )

@@ -126,11 +126,6 @@ def refuse_contradictions(settings: Fields) -> None:
             f"quantization={settings.quantization} needs a CUDA GPU for learners and runners. Set gpus_per_learner and "
             "gpus_per_runner (0.5 each share one GPU), or quantization=none."
         )
-    if settings.backend == "vllm" and settings.num_runners == 0 and not settings.gpus_per_runner:
-        raise ValueError(
-            "backend=vllm with num_runners=0 would run the engine inside the learner's process, where it switches "
-            "torch's threads off. Use num_runners=1, or backend=transformers."
-        )
     if settings.backend == "vllm" and settings.temperature < 0.01:
         raise ValueError(
             f"temperature={settings.temperature:g}: vLLM samples at 0.01 or above, and training would be for another "

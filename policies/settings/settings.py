@@ -20,6 +20,8 @@ from policies.settings.fields import Fields
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+OF_RUNNERS = ("gpus_per_runner", "max_lag", "runner_resources", "runner_threads", "tensor_parallel", "weight_transfer")
+"""Settings of processes that only generate."""
 Tokenizers = dict[str, "PreTrainedTokenizerBase"]
 """By LLM."""
 
@@ -236,9 +238,10 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
 def put_over(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Puts changes over settings that others chose, such as a preset's, less what of these has no effect then.
 
-    That is averaging, where one LLM is left or LLMs start from different models, and what describes the other `credit`.
-    So `num_agents=1` alone makes a single agent of a preset whose LLMs are averaged. What the changes name themselves
-    stays, and is refused by `make_settings` where it has no effect.
+    That is averaging, where one LLM is left or LLMs start from different models, what describes the other `credit`, and
+    `num_runners` of 0, where something is asked of runners. So `num_agents=1` alone makes a single agent of a preset
+    whose LLMs are averaged. What the changes name themselves stays, and is refused by `make_settings` where it has no
+    effect.
 
     Args:
         values: setting name → value, as are the changes; neither need be complete or valid.
@@ -250,6 +253,8 @@ def put_over(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     if llms == 1 or (isinstance(models, list) and any(model != models[0] for model in models)):
         idle += ["average_period", "average_share", "evaluate_average"]
         idle += ["select_by"] if result.get("select_by") == "mean" else []
+    if result.get("num_runners") == 0 and any(changes.get(name) for name in OF_RUNNERS):
+        idle += ["num_runners"]
     return {name: value for name, value in result.items() if name in changes or name not in idle}
 
 

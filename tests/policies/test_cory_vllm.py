@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from policies.generation.vllm_generator import vllm_installed
 from policies.models.weights import checksum
@@ -52,3 +53,17 @@ def test_vllm_and_transformers_sample_from_the_same_policy(make_cory: MakeCory) 
         found[backend] = algorithm.evaluator.held_out()["evaluation"]["llm_1"]
     assert found["vllm"]["task_reward"] == pytest.approx(found["transformers"]["task_reward"], abs=0.5)
     assert found["vllm"]["response_length"] == pytest.approx(found["transformers"]["response_length"], abs=0.5)
+
+
+def test_an_engine_beside_the_learner_plays_what_one_in_a_runner_plays_and_leaves_torch_its_threads(
+    make_cory: MakeCory,
+) -> None:
+    set_num_threads = torch.set_num_threads
+    found = []
+    for runners in (0, 1):
+        algorithm = make_cory(backend="vllm", num_runners=runners, lr=1e-3, self_test=runners == 0)
+        found.append([algorithm.train()["cory"] for _ in range(2)])
+        algorithm.stop()
+    assert torch.set_num_threads is set_num_threads
+    for beside, apart in zip(*found, strict=True):
+        assert beside["policy"] == apart["policy"]
