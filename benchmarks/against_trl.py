@@ -25,7 +25,7 @@ def run(folder: Path, quick: bool) -> Record:
     """
     need_trl(TRL, "trl 0.11.4", f"-r {Path(__file__).parent / 'requirements-trl.txt'}")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(THREADS)])
-    values: dict[str, Any] = read_preset("imdb-tiny-paper") | {"eval_every": 10**6, "num_runners": 1}
+    values: dict[str, Any] = read_preset("imdb-tiny-paper") | {"eval_every": 10**6}
     record = Record("against_trl", CLAIM, values)
     tiny = values | {"model": make_model("test", folder), "queries": 8, "minibatch": 8}
     libraries = compare(record, tiny, "tiny model, batch 8", 1, 1)
