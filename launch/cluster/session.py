@@ -186,7 +186,7 @@ def join(**options: Any) -> None:
     try:
         if "address" not in options and "RAY_ADDRESS" in os.environ:
             _reach(os.environ["RAY_ADDRESS"])
-        with _slow_start():
+        with _slow_start(), _lean_start() if options.get("address") == "local" else contextlib.nullcontext():
             ray.init(**options)
     except AuthenticationError as error:
         raise CommandError(
@@ -232,6 +232,23 @@ def _slow_start() -> Iterator[None]:
         yield
     finally:
         services.get_node = look
+
+
+@contextlib.contextmanager
+def _lean_start() -> Iterator[None]:
+    """Has Ray start neither its dashboard nor its autoscaler, for which a cluster of one machine has no use.
+
+    They are two processes that take two seconds of CPU to start, and `ray.init`, which has no word for it, waits.
+    """
+    from ray._private import services
+    from ray._private.node import Node
+
+    dashboard, autoscaler = services.start_api_server, Node.start_monitor
+    services.start_api_server, Node.start_monitor = lambda *_, **__: (None, None), lambda _: None
+    try:
+        yield
+    finally:
+        services.start_api_server, Node.start_monitor = dashboard, autoscaler
 
 
 def _reach(address: str) -> None:

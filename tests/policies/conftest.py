@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 
+from launch.cluster.session import join
 from policies.cory import Cory, CoryConfig
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
@@ -58,7 +59,7 @@ def weights_of(model: PolicyModel) -> Weights:
 def ray_session() -> Iterator[None]:
     """One local Ray for all tests that need it."""
     # Else it would join any other that runs on this machine, such as another test's.
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
+    join(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
     yield
     ray.shutdown()
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import ray
 
+from launch.cluster.session import join
 from policies.cory import Cory, CoryConfig
 from policies.generation.vllm_generator import vllm_installed
 from tests.policies.conftest import TINY
@@ -62,7 +63,7 @@ def in_own_session(scenario: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def with_ray(answers: Connection, scenario: Callable[..., Any], *arguments: Any) -> None:
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    join(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     answers.send(scenario(*arguments))
     ray.shutdown()
 

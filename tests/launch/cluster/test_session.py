@@ -52,6 +52,7 @@ with ray_session([], debug=False):
     assert ray.get(worker.here.remote())
     own = psutil.Process()
     for process in [own, *own.children(recursive=True)]:
+        assert not {"dashboard.py", "monitor.py"} & {word.rpartition("/")[2] for word in process.cmdline()}
         for connection in process.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN:
                 print(connection.laddr.ip)
@@ -171,7 +172,7 @@ def test_ray_has_longer_than_its_own_half_minute_to_start() -> None:
     assert (found.returncode, found.stdout) == (0, "1 node\n"), found.stderr
 
 
-def test_a_local_ray_listens_to_this_machine_alone() -> None:
+def test_a_local_ray_listens_to_this_machine_alone_and_has_neither_dashboard_nor_autoscaler() -> None:
     found = subprocess.run(
         [sys.executable, "-c", LISTENING], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from policies.learning.averaging import move_to_mean
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.sharding import learner_mesh
+from tests.policies.learning.ranks import run_ranks
 from tests.policies.learning.test_policy_learner import path
 from tests.policies.learning.test_sharding import batch, llama, make_learner
 
@@ -72,7 +72,7 @@ def test_llms_on_a_mesh_end_within_1e_10_of_one_process(
         (llama, "full", {"advantage": "rloo", "offload_optimizer": True}),
         (llama, "lora", {}),
     ]
-    mp.spawn(rank, args=(cases, meshes, str(tmp_path)), nprocs=ranks)
+    run_ranks(rank, ranks, cases, meshes, str(tmp_path))
     for index, case in enumerate(cases):
         alone = [start(case, number) for number in range(max(llms for llms, _ in meshes))]
         before = alone[0].model.state()

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -27,6 +26,7 @@ from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora
 from policies.self_test import perturb
+from tests.policies.learning.ranks import run_ranks
 
 VOCAB = 64
 PROMPT_LENGTHS, LENGTHS = [3, 9, 1, 6, 2, 5], [1, 8, 3, 5, 2, 7]
@@ -339,7 +339,7 @@ def rank(number: int, ranks: int, path: str, weights: str, store: str, out: str)
 
 @pytest.mark.parametrize("weights", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_ranks_share_the_work_and_end_as_one_alone_would(path: str, weights: str, tmp_path: Path) -> None:
-    mp.spawn(rank, args=(3, path, weights, str(tmp_path / "store"), str(tmp_path)), nprocs=3)
+    run_ranks(rank, 3, 3, path, weights, str(tmp_path / "store"), str(tmp_path))
     alone = make_learner(path, weights, steps=2, epochs=2, lr=1e-4)  # ranks start from the first one's weights
     figures = [alone.update(ready(alone, played(count)), update) for update, count in enumerate((6, 6, 1))]
     outcomes = [torch.load(tmp_path / str(number), weights_only=False) for number in range(3)]

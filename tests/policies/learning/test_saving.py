@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from policies.learning import stored_policy
 from policies.learning.sharding import learner_mesh
+from tests.policies.learning.ranks import run_ranks
 from tests.policies.learning.test_policy_learner import path
 from tests.policies.learning.test_sharding import learn, make_learner
 
@@ -66,7 +66,7 @@ def rank(number: int, path: str, out: str) -> None:
 def test_two_ranks_write_what_they_were_while_they_learn_on_and_both_hear_of_a_full_disk(
     path: str, tmp_path: Path
 ) -> None:
-    mp.spawn(rank, args=(path, str(tmp_path)), nprocs=RANKS)
+    run_ranks(rank, RANKS, path, str(tmp_path))
     for number in range(RANKS):
         then, end, restored, again, kind, code = torch.load(tmp_path / str(number), weights_only=False)
         assert (kind, code) == (OSError, errno.ENOSPC)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -27,6 +26,7 @@ from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 from policies.models.stored_weights import StoredWeights
 from policies.self_test import perturb
+from tests.policies.learning.ranks import run_ranks
 from tests.policies.learning.test_policy_learner import VOCAB, path, played, ready
 
 __all__ = ["path"]
@@ -128,7 +128,7 @@ def test_a_split_llm_learns_and_scores_as_a_whole_one_and_goes_on_from_its_check
         figures += learn(learner, range(2, 3))
         zeros = {name: 0 * array for name, array in names(learner)}
         expected.append((figures, learner.model.state(), learner.score(played()), learner.score_under(zeros, played())))
-    mp.spawn(rank, args=(cases, str(tmp_path)), nprocs=RANKS)
+    run_ranks(rank, RANKS, cases, str(tmp_path))
     for case, (model, weights, others) in enumerate(cases):
         figures, state, scores, under = expected[case]
         exact = "dtype" not in others
