@@ -6,7 +6,7 @@ reports.jsonl     a line per update of a trial; after a kill some stand twice
 log.txt           what libraries printed in the driver
 results.csv       a line per trial
 objective.png     the held-out combined reward over each searched setting
-best.yaml         every setting of the best point, for `cory train -c`
+best.yaml         every setting of the best point, for `cory train`
 """
 
 import contextlib
