@@ -273,10 +273,11 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     from launch.run_folder.journal import replace_text
     from launch.search.outcome import FAILED, points_of, points_table, write_csv
     from launch.search.plots import draw_objective
+    from launch.search.search import RESULTS
     from launch.search.space import show_point
     from policies.settings.settings import make_settings
 
-    write_csv(results, folder / "results.csv")
+    write_csv(results, folder / RESULTS)
     if not results:
         return 0
     apart = search.scheduler == "pbt"
@@ -296,6 +297,6 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
         chosen = make_settings({**search.settings.model_dump(), **best.values})
         replace_text(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(chosen)}")
         voice.say(f"Best      {show_point(best.values)}: cory train {shlex.quote(str(folder / 'best.yaml'))}", True)
-    voice.say(f"Results   {folder / 'results.csv'}, objective.png", True)
+    voice.say(f"Results   {folder / RESULTS}, objective.png", True)
     voice.say(f"Took      {seconds / 60:.1f} min")
     return 1 if failed else 0

@@ -39,6 +39,7 @@ SEARCH = "search.yaml"
 ORIGIN = "# cory tune"
 LOG = "log.txt"
 REPORTS = "reports.jsonl"
+RESULTS = "results.csv"
 STARTED = "tuner.pkl"
 """What Tune writes first."""
 KEPT = 4
