@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from launch.console.configuration import Value
 from launch.display.tables import MAIN
 from launch.evaluation.intervals import Estimate, over_queries
 from launch.report.runs import MEAN, Run, differing
@@ -63,6 +64,6 @@ def _rows(answers: Responses) -> dict[int, NDArray[np.float64]]:
     return dict(zip(answers["query"], np.stack(columns, axis=1), strict=True))
 
 
-def settings_that_differ(runs: Sequence[Run]) -> Mapping[str, list[object]]:
+def settings_that_differ(runs: Sequence[Run]) -> Mapping[str, list[Value]]:
     """Returns each setting in which runs differ, with the value of each run."""
     return {key: [getattr(run.settings, key) for run in runs] for key in differing(runs)}
