@@ -12,9 +12,9 @@ from launch.console.parser import Parser, local_path, run
 if TYPE_CHECKING:
     from launch.run_folder.directory import RunDirectory
 
-EPILOG = """--csv writes a row per number, of several runs into one file: run, update, of, policy, measure, value. `of` says what
-was measured: training (by policy, and by role), held_out (each policy alone, and `mean`), last_answer (the chain's,
-held out) or run (tokens, seconds, exchanges).
+EPILOG = """--csv writes a row per number, of several runs into one file: run, update, of, policy, measure, value. `of`
+says what was measured: training (by policy, and by role), held_out (each policy alone, and `mean`), last_answer (the
+chain's, held out) or run (tokens, seconds, exchanges).
 
 examples:
   cory plot runs/NAME
