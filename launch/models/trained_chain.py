@@ -218,8 +218,9 @@ class TrainedChain:
 def _parameters(path: str, trust_remote_code: bool, lora: Lora | None) -> dict[str, torch.Tensor]:
     """Returns what is trained of a model, without its values: all parameters, or the adapter's."""
     model = empty_language_model(path, trust_remote_code)
-    own = (model if lora is None else adapted(model, lora)).named_parameters()
-    return {name: parameter for name, parameter in own if parameter.requires_grad}
+    if lora is None:
+        return dict(model.named_parameters())
+    return {name: parameter for name, parameter in adapted(model, lora).named_parameters() if parameter.requires_grad}
 
 
 def _check_prompts(task: Task, later: bool) -> None:
