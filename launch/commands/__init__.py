@@ -7,6 +7,8 @@ COMMANDS = {
     "evaluate": "Measure a run's policies, or a model, beside the untouched base.",
     "plan": "Show where a run's processes would go, and whether they fit.",
     "watch": "Follow a run from another terminal.",
+    "runs": "List runs: how each stands, and how far it has come.",
+    "compare": "Show what sets runs apart, how they ended, and what they took.",
     "plot": "Draw the curves of a run.",
     "report": "Write one HTML file about any number of runs.",
     "generate": "Let the trained chain answer queries.",

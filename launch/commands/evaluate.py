@@ -45,7 +45,7 @@ examples:
   cory evaluate runs/NAME --samples 16 --k 1,4,16 --checkpoint latest
   cory evaluate runs/NAME data=other.jsonl temperature=0.7
   cory evaluate runs/ALONE --agents 2          # a policy never trained in a chain, as the observer of itself
-  cory evaluate ./my-model --task custom data=questions.jsonl reward=my_rewards:score max_response=12 --solved-at 1
+  cory evaluate ./my-model task=custom data=questions.jsonl reward=my_rewards:score max_response=12 --solved-at 1
 
 A killed evaluation goes on when the same command is given again. Checkpoints are pickles, which can run code: evaluate
 your own runs only.
@@ -78,7 +78,7 @@ def _parser() -> Parser:
         "target", metavar="RUN|MODEL", help="a run's folder or URI; or a model's folder, hub id, bundled name"
     )
     parser.add_argument("words", nargs="*", metavar="[key=value]", help="settings, as for `cory train`")
-    parser.add_argument("--task", metavar="T", help="the task (default: the run's)")
+    parser.add_argument("--task", metavar="T", help="the same as task=T (default: the run's)")
     parser.add_argument(
         "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
     )

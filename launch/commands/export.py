@@ -16,6 +16,9 @@ weights=lora becomes a PEFT adapter, which is loaded onto its base; --merge make
 `--policy mean` is the LLM whose weights are the mean of all the run's LLMs, which evaluations call llm_mean. Of
 adapters it has the mean of their products, so it has the rank of all of them together.
 
+--push sends the folder to the Hugging Face Hub, with its card, as the model OWNER/NAME, which is made unless it exists.
+It takes the token that `hf auth login` has kept, or HF_TOKEN; HF_ENDPOINT names another hub.
+
 Resuming a run can execute what is in its checkpoint; this cannot: it reads the policy's weights and nothing else. The
 base model is loaded as in training, its own code included if the run has trust_remote_code.
 
@@ -24,6 +27,7 @@ examples:
   cory export runs/adapters --policy llm_1 --merge --out my-model
   cory export runs/demo --policy mean --step-scale 1.15 --out my-model
   cory export runs/demo --policy llm_2 --checkpoint latest --dtype bf16 --out my-model
+  cory export runs/demo --policy llm_1 --out my-model --push my-name/my-model --private
 """
 
 
@@ -58,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--merge", action="store_true", help="put the adapter into its base (runs with weights=lora)")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of the weights (default: fp32)")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="send it to the Hugging Face Hub as this model")
+    parser.add_argument("--private", action="store_true", help="with --push: for its owner alone")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
     options = parser.parse_args(argv)
     return run(lambda: export(options), debug=options.debug)
@@ -67,7 +73,7 @@ def export(options: argparse.Namespace) -> int:
     """Writes the folder and says what is in it.
 
     Raises:
-        CommandError: no such run, checkpoint or policy, or a folder that is in use.
+        CommandError: no such run, checkpoint or policy, a folder that is in use, or a hub that refuses.
     """
     from launch.cluster import session
 
@@ -77,6 +83,13 @@ def export(options: argparse.Namespace) -> int:
     from policies.models.model_names import AVERAGE
 
     place = free_folder(options.out)
+    if options.private and options.push is None:
+        raise CommandError("--private is for --push OWNER/NAME.")
+    pushing = None
+    if options.push is not None:
+        from launch.models.push import Pushing
+
+        pushing = Pushing(options.push, options.private)
     trained = open_trained(options.run, options.checkpoint)
     if options.policy is None and len(trained.settings.modules) > 1:
         known = ", ".join("mean" if name == AVERAGE else name for name in trained.policies)
@@ -91,6 +104,8 @@ def export(options: argparse.Namespace) -> int:
     megabytes = sum(file.stat().st_size for file in place.iterdir()) / 1e6
     scale = "" if options.step_scale == 1 else f", its step from the base × {options.step_scale:g}"
     print(f"{options.out}: {policy} after update {trained.update}{scale}, {options.dtype}, {megabytes:,.0f} MB.")
+    if pushing is not None:
+        print(pushing.send(options.out, f"{policy} after update {trained.update}, by cory-rllib"))
     return 0
 
 

@@ -8,11 +8,24 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, run
+from launch.console.parser import Parser, local_path, run
 
-EPILOG = """Without QUERY, queries are read from the standard input, one per line; at a terminal they are asked for.
+if TYPE_CHECKING:
+    from cory_env.message import Message
+    from launch.models.trained import Trained
+    from launch.models.trained_chain import TrainedChain
+
+EPILOG = """Without QUERY, queries are read from the standard input, one per line; at a terminal they are asked for. Of
+a run with chat=true that is a conversation: each query goes on with what was said; /new begins another one.
+
+--in FILE answers all rows of a .jsonl, .csv or .parquet into the file of --out, many at once: by vLLM where that is
+installed, and never half a file. FILE?query=COLUMN names the column of the query (default: query), which may be a list
+of messages if the run has chat=true; other columns are copied, and fill in prompts that hold them. Killed or stopped,
+the same command goes on. A line of it: {"row": 0, "sample": 0, "query": ..., "responses": [{"role": ..., "policy": ...,
+"text": ...}, ...]}; the last of the responses is the chain's.
 
 Resuming a run can execute what is in its checkpoint; this cannot: it reads the policies' weights and nothing else. The
 base model is loaded as in training, its own code included if the run has trust_remote_code.
@@ -22,6 +35,7 @@ examples:
   cory generate runs/demo "This movie" --roles llm_2         one policy alone
   cory generate runs/demo "This movie" --roles mean          the mean of the weights of all (docs/averaging.md)
   cory generate runs/demo --roles llm_2,llm_1 --json < queries.txt
+  cory generate runs/demo --in questions.csv --out answers.jsonl --samples 4 --temperature 0.7
 """
 
 
@@ -51,8 +65,14 @@ def main(argv: list[str] | None = None) -> int:
         metavar="T",
         help="of sampling; 0: the likeliest token, always (default: the run's)",
     )
+    parser.add_argument("--samples", type=_count, default=1, metavar="N", help="answers to each query (default: 1)")
     parser.add_argument("--seed", type=_whole, metavar="N", help="of sampling (default: the run's)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per query")
+    parser.add_argument("--in", dest="source", metavar="FILE", help="answer all rows of this file")
+    parser.add_argument("--out", type=local_path, metavar="FILE", help="with --in: write the answers here (.jsonl)")
+    parser.add_argument(
+        "--backend", choices=("vllm", "transformers"), help="with --in: what generates (default: vllm where installed)"
+    )
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
     options = parser.parse_intermixed_args(argv)
     return run(lambda: generate(options), debug=options.debug)
@@ -62,7 +82,8 @@ def generate(options: argparse.Namespace) -> int:
     """Answers the queries.
 
     Raises:
-        CommandError: no such run, checkpoint or policy, an empty query, or prompts that need more than a query.
+        CommandError: no such run, checkpoint or policy, an empty query, prompts that need more than a query, or files
+            that cannot be read or written.
         QueryTooLong: a query does not fit the prompt that the policies were trained with.
     """
     from launch.cluster import session
@@ -71,6 +92,7 @@ def generate(options: argparse.Namespace) -> int:
     session.quiet_libraries(options.debug)
     if options.query is not None and not options.query.strip():
         raise CommandError("The query is empty. Write what is asked, or leave it out to be asked for it.")
+    _check_files(options)
     trained = open_trained(options.run, options.checkpoint)
     settings = trained.settings
     players = trained.named(options.roles.replace(" ", "").split(",")) if options.roles else trained.players
@@ -80,27 +102,76 @@ def generate(options: argparse.Namespace) -> int:
     from launch.models.token_printer import TokenPrinter
     from launch.models.trained_chain import TrainedChain
 
-    chain = TrainedChain(
-        trained,
-        players,
-        settings.temperature if options.temperature is None else options.temperature,
-        settings.seed if options.seed is None else options.seed,
-    )
+    temperature = settings.temperature if options.temperature is None else options.temperature
+    seed = settings.seed if options.seed is None else options.seed
+    chain = TrainedChain(trained, players, temperature, seed, many=options.source is not None)
+    if options.source is not None:
+        return _answer_file(chain, trained, options)
     asking = options.query is None and sys.stdin.isatty() and sys.stdout.isatty()
     printer = TokenPrinter(sys.stdout, repeat=not asking)
+    said: list[Message] | None = [] if asking and settings.chat else None
+    if said is not None:
+        printer.line("Each query goes on with what was said; /new begins anew.", style="dim")
     for number, text in enumerate(_queries(options.query, asking)):
+        if said is not None and text.strip() == "/new":
+            said = []
+            continue
         try:
-            answered = chain.answer(number, text, None if options.json else printer)
+            for sample in range(options.samples):
+                answered = chain.answer(number, text, None if options.json else printer, history=said, sample=sample)
+                if options.json:
+                    printer.line(json.dumps(answered))
         except QueryTooLong as error:
             if not asking:
                 raise
-            printer.line(str(error))
+            printer.line(str(error) if not said else f"{error} /new begins a new conversation.")
         except KeyboardInterrupt:
             printer.line("")  # a response may be half written
             raise
         else:
-            if options.json:
-                printer.line(json.dumps(answered))
+            if said is not None:
+                said += [{"role": "user", "content": text}]
+                said += [{"role": "assistant", "content": answered["responses"][-1]["text"]}]
+    return 0
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Refuses words that do not go with files, and an output that is taken, before anything is loaded."""
+    if options.source is None:
+        for name in ("out", "backend"):
+            if getattr(options, name) is not None:
+                raise CommandError(f"--{name} is for queries from a file: name that with --in.")
+        return
+    from launch.models.many import check_free
+
+    if options.query is not None or options.json:
+        raise CommandError("--in brings the queries, and --out takes JSON Lines: leave out QUERY and --json.")
+    if options.out is None:
+        raise CommandError("Name the file for the answers with --out, such as --out answers.jsonl.")
+    check_free(options.out)
+
+
+def _answer_file(chain: TrainedChain, trained: Trained, options: argparse.Namespace) -> int:
+    """Answers the rows of a file."""
+    from cory_env.tasks import DataError
+    from cory_env.tasks.rows import read_queries
+    from launch.display.terminal import Voice
+    from launch.models.many import Many
+    from policies.generation.vllm_generator import vllm_installed
+
+    try:
+        queries = read_queries(options.source, chain.columns)
+    except DataError as error:
+        raise CommandError(str(error)) from error
+    chain.fits(queries)
+    able = vllm_installed() and trained.settings.quantization == "none"
+    backend = options.backend or ("vllm" if able else "transformers")
+    if backend == "vllm" and not able:
+        raise CommandError("--backend vllm needs the package vllm, and a base that is not quantised. Leave it out.")
+    many = Many(trained, chain, queries, options.samples, backend, options.out)
+    with Voice(sys.stderr, len(many.batches), bar=not options.debug) as voice:
+        many.answer(voice)
+    print(f"{options.out}: {len(queries) * options.samples:,} answers, by {backend}.")
     return 0
 
 
@@ -129,6 +200,12 @@ def _lines(asking: bool) -> Iterator[str]:
     except EOFError:
         if asking:
             print()
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it is {text}, but must be a whole number, 1 or more")
+    return int(text)
 
 
 def _at_least_zero(text: str) -> float:

@@ -36,12 +36,12 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = Parser(
         prog="cory plan",
-        usage="cory plan [PRESET] [-c FILE ...] [key=value ...] [options]",
+        usage="cory plan [PRESET|FILE] [-c FILE ...] [key=value ...] [options]",
         description="Show where a run's processes would go, the memory they need, and whether it is there.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("words", nargs="*", metavar="PRESET, key=value", help="as for `cory train`")
+    parser.add_argument("words", nargs="*", metavar="PRESET|FILE, key=value", help="as for `cory train`")
     parser.add_argument("-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML settings")
     parser.add_argument("--nodes", type=int, metavar="N", help="plan for N machines alike, as the other options say")
     parser.add_argument("--cpus", type=int, metavar="N", help="CPUs of each (default: 96)")
@@ -79,24 +79,23 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False, 
     """Prints the plan.
 
     Args:
-        words: a preset, or none, and settings as `key=value`.
+        words: a preset or a file of settings, or neither, and settings as `key=value`.
         files: YAML files of settings.
         debug: show the libraries' logs.
         nodes: the machines; None: those of the cluster, or this one.
 
     Raises:
-        CommandError: more than one preset, no cluster at RAY_ADDRESS, or a driver that cannot learn where Ray does not
-            know of it.
+        CommandError: more than one preset or file, no cluster at RAY_ADDRESS, or a driver that cannot learn where Ray
+            does not know of it.
         SettingsError: a setting is wrong.
     """
     from launch.cluster import session
-    from launch.console.configuration import DEFAULT_PRESET, resolve, split
+    from launch.console.configuration import asked
     from policies.models.model_check import check_folder
     from policies.settings import memory
     from policies.settings.placement import processes
 
-    preset, pairs = split(words)
-    settings = resolve(preset or DEFAULT_PRESET, files, pairs)
+    settings = asked(words, files).settings()
     session.quiet_libraries(debug)
     for path in settings.model_paths.values():
         check_folder(path, weights=nodes is None)  # machines that need not be there need not have them

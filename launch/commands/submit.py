@@ -27,7 +27,7 @@ ELSEWHERE = (
 """Where a secret belongs."""
 EPILOG = """examples:
   cory submit --storage /shared/runs --name first -- train imdb-tiny num_runners=2
-  cory submit --address http://head:8265 --storage s3://bucket/runs --name big -- train -c mine.yaml
+  cory submit --address http://head:8265 --storage s3://bucket/runs --name big -- train mine.yaml
   cory submit --storage /shared/searches --name period -- tune imdb-tiny --over exchange_period=1,5,null --seeds 3
   cory submit -- validate custom data=questions.csv reward=my_rewards:names_it
 
@@ -125,15 +125,15 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
     now = time.strftime("%Y%m%d-%H%M%S")
     if words[0] not in KEPT:
         return words, options.name or f"{words[0]}-{now}", None
-    from launch.console.configuration import run_name, split
+    from launch.console.configuration import asked
     from launch.run_folder.storage import check_place, child, is_uri
 
     what, parse = KEPT[words[0]], importlib.import_module(f"launch.commands.{words[0]}").parse
-    asked = parse(words[1:])
-    own = str(asked.out or asked.resume or "")
+    given = parse(words[1:])
+    own = str(given.out or given.resume or "")
     if bool(own) == bool(options.storage):
         raise CommandError(f"Say once where the {what} is kept: --storage, or --out or --resume after `--`.")
-    stem = run_name(split(asked.words)[0], asked.config)
+    stem = asked(given.words, given.config, options.working_dir).name
     name = options.name or (Path(own).name if own else f"{'' if what == 'run' else 'tune-'}{stem}-{now}")
     place = own or child(options.storage, name)
     check_place(place, what)
@@ -201,29 +201,27 @@ def check_cluster(words: Sequence[str], job: Process, found: Sequence[room.Node]
     asked_for = importlib.import_module(f"launch.commands.{words[0]}").parse(words[1:])
     if asked_for.resume:
         return  # its settings are in storage; the driver checks
-    asked_for.config = [folder / file for file in asked_for.config]
     if words[0] == "tune":
-        _check_search(asked_for, job, found)
+        _check_search(asked_for, job, found, folder)
     else:
-        _check_run(asked_for, job, found)
+        _check_run(asked_for, job, found, folder)
 
 
-def _check_run(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room.Node]) -> None:
+def _check_run(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room.Node], folder: Path) -> None:
     from launch.cluster.session import check_driver
-    from launch.console.configuration import DEFAULT_PRESET, resolve, split
+    from launch.console.configuration import asked
     from policies.settings.placement import processes
 
-    preset, pairs = split(asked_for.words)
-    settings = resolve(preset or DEFAULT_PRESET, asked_for.config, pairs)
+    settings = asked(asked_for.words, asked_for.config, folder).settings()
     check_driver(settings, job.gpus)
     driver, *others = processes(settings)  # the job's own process is the driver
     room.check([replace(job, gpus=max(job.gpus, driver.gpus)), *others], nodes)
 
 
-def _check_search(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room.Node]) -> None:
+def _check_search(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room.Node], folder: Path) -> None:
     from launch.commands.tune import read_search
     from launch.search.search import check_room
     from launch.search.space import points
 
-    search, _ = read_search(asked_for)
+    search, _ = read_search(asked_for, folder)
     check_room(search, list(points(search.settings, search.axes)), nodes, beside=[job])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launch.run_folder.directory import RunDirectory
     from policies.settings.settings import Settings
 
-USAGE = """cory train [PRESET] [-c FILE ...] [key=value ...] [options]
+USAGE = """cory train [PRESET|FILE] [-c FILE ...] [key=value ...] [options]
        cory train --resume RUN [key=value ...] [options]"""
 
 EPILOG = """presets:
@@ -26,12 +26,13 @@ EPILOG = """presets:
 
 settings:
   Any setting, as key=value; `cory train --print-config` lists them all with their meaning. Later ones win:
-  defaults, then the preset, then each -c file in order, then key=value. Values are YAML scalars (1.2).
+  defaults, then the preset, or the preset imdb-tiny and FILE, then each -c file in order, then key=value. Values are
+  YAML scalars (1.2). A word that is a preset's name is that preset, whatever files there are.
 
 examples:
   cory train
   cory train imdb-tiny lr=3e-5 seed=1 --out runs/low-lr
-  cory train -c mine.yaml model=./my-model
+  cory train mine.yaml model=./my-model
   cory train --resume runs/low-lr updates=120
 
 exit codes:
@@ -70,7 +71,12 @@ def _parser(help_wanted: bool) -> Parser:
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("words", nargs="*", metavar="PRESET, key=value", help="a preset (default: imdb-tiny); settings")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="PRESET|FILE, key=value",
+        help="a preset (default: imdb-tiny) or a YAML; settings",
+    )
     parser.add_argument(
         "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
     )
@@ -108,7 +114,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
 def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.ExitStack) -> int:
     """Does what the words say; `held` gives the run's folder back when it is closed."""
     from launch.cluster import session
-    from launch.console.configuration import DEFAULT_PRESET, as_yaml, resolve, run_name, split
+    from launch.console.configuration import as_yaml, asked
     from launch.run_folder import environment
     from launch.run_folder.directory import RUNS
     from launch.run_folder.mirror import discard
@@ -116,23 +122,22 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
     from launch.training import preflight, tracking
     from launch.training.start import starting_policies
 
-    named, pairs = split(options.words)
-    if options.resume and (named or options.config or options.out):
-        raise CommandError("--resume takes its settings from the run: leave out the preset, -c and --out.")
+    request = asked(options.words, options.config)
+    if options.resume and (request.preset or request.files or options.out):
+        raise CommandError("--resume takes its settings from the run: leave out the preset, files and --out.")
     if options.go_on and not options.out:
         raise CommandError("--continue needs the run's folder: name it with --out.")
 
-    name = run_name(named, options.config)
     place = options.resume or options.out
     found: RunDirectory | None = None
     if options.resume:
-        _changes(pairs)  # before anything is fetched
+        _changes(request.pairs)  # before anything is fetched
         check_place(place)
         found = _open(place)
         held.callback(found.unlock)
-        settings = _resumed(found, pairs)
+        settings = _resumed(found, request.pairs)
     else:
-        settings = resolve(named or DEFAULT_PRESET, options.config, pairs)
+        settings = request.settings()
     if options.print_config:
         print(as_yaml(settings), end="")
         return 0
@@ -140,7 +145,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
     session.quiet_libraries(options.debug)
     origin = f"{one_line(['cory', 'train', *words])}  # {environment.in_words()}"
     preflight.check(settings)
-    check_place(place or str(RUNS / name))
+    check_place(place or str(RUNS / request.name))
     if options.go_on and (found := _find(place)):
         held.callback(found.unlock)
         settings = _same(found, settings)
@@ -153,7 +158,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
         return _tell_done(found, done)
     if found is None:
         starting_policies(settings)  # before there is a folder
-    run_directory = found or _create(place, name, settings, origin)
+    run_directory = found or _create(place, request.name, settings, origin)
     held.callback(run_directory.unlock)
 
     from launch.training.training import train

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launch.search.outcome import TrialResult
     from launch.search.search import Search
 
-USAGE = """cory tune [PRESET] [-c FILE ...] [key=value ...] --over key=VALUES ... [options]
+USAGE = """cory tune [PRESET|FILE] [-c FILE ...] [key=value ...] --over key=VALUES ... [options]
        cory tune --resume DIR"""
 
 EPILOG = """what to search, by --over, which may be given several times:
@@ -67,7 +67,7 @@ def _parser() -> Parser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("words", nargs="*", metavar="PRESET, key=value", help="as for `cory train`")
+    parser.add_argument("words", nargs="*", metavar="PRESET|FILE, key=value", help="as for `cory train`")
     parser.add_argument(
         "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
     )
@@ -188,19 +188,23 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     return exit_code
 
 
-def read_search(options: argparse.Namespace) -> "tuple[Search, str]":
+def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Search, str]":
     """Returns the search that the options describe, and what it is named after.
+
+    Args:
+        options: as parsed.
+        folder: that paths of files of settings are relative to.
 
     Raises:
         CommandError: they describe none that could be run.
     """
-    from launch.console.configuration import DEFAULT_PRESET, resolve, run_name, split
+    from launch.console.configuration import asked
     from launch.search.search import Search
     from launch.search.space import SEED, check_evaluations, pinned, read_axes
     from policies.settings.settings import ABOUT
 
-    named, pairs = split(options.words)
-    settings = resolve(named or DEFAULT_PRESET, options.config, pairs)
+    request = asked(options.words, options.config, folder)
+    settings = request.settings()
     axes = read_axes(options.over)
     if not axes:
         raise CommandError("Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.")
@@ -242,7 +246,7 @@ def read_search(options: argparse.Namespace) -> "tuple[Search, str]":
     if options.scheduler:
         check_evaluations(settings, options.scheduler)
     found = Search(pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent)
-    return found, run_name(named, options.config)
+    return found, request.name
 
 
 def _what(search: "Search") -> str:
@@ -269,10 +273,11 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     from launch.run_folder.journal import replace_text
     from launch.search.outcome import FAILED, points_of, points_table, write_csv
     from launch.search.plots import draw_objective
+    from launch.search.search import RESULTS
     from launch.search.space import show_point
     from policies.settings.settings import make_settings
 
-    write_csv(results, folder / "results.csv")
+    write_csv(results, folder / RESULTS)
     if not results:
         return 0
     apart = search.scheduler == "pbt"
@@ -291,7 +296,7 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     else:
         chosen = make_settings({**search.settings.model_dump(), **best.values})
         replace_text(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(chosen)}")
-        voice.say(f"Best      {show_point(best.values)}: cory train -c {shlex.quote(str(folder / 'best.yaml'))}", True)
-    voice.say(f"Results   {folder / 'results.csv'}, objective.png", True)
+        voice.say(f"Best      {show_point(best.values)}: cory train {shlex.quote(str(folder / 'best.yaml'))}", True)
+    voice.say(f"Results   {folder / RESULTS}, objective.png", True)
     voice.say(f"Took      {seconds / 60:.1f} min")
     return 1 if failed else 0

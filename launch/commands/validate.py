@@ -23,7 +23,7 @@ examples:
   cory validate custom data=questions.jsonl reward=my_rewards:brevity model=./my-model
   cory validate code
   cory validate summarize data=texts.jsonl
-  cory validate -c mine.yaml
+  cory validate mine.yaml
 """
 
 
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = Parser(
         prog="cory validate",
-        usage="cory validate [TASK|PRESET] [-c FILE ...] [key=value ...] [options]",
+        usage="cory validate [TASK|PRESET|FILE] [-c FILE ...] [key=value ...] [options]",
         description="Check a task's data, prompts and reward, without a model (its tokenizer is needed).",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -43,9 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="TASK, key=value",
-        help="arithmetic, code, custom, drafts, gsm8k, imdb or math, or a preset, unless a file says it; and settings "
-        "as for `cory train`",
+        metavar="TASK|PRESET|FILE, key=value",
+        help="arithmetic, code, custom, drafts, gsm8k, imdb or math, or a preset, or a file that says it; and settings "
+        "as for `cory train`, of which task=TASK names the task too",
     )
     parser.add_argument("-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML settings")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
@@ -57,7 +57,7 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
     """Prints the report on a task.
 
     Args:
-        words: a task or a preset, or none where a setting names the task; and settings as `key=value`.
+        words: a task, a preset or a file of settings, or none where a setting names the task; and `key=value`.
         files: YAML files of settings.
         debug: show libraries' logs.
 
@@ -114,16 +114,19 @@ def _given(words: Sequence[str], files: Sequence[Path]) -> tuple[str | None, dic
     Raises:
         CommandError: no task is named, or two; or a file cannot be read.
     """
-    from launch.console.configuration import presets, read_file, read_words
+    from cory_env.tasks import TASKS
+    from launch.console.configuration import is_file, presets, read_file, read_words
 
     names = [word for word in words if "=" not in word]
     if len(names) > 1:
         raise CommandError(f"One task at a time: {' and '.join(names)} cannot be combined. Settings are key=value.")
     base = names[0] if names and names[0] in presets() else None
-    given: dict[str, Value] = {"task": names[0]} if names and base is None else {}
+    given: dict[str, Value] = {}
+    if names and base is None:
+        given = read_file(Path(names[0])) if names[0] not in TASKS and is_file(names[0]) else {"task": names[0]}
     for file in files:
         given |= read_file(file)
     given |= read_words([word for word in words if "=" in word])
-    if "task" not in given and not names:
+    if "task" not in given and base is None:
         raise CommandError(f"Name the task, or a file that does: cory validate {' '.join(['TASK', *words])}")
     return base, given

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launch.console.parser import Parser, run
@@ -13,7 +12,7 @@ from launch.console.parser import Parser, run
 if TYPE_CHECKING:
     from launch.display.terminal import Terminal
     from launch.run_folder.records import HealthWarning, Update
-    from policies.settings.settings import Settings
+    from launch.run_folder.standing import Standing
 
 STOPPED = 1
 """Exit code where nothing trains a run that is not done."""
@@ -25,32 +24,9 @@ STORAGE_SECONDS = 5.0
 EPILOG = """exit codes:
   0 the run is done; 1 it is not, and nothing is seen to train it; 3 stop_on_collapse ended it; 130 you did, by Ctrl-C.
 
-The process of a run in storage is not seen, so such a run is watched until it is done.
+Of a run in storage a process is seen by its lease, two minutes longer than it lives, so such a run is watched until it
+is done.
 """
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What is seen of a run at one moment."""
-
-    settings: Settings
-    updates: list[Update]
-    written: float | None
-    """When the last update was recorded, in seconds since 1970; None before the first."""
-    process: str | None
-    """The process that trains it, as `123 on host`."""
-    stored: bool = False
-    """It is in storage, where its process is not seen."""
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether a collapse ended it."""
-        return self.settings.stop_on_collapse and any(line.get("collapsed", False) for line in self.updates[-1:])
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to train."""
-        return self.collapsed or any(line["update"] >= self.settings.updates for line in self.updates[-1:])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,26 +54,6 @@ def main(argv: list[str] | None = None) -> int:
     return run(lambda: watch(options.run, once=options.once, follow=options.follow), debug=options.debug)
 
 
-def look(where: str) -> Seen:
-    """Reads a run's folder, or what storage has; a line that is just being written is not there yet.
-
-    Raises:
-        CommandError: there is no run, or a file of it is damaged.
-        StorageError: storage cannot be read.
-    """
-    from launch.run_folder.locks import lock_holder
-    from launch.run_folder.mirror import read_run
-    from launch.run_folder.storage import is_uri
-
-    run = read_run(where)
-    stored = is_uri(where)
-    # First: what a process records before it ends must not be missed.
-    process = None if stored else lock_holder(run.path)
-    updates = run.updates()
-    written = run.metrics.path.stat().st_mtime if updates else None
-    return Seen(run.settings(), updates, written, process, stored)
-
-
 def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
     """Shows a run, and what comes, until it is done.
 
@@ -112,6 +68,7 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
     """
     from launch.console.patience import PATIENCE, patiently
     from launch.display.terminal import Terminal
+    from launch.run_folder.standing import look
     from launch.run_folder.storage import StorageError
     from launch.training.training import COLLAPSED
 
@@ -138,7 +95,7 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
             seen = patiently(lambda: look(where), PATIENCE, StorageError, tell)
 
 
-def _show_new(terminal: Terminal, shown: list[Update], seen: Seen) -> None:
+def _show_new(terminal: Terminal, shown: list[Update], seen: Standing) -> None:
     """Shows the updates that were not shown yet. A run that was resumed may have gone back before those that were."""
     kept = 0
     while kept < min(len(shown), len(seen.updates)) and shown[kept] == seen.updates[kept]:
@@ -163,7 +120,7 @@ def _name(warning: HealthWarning) -> tuple[str, str]:
     return warning["signature"], warning["of"]
 
 
-def _state(seen: Seen) -> str:
+def _state(seen: Standing) -> str:
     """Returns how far the run is, how long ago that was, and who trains it."""
     count = seen.updates[-1]["update"] if seen.updates else 0
     parts = [f"Update {count} of {seen.settings.updates}"]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from launch.console.core_yaml import Scalar, Value, read_yaml, scalar, spelled
 from launch.console.errors import CommandError
@@ -27,16 +27,61 @@ def presets() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Returns the preset that words name, if they do, and the `key=value` words.
+class Asked(NamedTuple):
+    """What a command's words and `-c` files ask for."""
+
+    preset: str | None
+    files: list[Path]
+    pairs: list[str]
+    """`key=value` words."""
+
+    @property
+    def name(self) -> str:
+        """What a new run is named after."""
+        return run_name(self.preset, self.files)
+
+    def settings(self) -> Settings:
+        """Resolves them (`resolve`)."""
+        return resolve(self.preset or DEFAULT_PRESET, self.files, self.pairs)
+
+
+def asked(words: Sequence[str], files: Sequence[Path] = (), folder: Path = Path()) -> Asked:
+    """Sorts a command's words: a preset, or else a file of settings, and `key=value`.
+
+    Args:
+        words: of which at most one has no `=`.
+        files: those of `-c`, which win over that one.
+        folder: that paths of files are relative to.
 
     Raises:
-        CommandError: they name more than one preset.
+        CommandError: they name more than one preset or file, or neither.
     """
-    presets = [word for word in words if "=" not in word]
-    if len(presets) > 1:
-        raise CommandError(f"One preset at a time: {' and '.join(presets)} cannot be combined. Settings are key=value.")
-    return presets[0] if presets else None, [word for word in words if "=" in word]
+    named = [word for word in words if "=" not in word]
+    pairs = [word for word in words if "=" in word]
+    if len(named) > 1:
+        raise CommandError(f"One preset or file: {' and '.join(named)} cannot be combined. Add files with -c FILE.")
+    paths = [folder / file for file in files]
+    for word in named:
+        if is_file(word, folder):
+            return Asked(None, [folder / word, *paths], pairs)
+    return Asked(named[0] if named else None, paths, pairs)
+
+
+def is_file(word: str, folder: Path = Path()) -> bool:
+    """Tells whether a word, which is no preset, is the path of a file of settings.
+
+    Raises:
+        CommandError: by its looks it is, but there is none.
+    """
+    if word in presets():
+        return False
+    path = folder / word
+    if path.is_file():
+        return True
+    if path.suffix in (".yaml", ".yml") or "/" in word:
+        what = "is a folder, not a file of settings" if path.is_dir() else "does not exist"
+        raise CommandError(f"{word} {what}. Name a YAML file, or a preset: {', '.join(presets())}.")
+    return False
 
 
 def run_name(preset: str | None, paths: Sequence[Path]) -> str:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 
@@ -59,3 +60,11 @@ def table(left: Sequence[str], right: Sequence[str]) -> Table:
     for heading in right:
         made.add_column(heading, justify="right", no_wrap=True)
     return made
+
+
+def print_whole(output: TextIO, *tables: Table) -> None:
+    """Prints tables in which nothing is cut off, however narrow the terminal: their names are to be copied."""
+    console = Console(file=output, highlight=False, soft_wrap=True)
+    for number, made in enumerate(tables):
+        console.width = max(console.measure(made, options=console.options.update(width=10_000)).maximum, 1)
+        console.print(*[""] * (number > 0), made, sep="\n")

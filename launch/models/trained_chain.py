@@ -1,10 +1,12 @@
-"""The chain of a run's trained policies, in this process: a query in, each role's response out as it is written."""
+"""The chain of a run's trained policies, in this process: queries in, each role's response out; many at once or one."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from cory_env.episode import ChainEpisode
+from cory_env.message import Message
 from cory_env.tasks import Query, Task
 from cory_env.tasks.template import placeholders
 from launch.console.errors import CommandError
@@ -12,20 +14,29 @@ from launch.models.token_printer import TokenPrinter
 from launch.models.trained import Trained
 from launch.run_folder.records import Answer, Answered
 from launch.training.preflight import load_task
-from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
+from policies.generation.generator import EVALUATION_STREAM, Generator, Request, Sampling, sampling_seed
 from policies.generation.token_stream import TokenStream
 from policies.generation.transformers_generator import TransformersGenerator
+from policies.models.adapters import adapted
+from policies.models.language_model import empty_language_model
+from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE, model_path
+from policies.rollout.dealing import Deal
+from policies.rollout.game import Game, InPlay
 
 COLDEST = 1e-4
 """The temperature that stands for 0: always the likeliest token, without a division by zero."""
 
 
 class TrainedChain:
-    """Answers queries, sampled as in training; it generates with `transformers`, whatever the run did with."""
+    """Answers queries, sampled as in training: one after another with `transformers`, or many at once."""
 
-    def __init__(self, trained: Trained, players: Sequence[str], temperature: float, seed: int) -> None:
-        """Loads each policy once.
+    generator: Generator
+
+    def __init__(
+        self, trained: Trained, players: Sequence[str], temperature: float, seed: int, *, many: bool = False
+    ) -> None:
+        """Loads each policy once, for `answer`.
 
         Args:
             trained: whose they are.
@@ -33,6 +44,7 @@ class TrainedChain:
             temperature: of sampling.
             seed: of sampling; with the run's own and its temperature, query n gets the responses that evaluation
                 samples for held-out query n.
+            many: queries are rows, with columns that prompts may hold, for `answer_all`; `load` loads the policies.
 
         Raises:
             CommandError: the checkpoint, the base model or the task's data is not as it was, or a prompt needs more
@@ -41,7 +53,11 @@ class TrainedChain:
         """
         settings = trained.settings
         task, tokenizers = load_task(settings)
-        _check_prompts(task, settings.knowledge_transfer and len(players) > 1)
+        later = settings.knowledge_transfer and len(players) > 1
+        self.columns = columns_of(task, later)
+        """Those that prompts hold beside the query."""
+        if not many:
+            _check_prompts(task, later)
         if settings.knowledge_transfer and settings.observed == "best" and len(players) > 2:
             raise CommandError(
                 "From the third one on, the policies of this run see the best of the earlier responses, and which one "
@@ -57,50 +73,154 @@ class TrainedChain:
         self.seed = seed
         read_by = [player if player in tokenizers else settings.modules[0] for player in players]  # the mean is no LLM
         self.chain = settings.make_chain(task, tokenizers, read_by)
-        policies = tuple(dict.fromkeys(players))
-        self.generator = TransformersGenerator(
-            {policy: model_path(trained.base(policy)) for policy in policies},
-            dtype=settings.dtype,
-            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-            trust_remote_code=settings.trust_remote_code,
-            lora=settings.lora,
-            quantization=settings.quantization,
-        )
+        self._trained = trained
+        if not many:
+            self.load("transformers", 1)
+
+    def load(self, backend: str, at_once: int) -> None:
+        """Starts what generates, and loads the policies.
+
+        Args:
+            backend: `transformers` or `vllm`.
+            at_once: queries that are answered at the same time, at most.
+
+        Raises:
+            CommandError: the checkpoint or the base model is not as it was.
+            EngineStartError: vLLM could not start.
+            ModelError: there is no base model any more.
+        """
+        trained, settings = self._trained, self._trained.settings
+        policies = tuple(dict.fromkeys(self.players))
+        models = {policy: model_path(trained.base(policy)) for policy in policies}
+        common: dict[str, Any] = {
+            "dtype": settings.dtype,
+            "device": torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            "trust_remote_code": settings.trust_remote_code,
+            "lora": settings.lora,
+        }
+        if backend == "vllm":
+            from policies.generation.vllm_generator import VLLMGenerator
+
+            self.generator = VLLMGenerator(
+                models,
+                **common,
+                max_prompt=settings.max_prompt,
+                max_response=settings.max_response,
+                max_sequences=at_once,
+                tensor_parallel=settings.tensor_parallel,
+            )
+            own = {
+                policy: _parameters(models[policy], settings.trust_remote_code, settings.lora) for policy in policies
+            }
+        else:
+            generator = TransformersGenerator(models, **common, quantization=settings.quantization)
+            self.generator, own = generator, generator.own
         for policy in policies:
             weights = trained.weights(policy)
-            trained.check_base(policy, weights, self.generator.own[policy])
-            self.generator.load(policy, weights, trained.update)
+            trained.check_base(policy, weights, own[policy])
+            loaded = self.generator.load(policy, weights, trained.update)
+            if loaded.stale:
+                raise CommandError(
+                    f"The engine kept weights of the base, such as {loaded.stale[0]}: try --backend transformers."
+                )
 
-    def answer(self, number: int, text: str, printer: TokenPrinter | None = None) -> Answered:
+    def fits(self, queries: Sequence[Query]) -> None:
+        """Refuses queries of which a role's prompt does not fit, even without any reference.
+
+        Raises:
+            QueryTooLong: names the first.
+            CommandError: one is a conversation, but the policies were trained without a chat template.
+        """
+        for query in queries:
+            if query.history is not None and self.chain.chat is None:
+                raise CommandError(
+                    f"Row {query.id + 1} is a conversation, but this run was trained without a chat template "
+                    "(chat=false). Give it plain texts."
+                )
+            ChainEpisode(self.chain, query).prompt_ids()
+            for reader in dict.fromkeys(self.chain.at[1:]):
+                reader.build_prompt(query, [[]])
+
+    def answer_all(self, deals: Sequence[tuple[Query, int]]) -> list[Answered]:
+        """Lets the chain answer many queries at once, each at its own pace.
+
+        Args:
+            deals: queries, and which sample of their answers each is.
+
+        Returns:
+            In the same order.
+
+        Raises:
+            QueryTooLong: a query's prompt is longer than `max_prompt`.
+            GenerationError: the engine failed.
+        """
+
+        def ask(place: int, playing: InPlay) -> Request:
+            deal, episode, responses = playing
+            position = len(responses)
+            sampling = self._sampling(deal.query, position, deal.sample)
+            return Request(place, self.players[position], episode.prompt_ids(), sampling)
+
+        dealt = [(Deal(query.id, sample), ChainEpisode(self.chain, query)) for query, sample in deals]
+        game = Game(dealt, 1, ask, lambda episodes: None)  # no prompt waits for rewards: `__init__` refuses those
+        self.generator.converse(game.start(), game.follow)
+        return [self._answered(playing.episode) for playing in game.chains]
+
+    def answer(
+        self,
+        number: int,
+        text: str,
+        printer: TokenPrinter | None = None,
+        *,
+        history: Sequence[Message] | None = None,
+        sample: int = 0,
+    ) -> Answered:
         """Lets the chain answer a query.
 
         Args:
             number: of the query; another number draws other samples.
             text: what is asked.
             printer: tells of the responses while they are written.
+            history: what was said before, where that is a conversation.
+            sample: which of the query's answers it is.
 
         Raises:
             QueryTooLong: the query's prompt is longer than `max_prompt`.
         """
-        episode = ChainEpisode(self.chain, Query(number, text))
+        query = Query(number, text, history=None if history is None else tuple(history))
+        episode = ChainEpisode(self.chain, query)
         episode.prompt_ids()  # refuses what is too long before anything is told
         if printer is not None:
             printer.query(text)
-        responses: list[Answer] = []
+        assert isinstance(self.generator, TransformersGenerator)
         for position, (role, policy) in enumerate(zip(self.chain.roles, self.players, strict=True)):
             stream = None
             if printer is not None:
                 printer.turn(role, policy)
                 stream = TokenStream(self.chain.at[position].decode, printer.say)
-            seed = sampling_seed(self.seed, EVALUATION_STREAM, number, position)
-            ends = self.chain.at[position].stop_token_ids
-            sampling = Sampling(self.temperature, self.chain.max_response, [seed], ends)
+            sampling = self._sampling(number, position, sample)
             (response,) = self.generator.generate([episode.prompt_ids()], policy, sampling, stream)
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
-            responses.append({"role": role, "policy": policy, "text": episode.completions[-1]})
             if printer is not None:
                 printer.line("")
-        return {"query": text, "responses": responses}
+        return self._answered(episode)
+
+    def _sampling(self, query: int, position: int, sample: int) -> Sampling:
+        seed = sampling_seed(self.seed, EVALUATION_STREAM, query, position, sample)
+        return Sampling(self.temperature, self.chain.max_response, [seed], self.chain.at[position].stop_token_ids)
+
+    def _answered(self, episode: ChainEpisode) -> Answered:
+        each = zip(self.chain.roles, self.players, episode.completions, strict=True)
+        responses = [Answer(role=role, policy=policy, text=text) for role, policy, text in each]
+        return Answered(query=episode.query.raw, responses=responses)
+
+
+def _parameters(path: str, trust_remote_code: bool, lora: Lora | None) -> dict[str, torch.Tensor]:
+    """Returns what is trained of a model, without its values: all parameters, or the adapter's."""
+    model = empty_language_model(path, trust_remote_code)
+    if lora is None:
+        return dict(model.named_parameters())
+    return {name: parameter for name, parameter in adapted(model, lora).named_parameters() if parameter.requires_grad}
 
 
 def _check_prompts(task: Task, later: bool) -> None:
@@ -109,10 +229,15 @@ def _check_prompts(task: Task, later: bool) -> None:
     Raises:
         CommandError: names the columns.
     """
-    templates = (task.observer_template, task.reference_separator) if later else ()
-    names = placeholders(task.prompt_template).union(*map(placeholders, templates)) - {"query", "reference"}
+    names = columns_of(task, later)
     if names:
         raise CommandError(
             f"The prompts of this run hold {', '.join(f'{{{name}}}' for name in sorted(names))} from its data beside "
-            "the query, so a query alone cannot be answered. Export the policies, and fill in the prompts yourself."
+            "the query, so a query alone cannot be answered. Give it rows with these columns, by --in FILE."
         )
+
+
+def columns_of(task: Task, later: bool) -> set[str]:
+    """Returns the columns that the prompts of a task hold beside the query; of later roles too, or of the first."""
+    templates = (task.observer_template, task.reference_separator) if later else ()
+    return set(placeholders(task.prompt_template)).union(*map(placeholders, templates)) - {"query", "reference"}

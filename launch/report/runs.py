@@ -13,11 +13,12 @@ from launch.run_folder import final, mirror
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import CONFIG
 from launch.run_folder.records import Figures, SampleLine, Update
+from launch.run_folder.standing import divergence
 from launch.run_folder.storage import REPORTED, is_uri
 from launch.search.space import show_value
 from launch.study import results
 from launch.study.results import Cost, FinalFigures, StudyRun, final_figures
-from launch.study.runs import NO_MATTER, divergence
+from launch.study.runs import NO_MATTER
 from policies.settings.settings import Settings, deciding
 
 MEAN = "mean"
@@ -51,6 +52,8 @@ class Run:
     """What is known of where it ran."""
     unfinished: bool = False
     evaluations: list[Evaluation] = field(default_factory=list)
+    last_look: final.Final | None = None
+    """Every response after its last update, if its folder keeps them."""
 
     @property
     def settings(self) -> Settings:
@@ -142,6 +145,7 @@ def read_run(address: str | Path, name: str) -> Run:
     origins = [line.removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
     commands = [(command, comment) for command, _, comment in origins]
     seconds = sum(line.get("seconds", {}).get("total", 0.0) for line in updates)
+    last_look = _last_look(run, updates)
     tokens = sum(int(cast(dict[str, int], line).get("tokens", 0)) for line in updates)
     result = StudyRun(
         study="",
@@ -162,7 +166,7 @@ def read_run(address: str | Path, name: str) -> Run:
         cost=Cost(tokens=tokens, seconds=seconds, wall_seconds=0.0, resumed=False),
         metrics=updates,
         samples=cast(list[SampleLine], run.samples.read()),
-        final=None if diverged else _final_figures(run, updates),
+        final=None if diverged else _final_figures(settings, updates, last_look),
     )
     return Run(
         name=name,
@@ -171,14 +175,19 @@ def read_run(address: str | Path, name: str) -> Run:
         environment={"made with": commands[-1][1]} if commands and commands[-1][1] else {},
         unfinished=not collapsed and diverged is None and done < settings.updates,
         evaluations=[_read_evaluation(file) for file in sorted(folder.glob("evaluation/*/evaluation.json"))],
+        last_look=None if diverged else last_look,
     )
 
 
-def _final_figures(run: RunDirectory, updates: Sequence[Update]) -> FinalFigures | None:
-    """Returns the last look at a run's policies, or else its last held-out evaluation."""
+def _last_look(run: RunDirectory, updates: Sequence[Update]) -> final.Final | None:
     kept = final.read(run.final)
-    if kept and updates and kept["update"] == updates[-1]["update"]:  # else the run went on afterwards
-        return final_figures(kept, run.settings().modules)
+    return kept if kept and updates and kept["update"] == updates[-1]["update"] else None  # else the run went on
+
+
+def _final_figures(settings: Settings, updates: Sequence[Update], kept: final.Final | None) -> FinalFigures | None:
+    """Returns the last look at a run's policies, or else its last held-out evaluation."""
+    if kept is not None:
+        return final_figures(kept, settings.modules)
     evaluated = [line for line in updates if "evaluation" in line]
     if not evaluated:
         return None

@@ -122,11 +122,7 @@ class Lease:
                 self.renew()
 
     def _read(self) -> Holder | None:
-        content = self._storage.find(LEASE)
-        try:
-            return None if content is None else Holder(**json.loads(content))
-        except (ValueError, TypeError):  # cut off
-            return None
+        return _holder(self._storage.find(LEASE))
 
     def _write(self, now: float) -> None:
         holder = Holder(self._id, platform.node(), os.getpid(), now)
@@ -143,3 +139,22 @@ class Lease:
             f"{silent:.0f} s ago). Stop it, or name another place with --out. If it was killed, try again in "
             f"{max(STALE - silent, 1.0):.0f} s."
         )
+
+
+def lease_holder(content: bytes | None) -> str | None:
+    """Returns the process that holds a lease, as `123 on host`; None where nobody does.
+
+    Args:
+        content: of the object that says so; None where there is none.
+    """
+    holder = _holder(content)
+    if holder is None or time.time() - holder.time >= STALE:
+        return None
+    return f"{holder.process} on {holder.host}"
+
+
+def _holder(content: bytes | None) -> Holder | None:
+    try:
+        return None if content is None else Holder(**json.loads(content))
+    except (ValueError, TypeError):  # cut off
+        return None

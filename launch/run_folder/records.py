@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
+from cory_env.message import Message
+
 Figures = dict[str, float | None]
 """Named numbers; None where one is not finite or could not be computed."""
 
@@ -17,9 +19,9 @@ class Answer(TypedDict):
 
 
 class Answered(TypedDict):
-    """One query and the chain's answers to it, in order."""
+    """One query, as its row holds it, and the chain's answers to it, in order."""
 
-    query: str
+    query: str | list[Message]
     responses: list[Answer]
 
 

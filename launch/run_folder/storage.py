@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoints"
 LOOKED_AT = (CONFIG, METRICS, f"{CHECKPOINTS}/{BEST}")
 """What is read of a run, beside a checkpoint."""
-REPORTED = (*LOOKED_AT, SAMPLES, FINAL, "refused_update_*", "evaluation/*/evaluation.json")
+REFUSED_FILES = "refused_update_*"
+REPORTED = (*LOOKED_AT, SAMPLES, FINAL, REFUSED_FILES, "evaluation/*/evaluation.json")
 """What a report reads of a run."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems on which a file appears when it is whole, and which have no folders."""

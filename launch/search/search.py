@@ -6,7 +6,7 @@ reports.jsonl     a line per update of a trial; after a kill some stand twice
 log.txt           what libraries printed in the driver
 results.csv       a line per trial
 objective.png     the held-out combined reward over each searched setting
-best.yaml         every setting of the best point, for `cory train -c`
+best.yaml         every setting of the best point, for `cory train`
 """
 
 import contextlib
@@ -39,6 +39,7 @@ SEARCH = "search.yaml"
 ORIGIN = "# cory tune"
 LOG = "log.txt"
 REPORTS = "reports.jsonl"
+RESULTS = "results.csv"
 STARTED = "tuner.pkl"
 """What Tune writes first."""
 KEPT = 4

@@ -28,9 +28,9 @@ from launch.run_folder import final, manifest
 from launch.run_folder.checkpoints import ONLY_POLICIES
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import hardware, versions
-from launch.run_folder.layout import REFUSED
 from launch.run_folder.locks import lock_holder, try_lock
 from launch.run_folder.records import SampleLine
+from launch.run_folder.standing import divergence
 from launch.study.definition import Arm, Study, differing
 from launch.study.results import (
     Cost,
@@ -297,16 +297,6 @@ def _status(run: RunDirectory, ended: Ended) -> tuple[Status, str | None]:
     said = [line for line in ended.said.splitlines() if line.strip()] or [f"exit code {ended.code}"]
     reason = next((line.removeprefix("Error: ") for line in reversed(said) if line.startswith("Error: ")), said[-1])
     return "diverged" if divergence(run) else "failed", reason
-
-
-def divergence(run: RunDirectory) -> str | None:
-    """Returns in a sentence that a gradient ended a run, which was not finite; None where none did, or it went on."""
-    lines = run.updates()
-    refused = 1 + (lines[-1]["update"] if lines else 0)
-    for file in run.path.glob(REFUSED.format(refused, "*")):
-        module = file.stem.removeprefix(Path(REFUSED.format(refused, "")).stem)
-        return f"The gradient of {module} was not finite in update {refused}."
-    return None
 
 
 def keep_policies(run: RunDirectory) -> None:

@@ -97,7 +97,18 @@ def test_an_unknown_preset_is_refused_with_the_nearest(refusal: Refusal) -> None
 
 
 def test_two_presets_are_refused(refusal: Refusal) -> None:
-    assert "One preset at a time" in refusal("train", "imdb-tiny", "imdb-tiny-ppo")
+    assert "One preset or file" in refusal("train", "imdb-tiny", "imdb-tiny-ppo")
+
+
+@pytest.mark.parametrize("command", [["train"], ["plan"], ["validate"], ["tune", "--over", "lr=1e-5,1e-4"]])
+def test_a_file_that_is_not_there_is_refused_with_the_presets(refusal: Refusal, command: list[str]) -> None:
+    said = refusal(*command, "mine.yaml")
+    assert "mine.yaml does not exist. Name a YAML file, or a preset: " in said and ", imdb-tiny-ppo, " in said
+
+
+def test_a_folder_is_no_file_of_settings(refusal: Refusal, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    assert "runs/one is a folder, not a file of settings." in refusal("train", "runs/one")
 
 
 def test_a_wrong_value_is_refused_with_what_was_given(refusal: Refusal) -> None:
@@ -201,10 +212,19 @@ def test_preset_gives_way_to_files_in_order_and_files_to_words(cory_here: Cory, 
     default = yaml.safe_load(cory_here("train", "--print-config").stdout)
     changed = {key: value for key, value in settings.items() if value != default[key]}
     assert changed == {"lr": 1e-5, "updates": 22, "seed": 3}
+    words = ["train", "seed=3", "one.yaml", "-c", "two.yaml", "--print-config"]
+    assert yaml.safe_load(cory_here(*words).stdout) == settings
+
+
+def test_a_presets_name_is_the_preset_although_a_file_has_it_too(cory_here: Cory, tmp_path: Path) -> None:
+    (tmp_path / "imdb-tiny").write_text("updates: 7\n")
+    (tmp_path / "own").write_text("updates: 7\n")
+    assert "\nupdates: 45 " in cory_here("train", "imdb-tiny", "--print-config").stdout
+    assert "\nupdates: 7 " in cory_here("train", "own", "--print-config").stdout
 
 
 def test_validate_proves_the_bundled_task(cory_here: Cory) -> None:
-    result = cory_here("validate", "imdb")
+    result = cory_here("validate", "task=imdb")
     assert result.returncode == 0 and "The task is sound." in result.stdout
 
 
@@ -220,5 +240,6 @@ def test_validate_shows_a_task_as_each_tokenizer_reads_it(cory_here: Cory) -> No
 def test_validate_finds_what_is_wrong_with_a_task_of_ones_own(cory_here: Cory, tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text("def half(completions):\n    return [0.5]\n")
     (tmp_path / "mine.jsonl").write_text('{"query": "One"}\n{"query": "Two"}\n{"query": "Three"}\n')
-    result = cory_here("validate", "custom", "data=mine.jsonl", "reward=rewards:half")
+    (tmp_path / "mine.yaml").write_text("task: custom\ndata: mine.jsonl\nreward: rewards:half\n")
+    result = cory_here("validate", "mine.yaml")
     assert result.returncode == 2 and "rewards:half" in result.stdout

@@ -88,7 +88,8 @@ def test_one_file_of_data_is_evaluated_whole_whatever_the_run_held_out(tmp_path:
 def test_another_task_leaves_the_runs_data_and_prompts_behind(tmp_path: Path) -> None:
     own = Settings(task="custom", data="train.csv", reward="mine:score", temperature=0.5)
     run = record(tmp_path / "run", own)
-    found = settings("--task", "imdb", "max_response=7", run=run)
+    found = settings("task=imdb", "max_response=7", run=run)
+    assert found == settings("--task", "imdb", "max_response=7", run=run)
     assert (found.task, found.data, found.reward, found.temperature) == ("imdb", None, None, 0.5)
     with pytest.raises(CommandError, match=r"How long may responses to task imdb be\? Add max_response=TOKENS"):
         settings("--task", "imdb", run=run)

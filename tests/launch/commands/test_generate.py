@@ -20,6 +20,7 @@ from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, _check_prompts
 from launch.run_folder.directory import RunDirectory
 from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
+from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.language_model import load_language_model
 from policies.models.model_names import model_path
 from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS, read_policy
@@ -57,6 +58,7 @@ def test_what_is_told_is_what_is_answered_and_what_a_batch_without_a_stream_samp
 
 def test_llms_of_different_models_answer_each_with_its_own(two_models_run: RunDirectory) -> None:
     made = TrainedChain(open_trained(two_models_run.path), ("llm_2", "llm_1"), 1.0, 0)
+    assert isinstance(made.generator, TransformersGenerator)
     widths = {name: model.config.n_embd for name, model in made.generator.models.items()}
     assert widths == {"llm_2": 64, "llm_1": 256}
     assert [each["policy"] for each in made.answer(0, "This movie")["responses"]] == ["llm_2", "llm_1"]
@@ -70,6 +72,7 @@ def test_one_policy_alone_answers_the_bare_query_and_at_temperature_0_whatever_t
     assert [(response["role"], response["policy"]) for response in answers[0]["responses"]] == [("pioneer", "llm_2")]
     made = chain(policies_run, "llm_2")
     tokens = ChainEpisode(made.chain, Query(0, "This movie")).prompt_ids()
+    assert isinstance(made.generator, TransformersGenerator)
     greedy = made.generator.models["llm_2"].generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)
     assert made.chain.decode(greedy[0, len(tokens) :].tolist()) == answers[0]["responses"][0]["text"]
 

@@ -1,3 +1,5 @@
+import csv
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,3 +71,42 @@ def test_a_run_without_metrics_cannot_be_drawn(cory_here: Cory, tmp_path: Path) 
     record(tmp_path / "run", Settings(), updates=[])
     result = cory_here("plot", "run")
     assert result.returncode == 2 and "no metrics yet" in result.stderr
+
+
+def test_curves_are_rows_of_numbers_that_are_those_of_the_metrics(cory_here: Cory, tmp_path: Path) -> None:
+    one = record(tmp_path / "a" / "run", Settings(updates=12))
+    record(tmp_path / "b" / "run", Settings(updates=12, num_agents=1), updates=range(2))
+    last = {**one.updates()[12], "update": 13, "last_answer": {"kl": 0.5}, "role": {"pioneer": {"task_reward": None}}}
+    one.metrics.append(last)
+    assert cory_here("plot", "a/run", "b/run", "--csv", "new/curves.csv").stdout == "new/curves.csv\n"
+    text = (tmp_path / "new" / "curves.csv").read_text()
+    assert cory_here("plot", "a/run", "b/run", "--csv", "-").stdout == text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert list(rows[0]) == ["run", "update", "of", "policy", "measure", "value"]
+    found = {tuple(row.values())[:5]: float(row["value"]) for row in rows}
+    assert len(found) == len(rows)  # a number stands once
+    for line in one.updates():
+        for of, group in (("training", line.get("policy", {})), ("held_out", line.get("evaluation", {}))):
+            for policy, figures in group.items():
+                for measure, value in figures.items():
+                    assert found["a/run", str(line["update"]), of, policy, measure] == value
+    assert found["a/run", "13", "last_answer", "", "kl"] == 0.5
+    assert found["a/run", "5", "run", "", "exchanged"] == 1 and found["a/run", "5", "run", "", "seconds/total"] == 2
+    assert ("a/run", "13", "training", "pioneer", "task_reward") not in found
+    assert {name for name, *_ in found} == {"a/run", "b/run"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--csv", "c.csv", "--out", "c.png"], "name one of them"),
+        (["run", "other", "--out", "c.png"], "--out c.png is one picture, for one run."),
+        (["run", "--csv", "run"], "run is a folder: name a file with --csv."),
+        (["run", "other", "--csv", "c.csv"], "other is not a run's folder"),
+    ],
+)
+def test_what_cannot_be_written_leaves_nothing(cory_here: Cory, tmp_path: Path, words: list[str], message: str) -> None:
+    record(tmp_path / "run", Settings())
+    result = cory_here("plot", *words)
+    assert result.returncode == 2 and message in result.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]

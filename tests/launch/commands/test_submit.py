@@ -114,7 +114,12 @@ def test_what_the_job_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_d
 
 def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("num_learners: 4\n")
-    for command in (["train", "backend=transformers", "-c", "mine.yaml"], [*SEARCH[:-1], "lr=1e-5", "-c", "mine.yaml"]):
+    search = [*SEARCH[:-1], "lr=1e-5"]
+    for command in (
+        ["train", "backend=transformers", "-c", "mine.yaml"],
+        ["train", "backend=transformers", "mine.yaml"],
+        [*search, "-c", "mine.yaml"],
+    ):
         with pytest.raises(CommandError, match=r"of [24] learners"):
             check_cluster(command, job(), cluster({"CPU": 4.0}), tmp_path)
 
@@ -156,7 +161,7 @@ def test_a_search_lies_in_a_shared_folder_under_its_name_and_goes_on_there() -> 
     assert name.startswith("tune-imdb-tiny-")
 
 
-def test_a_run_lies_in_storage_under_its_name_and_goes_on_there() -> None:
+def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(tmp_path: Path) -> None:
     words, name, place = _command(options("--storage", "s3://bucket/runs/", "--name", "first"), TRAIN)
     assert (words, name) == ([*TRAIN, "--out", "s3://bucket/runs/first", "--continue"], "first")
     assert place == "s3://bucket/runs/first"
@@ -164,6 +169,11 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there() -> None:
     assert place == "s3://bucket/runs/first?scheme=http"
     words, name, place = _command(options(), ["train", "--resume", "/shared/old", "updates=9"])
     assert (words[-1], name, place) == ("updates=9", "old", "/shared/old")
+    given = options("--storage", "/shared", "--working-dir", str(tmp_path))
+    with pytest.raises(CommandError, match=r"mine\.yaml does not exist"):
+        _command(given, ["train", "mine.yaml"])
+    (tmp_path / "mine.yaml").touch()
+    assert _command(given, ["train", "mine.yaml"])[1].startswith("mine-2")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +182,7 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there() -> None:
         ([], [], "Say what to run after `--`"),
         ([], ["submit"], "Say what to run after `--`"),
         ([], ["train"], "Say once where the run is kept"),
-        (["--storage", "/shared"], ["train", "imdb-tiny", "gsm8k"], "One preset at a time: imdb-tiny and gsm8k cannot"),
+        (["--storage", "/shared"], ["train", "imdb-tiny", "gsm8k"], "One preset or file: imdb-tiny and gsm8k cannot"),
         (["--storage", "/shared"], ["train", "--out", "/shared/one"], "Say once where the run is kept"),
         (["--storage", "runs"], ["train"], "is relative, and the job's working directory goes when it ends"),
         (["--storage", "s3://me:word@bucket"], ["train"], "holds a password"),

@@ -1,0 +1,124 @@
+"""`cory compare RUN RUN`: what sets runs apart, how they ended, and what they took, on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launch.console.errors import CommandError
+from launch.console.parser import Parser, run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from launch.report.comparison import Ends
+    from launch.report.runs import Run
+
+EPILOG = """Figures are of the end of each run, on held-out queries: each policy alone, their mean, and the chain's last
+answer. Of runs with final_queries, 95 % intervals over these queries stand in brackets; else the last evaluation has no
+intervals, and `cory evaluate` gives them. A run's figures are of one seed: `cory report` and `cory study` compare over
+seeds.
+
+examples:
+  cory compare runs/a runs/b
+  cory compare runs/tried/* --json
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0, or 2 after a user's mistake.
+    """
+    parser = Parser(
+        prog="cory compare",
+        description="Show in which settings runs differ, their held-out figures at the end, and what they took.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN|STUDY", help="folders or URIs of runs; folders of studies")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options = parser.parse_args(argv)
+    return run(lambda: compare(options.runs, options.json), debug=options.debug)
+
+
+def compare(addresses: Sequence[str], as_json: bool = False) -> int:
+    """Prints the comparison.
+
+    Raises:
+        CommandError: an address is no run's, or there are fewer than two runs.
+        StorageError: storage cannot be read.
+    """
+    from launch.display.tables import print_whole
+    from launch.report.comparison import ends
+    from launch.report.runs import read
+
+    runs = read(list(dict.fromkeys(addresses)))
+    if len(runs) < 2:
+        raise CommandError("Name two runs or more to compare.")
+    found = [ends(each) for each in runs]
+    if as_json:
+        print(json.dumps(_as_json(runs, found), indent=1))
+    else:
+        print_whole(sys.stdout, *_tables(runs, found))
+    return 0
+
+
+def _as_json(runs: Sequence[Run], found: Sequence[Ends]) -> dict[str, object]:
+    from launch.report.comparison import settings_that_differ
+    from launch.run_folder.records import plain
+
+    def figures(of: Ends) -> object:
+        return plain({who: {name: each._asdict() for name, each in own.items()} for who, own in of.items()})
+
+    return {
+        "settings": settings_that_differ(runs),
+        "runs": [
+            {
+                "run": each.name,
+                "state": each.state,
+                "update": each.updates[-1]["update"] if each.updates else 0,
+                "updates": each.settings.updates,
+                "held_out_at": each.result.final and each.result.final["update"],
+                "held_out": figures(of),
+                "tokens": each.result.cost["tokens"],
+                "seconds": each.result.cost["seconds"],
+            }
+            for each, of in zip(runs, found, strict=True)
+        ],
+    }
+
+
+def _tables(runs: Sequence[Run], found: Sequence[Ends]) -> list[Table]:
+    from launch.display.tables import FINE, MAIN, shown, table
+    from launch.report.comparison import settings_that_differ
+    from launch.search.space import show_value
+
+    names = [each.name for each in runs]
+    settings = table(["setting", *names], [])
+    for key, values in settings_that_differ(runs).items():
+        settings.add_row(key, *(show_value(value) for value in values))
+    if not settings.row_count:
+        settings = table(["All settings are the same."], [])
+    figures = table(["held out", ""], ["update", *(shown(name).heading for name in MAIN)])
+    for each, of in zip(runs, found, strict=True):
+        final = each.result.final
+        if final is None:
+            figures.add_row(each.name, "not evaluated", *["-"] * (1 + len(MAIN)))
+            continue
+        for number, (who, own) in enumerate(of.items()):
+            name, at = ("", "") if number else (each.name, str(final["update"]))
+            figures.add_row(name, who, at, *(own[figure].shown(FINE[figure]) for figure in MAIN))
+    took = table(["run", "state"], ["update", "response tokens", "seconds of updates"])
+    for each in runs:
+        done, cost = each.updates[-1]["update"] if each.updates else 0, each.result.cost
+        took.add_row(
+            *(each.name, each.state, f"{done}/{each.settings.updates}"),
+            *(f"{cost['tokens']:,}", f"{cost['seconds']:,.0f}"),
+        )
+    return [settings, figures, took]

@@ -1,0 +1,101 @@
+"""`cory runs`: the runs of a folder, how each stands, and how far it has come."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from launch.console.parser import Parser, run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from launch.report.listing import Listed
+
+EPILOG = """states:
+  training        a process is seen to train it, by its lock or, in storage, its lease
+  ended           all updates are done
+  collapsed       stop_on_collapse ended it
+  diverged        a gradient that was not finite ended it
+  stopped         nothing trains it, and all that it did is saved: `cory train --resume RUN` goes on
+  crashed         the same, but its updates after the latest checkpoint are lost
+  unreadable      a file of it is damaged
+  A trial of `cory tune` may also have been stopped early by the scheduler, or have failed.
+
+examples:
+  cory runs
+  cory runs runs/study
+  cory runs s3://bucket/runs --json
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0, or 2 after a user's mistake.
+    """
+    parser = Parser(
+        prog="cory runs",
+        description="List the runs of a folder, those of studies and the trials of searches in it too.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", nargs="?", metavar="FOLDER|URI", help="where the runs are (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options = parser.parse_args(argv)
+    return run(lambda: runs(options.folder, options.json), debug=options.debug)
+
+
+def runs(place: str | None = None, as_json: bool = False) -> int:
+    """Lists runs.
+
+    Args:
+        place: a folder or URI; None: where runs lie of which nobody said where.
+        as_json: for programs.
+
+    Raises:
+        CommandError: there is no such place.
+        StorageError: storage cannot be read.
+    """
+    from launch.display.tables import print_whole
+    from launch.report.listing import listed
+    from launch.run_folder.directory import RUNS
+
+    found = listed(place or str(RUNS)) if place or RUNS.is_dir() else []
+    for each in found:
+        if each.problem is not None:
+            print(f"Warning: {each.problem}", file=sys.stderr)
+    if as_json:
+        print(json.dumps([each._asdict() for each in found], indent=1))
+    elif found:
+        print_whole(sys.stdout, _table(found))
+    else:
+        print(f"There are no runs in {place or RUNS}.", file=sys.stderr)
+    return 0
+
+
+def _table(found: list[Listed]) -> Table:
+    from launch.display.tables import FINE, show, table
+
+    made = table(["run", "state", "task", "preset"], ["update", "best", "at", "last update"])
+    for each in found:
+        done = "-" if each.update is None else f"{each.update}/{each.updates}"
+        at = "-" if each.best_update is None else str(each.best_update)
+        age = "-" if each.written is None else _age(time.time() - each.written)
+        best = show(each.best, FINE["combined_reward"])
+        made.add_row(each.run, each.state, each.task or "-", each.preset or "-", done, best, at, age)
+    return made
+
+
+def _age(seconds: float) -> str:
+    """Returns how long ago something was, in the largest unit of which there is more than one."""
+    seconds = max(seconds, 0.0)
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

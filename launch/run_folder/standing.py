@@ -1,0 +1,103 @@
+"""How a run stands: how far it is, who trains it, and how it ended; by what its folder or storage has."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.layout import LEASE, REFUSED
+from launch.run_folder.lease import lease_holder
+from launch.run_folder.locks import lock_holder
+from launch.run_folder.mirror import read_run
+from launch.run_folder.records import Update
+from launch.run_folder.storage import LOOKED_AT, REFUSED_FILES, is_uri
+from policies.settings.settings import Settings
+
+TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED, CRASHED = (
+    *("training", "ended", "collapsed", "diverged", "stopped", "crashed"),
+)
+"""States. `stopped`: nothing trains it, and all that it did is saved. `crashed`: nothing trains it, and updates after
+its latest checkpoint are lost."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is seen of a run at one moment."""
+
+    settings: Settings
+    updates: list[Update]
+    written: float | None
+    """When the last update was recorded, in seconds since 1970; None before the first."""
+    process: str | None
+    """The process that trains it, as `123 on host`."""
+    stored: bool = False
+    """It is in storage, where a process that was killed seems to train it for two minutes more."""
+    saved: int = -1
+    """The update of its latest checkpoint; -1: there is none."""
+    diverged: str | None = None
+    """In a sentence, the gradient that ended it, which was not finite."""
+
+    @property
+    def update(self) -> int:
+        """The updates that are done."""
+        return self.updates[-1]["update"] if self.updates else 0
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether a collapse ended it."""
+        return self.settings.stop_on_collapse and any(line.get("collapsed", False) for line in self.updates[-1:])
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.collapsed or any(line["update"] >= self.settings.updates for line in self.updates[-1:])
+
+    @property
+    def state(self) -> str:
+        """One of the states above; a run that is done and writes its last files is `training`."""
+        if self.process:
+            return TRAINING
+        if self.collapsed:
+            return COLLAPSED
+        if self.done:
+            return ENDED
+        if self.diverged:
+            return DIVERGED
+        return STOPPED if self.saved >= max((line["update"] for line in self.updates), default=-1) else CRASHED
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
+        worth = {line["update"]: self.settings.worth(line) for line in self.updates if "evaluation" in line}
+        known = {update: value for update, value in worth.items() if value is not None}
+        at = max(known, key=lambda update: known[update]) if known else None
+        return None if at is None else (at, known[at])
+
+
+def look(where: str | Path) -> Standing:
+    """Reads a run's folder, or what storage has; a line that is just being written is not there yet.
+
+    Raises:
+        CommandError: there is no run, or a file of it is damaged.
+        StorageError: storage cannot be read.
+    """
+    run = read_run(where, (*LOOKED_AT, REFUSED_FILES))
+    # First: what a process records before it ends must not be missed.
+    if run.storage is None:
+        process = lock_holder(run.path) or lease_holder(run.read(LEASE))
+    else:
+        process = lease_holder(run.storage.find(LEASE))
+    updates = run.updates()
+    written = run.metrics.path.stat().st_mtime if updates else None
+    stored = is_uri(str(where))
+    saved = max(run.checkpoints.updates(), default=-1)
+    return Standing(run.settings(), updates, written, process, stored, saved, divergence(run))
+
+
+def divergence(run: RunDirectory) -> str | None:
+    """Returns in a sentence that a gradient ended a run, which was not finite; None where none did, or it went on."""
+    lines = run.updates()
+    refused = 1 + (lines[-1]["update"] if lines else 0)
+    for file in run.path.glob(REFUSED.format(refused, "*")):
+        module = file.stem.removeprefix(Path(REFUSED.format(refused, "")).stem)
+        return f"The gradient of {module} was not finite in update {refused}."
+    return None
