@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from policies.generation.vllm_generator import vllm_installed
+from policies.generation.installed import vllm_installed
 from policies.models.weights import checksum
 from tests.policies.conftest import MakeCory
 
