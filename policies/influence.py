@@ -113,7 +113,7 @@ def measure_influence(algorithm: Cory, queries: int = 300, split: Split = "test"
         drafts: so many responses of the pioneer per query, and of the observer per response of the pioneer.
 
     Returns:
-        Of the queries none of whose rewards failed (`on_reward_error: skip`).
+        Of the queries none of whose rewards failed (`on_reward_error=skip`).
 
     Raises:
         GenerationError: no runner came back in time.

@@ -17,7 +17,7 @@ FLOORS = {
     ),
     "policies": (
         *("influence", "checkpoint", "cory_config", "cory", "rllib_settings", "role_exchange", "evaluator"),
-        *("self_test", "report", "health"),
+        *("self_test", "report", "health", "meanings"),
         *("rollout", "rllib", "settings", "generation", "learning", "models"),
     ),
     "cory_env": (

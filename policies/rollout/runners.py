@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import ray
@@ -42,7 +42,7 @@ class Begun(NamedTuple):
     arguments: dict[str, Any]
 
 
-Packed = tuple[dict[str, Weights] | ray.ObjectRef[dict[str, Weights]], int]
+Packed: TypeAlias = "tuple[dict[str, Weights] | ray.ObjectRef[dict[str, Weights]], int]"
 """An LLM's weights, or where Ray has them, as `load_weights` takes them, and their checksum."""
 Transfer = Callable[[str, Sequence[Any], int, int, Weights | None], tuple[int, list[Loaded] | None]]
 """Sends an LLM's weights to actors, of that version, after so many restarts; see `WeightSender.send`."""

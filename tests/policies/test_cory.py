@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cory_env.tokenizer import load_tokenizer
 from policies.cory import Cory, WeightSyncError
 from policies.generation.generator import Loaded
+from policies.meanings import FIGURES, PHASES, RUN_WIDE
 from policies.models.weights import checksum
 from policies.rollout.dealing import Deal, deal
 from policies.rollout.role_mapping import RoleMapping
@@ -84,6 +85,16 @@ def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their
             assert figures["task_reward"] == pytest.approx(of_parts, abs=1e-6)
         answer = report["samples"][0]["responses"][0]
         assert answer["rewards"]["letters"] - 0.5 * answer["rewards"]["commas"] == answer["task_reward"]
+
+
+def test_whatever_an_update_reports_has_its_meaning_written_down(make_cory: MakeCory) -> None:
+    for settings in ({}, {"advantage": "rloo", "num_generations": 2, "queries": 4}):
+        report = make_cory(eval_every=1, **settings).train()["cory"]
+        assert report.keys() - {"samples"} <= RUN_WIDE.keys()
+        assert report["seconds"].keys() == PHASES.keys()
+        groups = [*report["policy"].values(), *report["role"].values(), *report["evaluation"].values()]
+        for figures in (*groups, report["last_answer"]):
+            assert figures.keys() <= FIGURES.keys()
 
 
 def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates(make_either: MakeCory, tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""The reference pages, from the code: each function returns the Markdown of one."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from importlib.resources import files
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+from unittest import mock
+
+from pydantic.fields import FieldInfo
+
+from launch.commands import COMMANDS
+from launch.console.parser import Parser
+from policies.meanings import FIGURES, PHASES, RUN_WIDE
+from policies.settings import fields
+from policies.settings.core_yaml import spelled
+from policies.settings.files import presets as preset_names
+from policies.settings.settings import ABOUT, Settings
+
+KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", NoneType: "null"}
+LISTS = {list[str]: "list of texts", list[float]: "list of numbers"}
+SIGNS = {"gt": "> {}", "ge": "≥ {}", "lt": "< {}", "le": "≤ {}"}
+
+
+def settings() -> str:
+    """Every setting under the heading that it stands under in `fields.py`."""
+    heads = dict(_topics())
+    parts = []
+    for name, field in Settings.model_fields.items():
+        if name in heads:
+            parts.append(f"## {heads[name]}\n")
+        known = ABOUT[name]
+        may = [said for said, can in (("resume", known.resume), ("search", known.search), ("PBT", known.clone)) if can]
+        text = f"{_linked(field.description or '')}\n\n*Of {'; '.join([known.decides, *may])}.*"
+        default = f"`{spelled(field.default)}`"
+        parts.append(_directive("confval", name, text, type=kind(field), default=default))
+    return "\n".join(parts)
+
+
+def _topics() -> Iterator[tuple[str, str]]:
+    """Yields the settings that stand first below a comment of their own, and that comment's first sentence."""
+    source = inspect.getsource(fields)
+    lines = source.splitlines()
+    (made,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    for node in made.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            comment = lines[node.lineno - 2].strip()
+            if comment.startswith("# "):
+                yield node.target.id, comment[2:].split(".")[0]
+
+
+def kind(field: FieldInfo) -> str:
+    """Returns in words what values a setting takes."""
+    annotation = field.annotation
+    choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    words = [word for choice in choices for word in _words(choice)]
+    limits = [
+        SIGNS[name].format(f"{value:,}" if isinstance(value, int) else f"{value:g}")
+        for limit in field.metadata
+        for name in SIGNS
+        if (value := getattr(limit, name, None)) is not None
+    ]
+    words[0] = " ".join([words[0], ", ".join(limits)]).strip()
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _words(choice: Any) -> Iterable[str]:
+    if get_origin(choice) is Literal:
+        return [f"`{value}`" for value in get_args(choice)]
+    return [KINDS[choice] if choice in KINDS else LISTS[choice]]
+
+
+def commands() -> str:
+    """Every command: what it does, how it is called, its arguments and options, and what its help says below them."""
+    return "\n".join(_command(name, about) for name, about in COMMANDS.items())
+
+
+class _Found(Exception):
+    """Carries a command's parser out of it."""
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Returns the parser of a command, as it is when it is asked for help."""
+
+    def found(parser: argparse.ArgumentParser, file: object = None) -> None:
+        raise _Found(parser)
+
+    with mock.patch.object(Parser, "print_help", found):
+        try:
+            importlib.import_module(f"launch.commands.{name}").main(["--help"])
+        except _Found as carried:
+            parser: argparse.ArgumentParser = carried.args[0]
+            return parser
+    raise LookupError(f"`cory {name} --help` prints no help")
+
+
+def _command(name: str, about: str) -> str:
+    parser = parser_of(name)
+    parts = [f"## cory {name}\n", f"{_linked(parser.description or about)}\n", _code(parser.format_usage(), "text")]
+    parts += _arguments(parser)
+    if parser.epilog:
+        parts.append(_code(parser.epilog, "text"))
+    return "\n".join(parts)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield f"```{{program}} {parser.prog}\n```\n"
+    for action in parser._actions:
+        said = _linked((action.help or "") % {**vars(action), "prog": parser.prog})
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help for choice in action._choices_actions}
+            for name, inner in action.choices.items():
+                yield f"### {parser.prog} {name}\n\n{helps[name]}.\n"
+                yield from _arguments(inner)
+        elif not action.option_strings:
+            yield f"{_metavar(action)}\n: {said[:1].upper()}{said[1:]}.\n"
+        elif "--help" not in action.option_strings:
+            takes = "" if action.nargs == 0 else f" {_metavar(action)}"
+            title = ", ".join(f"{option}{takes}" for option in action.option_strings)
+            yield _directive("option", title, f"{said[:1].upper()}{said[1:]}.")
+
+
+def _metavar(action: argparse.Action) -> str:
+    return str(action.metavar or ("{" + ",".join(action.choices) + "}" if action.choices else action.dest.upper()))
+
+
+def presets() -> str:
+    """Every preset: what its file says first, how it is trained, and the file."""
+    parts = []
+    for name, about in preset_names().items():
+        text = (files("policies.settings") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+        parts += [f"## {name}\n", f"{_linked(about)}\n", _code(f"cory train {name}", "text")]
+        parts.append(_code(text.split("\n", 1)[1], "yaml"))
+    return "\n".join(parts)
+
+
+def metrics() -> str:
+    """Every figure of an update: of LLMs, roles and evaluations, and of the update as a whole."""
+    parts = []
+    for head, meanings in (("Figures", FIGURES), ("Of an update", RUN_WIDE), ("Seconds", PHASES)):
+        rows = [f"| `{name}` | {_linked(meaning)} |" for name, meaning in meanings.items()]
+        parts.append("\n".join([f"## {head}", "", "| name | meaning |", "|---|---|", *rows, ""]))
+    return "\n".join(parts)
+
+
+def _linked(text: str) -> str:
+    """Returns a text of the code with the pages that it names as links."""
+    return re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", " ".join(text.split()))
+
+
+def _directive(name: str, title: str, text: str, **options: str) -> str:
+    lines = [f":{option}: {value}" for option, value in options.items()]
+    return "\n".join([f"````{{{name}}} {title}", *lines, "", text, "````", ""])
+
+
+def _code(text: str, language: str) -> str:
+    return f"```{language}\n{text.strip()}\n```\n"
