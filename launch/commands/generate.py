@@ -15,7 +15,7 @@ from launch.console.parser import Parser, local_path, run
 
 if TYPE_CHECKING:
     from cory_env.message import Message
-    from launch.models.trained import Trained
+    from launch.models.trained import Stored
     from launch.models.trained_chain import TrainedChain
 
 EPILOG = """Without QUERY, queries are read from the standard input, one per line; at a terminal they are asked for. Of
@@ -151,13 +151,13 @@ def _check_files(options: argparse.Namespace) -> None:
     check_free(options.out)
 
 
-def _answer_file(chain: TrainedChain, trained: Trained, options: argparse.Namespace) -> int:
+def _answer_file(chain: TrainedChain, trained: Stored, options: argparse.Namespace) -> int:
     """Answers the rows of a file."""
     from cory_env.tasks import DataError
     from cory_env.tasks.rows import read_queries
     from launch.display.terminal import Voice
     from launch.models.many import Many
-    from policies.generation.vllm_generator import vllm_installed
+    from policies.generation.installed import vllm_installed
 
     try:
         queries = read_queries(options.source, chain.columns)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cory_env.tasks import Query
 from launch.console.errors import CommandError
 from launch.display.terminal import Voice
-from launch.models.trained import Trained
+from launch.models.trained import Stored
 from launch.models.trained_chain import TrainedChain
 from launch.run_folder import manifest
 from launch.run_folder.journal import Journal, replace_text
@@ -38,7 +38,7 @@ def check_free(out: Path) -> None:
 class Many(NamedTuple):
     """Queries to be answered, and where to."""
 
-    trained: Trained
+    trained: Stored
     chain: TrainedChain
     """Made for many queries."""
     queries: Sequence[Query]

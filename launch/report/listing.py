@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from launch.console.configuration import DEFAULT_PRESET, presets
 from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import CONFIG
@@ -17,6 +16,7 @@ from launch.run_folder.storage import Storage, is_uri
 from launch.search import outcome
 from launch.search.search import ORIGIN, REPORTS, RESULTS, SEARCH, Search, recorded
 from launch.search.space import METRIC, TIME
+from policies.settings.files import DEFAULT_PRESET, presets
 
 UNREADABLE = "unreadable"
 _OF_TRIAL = {outcome.DONE: ENDED, outcome.COLLAPSED: COLLAPSED, outcome.UNFINISHED: STOPPED}

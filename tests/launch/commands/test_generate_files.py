@@ -1,5 +1,6 @@
 """`cory generate` from a file into a file, several answers to a query, and conversations."""
 
+import dataclasses
 import json
 import os
 import select
@@ -142,7 +143,7 @@ def test_columns_fill_prompts_that_hold_them(policies_run: RunDirectory, tmp_pat
     trained = open_trained(policies_run.path)
     own = {"task": "custom", "data": str(data), "reward": "tests.policies.sample_rewards:letters"}
     own |= {"prompt": "{hint} {query}"}
-    trained = trained._replace(settings=trained.settings.model_copy(update=own))
+    trained = dataclasses.replace(trained, settings=trained.settings.model_copy(update=own))
     chain = TrainedChain(trained, ("llm_1",), 0, 0, many=True)
     assert chain.columns == {"hint"}
     chain.load("transformers", 2)
