@@ -44,6 +44,6 @@ def test_the_page_s_code_runs_as_it_stands_there(script: Path) -> None:
 
 
 def test_the_page_s_code_passes_mypy_s_strict_checks(script: Path) -> None:
-    command = [sys.executable, "-m", "mypy", "--config-file", CHECKOUT / "pyproject.toml", script]
+    command = [sys.executable, "-m", "mypy", "--config-file", str(CHECKOUT / "pyproject.toml"), str(script)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout
