@@ -35,7 +35,7 @@ def test_functions_of_no_module_are_scored_in_their_process_and_told_apart() -> 
     assert settings.whole_reward is not None
     with RewardWorker(settings.whole_reward, timeout=60) as worker:
         (reward,) = worker.rewards(["query"], ["four"], {})
-    assert isinstance(reward, Reward) and reward == -6 and dict(reward.parts) == {"near_0": 0, "near_1": -3}
+    assert isinstance(reward, Reward) and float(reward) == -6 and dict(reward.parts) == {"near_0": 0, "near_1": -3}
 
 
 def test_a_script_s_own_function_brings_what_it_refers_to() -> None:

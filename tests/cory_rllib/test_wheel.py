@@ -32,7 +32,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, source)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-index"]
-    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", place, source]
+    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(place), str(source)]
     subprocess.run(command, check=True, timeout=200)
     (wheel,) = place.glob("cory_rllib-*.whl")
     with zipfile.ZipFile(wheel) as archive:
