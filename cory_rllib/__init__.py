@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cory_rllib.runs import Run, load_run, train
+    from cory_rllib.runs import Run, load_run, start_ray, train
     from cory_rllib.use import Standing, evaluate, export, generate
     from launch.console.errors import CommandError
     from policies.cory import Cory, CoryConfig
@@ -40,6 +40,7 @@ __all__ = [
     "generate",
     "load_run",
     "presets",
+    "start_ray",
     "train",
 ]
 
@@ -57,6 +58,7 @@ _FROM = {
     "generate": "cory_rllib.use",
     "load_run": "cory_rllib.runs",
     "presets": "policies.settings.files",
+    "start_ray": "cory_rllib.runs",
     "train": "cory_rllib.runs",
 }
 """The module of each name."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,6 +138,25 @@ def load_run(place: str | Path) -> Run:
         StorageError: storage cannot be read.
     """
     return Run(read_run(place, REPORTED))
+
+
+def start_ray(config: CoryConfig) -> None:
+    """Starts Ray on this machine as commands do, until this process ends; or joins the cluster that RAY_ADDRESS names.
+
+    Only this machine can reach it, it has no dashboard, and room for what the configuration asks for. Where Ray runs in
+    this process already, it stays as it is. `train` needs no such call.
+
+    Raises:
+        SettingsError: a setting is wrong or contradicts another.
+        CommandError: the cluster does not answer or has no room, or Ray did not start in time.
+    """
+    from policies.settings.placement import processes
+
+    asked = processes(config.settings)
+    session.quiet_libraries(debug=True)
+    held = contextlib.ExitStack()
+    held.enter_context(session.ray_session(asked, debug=False))
+    atexit.register(held.close)
 
 
 def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: int = 0, quiet: bool = False) -> Run:

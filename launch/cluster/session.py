@@ -99,7 +99,8 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
     import ray
 
     if ray.is_initialized():
-        room.check(asked, room.living_nodes())
+        if UNCHECKED not in os.environ:
+            room.check(asked, room.living_nodes())
         yield
         return
     with contextlib.ExitStack() as ending:

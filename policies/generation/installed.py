@@ -21,6 +21,6 @@ def tell_of_slow(backend: str) -> None:
     """Warns where the slower backend generates because the other one is missing."""
     if backend == "transformers" and not vllm_installed():
         logger.warning(
-            "vLLM is not installed, so backend=transformers generates the responses, which takes several times as "
-            "long. With CUDA GPUs `pip install 'cory-rllib[vllm]'` brings it; for a CPU, `make install` in the source."
+            "vLLM is not installed, so backend=transformers generates the responses, which is slower. "
+            "With CUDA GPUs `pip install 'cory-rllib[vllm]'` brings it; for a CPU, `make install` in the source."
         )

@@ -1,0 +1,89 @@
+"""Reward functions that are given as objects."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from cory_env.rewarding.pickled import name_of, shown
+from cory_env.rewarding.spec import SpecError, load_function, short_names, weighted
+from cory_env.rewarding.worker import Reward, RewardError, RewardWorker
+from policies.settings.settings import SettingsError, make_settings
+from tests.cory_env import sample_rewards
+
+
+def of_length(length: float) -> Callable[[list[str]], list[float]]:
+    def near(completions: list[str]) -> list[float]:
+        return [-abs(len(text) - length) for text in completions]
+
+    return near
+
+
+def test_a_module_s_function_is_known_by_its_name_and_others_carry_their_code() -> None:
+    named = next(name for name in dir(sample_rewards) if callable(getattr(sample_rewards, name)) and name.islower())
+    assert name_of(getattr(sample_rewards, named)) == f"tests.cory_env.sample_rewards:{named}"
+    spec = name_of(of_length(4))
+    assert spec.startswith("pickled:near:") and shown(spec) == "near"
+    assert list(load_function(spec)(completions=["four", "five!"])) == [0, -1]  # type: ignore[call-overload]
+
+
+def test_functions_of_no_module_are_scored_in_their_process_and_told_apart() -> None:
+    settings = make_settings({"reward": [of_length(4), of_length(1)], "reward_weights": [1, 2]})
+    assert settings.whole_reward is not None
+    with RewardWorker(settings.whole_reward, timeout=60) as worker:
+        (reward,) = worker.rewards(["query"], ["four"], {})
+    assert isinstance(reward, Reward) and float(reward) == -6 and dict(reward.parts) == {"near_0": 0, "near_1": -3}
+
+
+def test_a_script_s_own_function_brings_what_it_refers_to() -> None:
+    script = """
+from cory_env.rewarding.worker import RewardWorker
+from policies.settings.settings import make_settings
+WORTH = {"good": 2.0}
+def worth(text): return WORTH.get(text, 0.0)
+def rated(completions): return [worth(text) for text in completions]
+with RewardWorker(make_settings({"reward": rated}).whole_reward) as worker:
+    print(worker.rewards(["", ""], ["good", "bad"], {}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[2.0, 0.0]\n", done.stderr
+
+
+def test_an_error_names_the_function_without_its_code() -> None:
+    def broken(completions: list[str]) -> list[float]:
+        return [1 / 0]
+
+    with (
+        RewardWorker(name_of(broken)) as worker,
+        pytest.raises(RewardError, match=r"^The reward broken failed on sample 0 of 1, .* raised ZeroDivisionError"),
+    ):
+        worker.rewards(["query"], ["text"], {})
+
+
+def test_what_cannot_be_pickled_or_is_large_is_refused_in_a_sentence() -> None:
+    lock, large = threading.Lock(), "x" * 100_000
+
+    def locked(completions: list[str]) -> list[float]:
+        with lock:
+            return [0.0]
+
+    def heavy(completions: list[str]) -> list[float]:
+        return [float(len(large))]
+
+    with pytest.raises(SettingsError, match=r"the function locked cannot be sent .*cannot pickle '_thread.lock'"):
+        make_settings({"reward": locked})
+    with pytest.raises(SettingsError, match=r"the function heavy and what it refers to are 1\d\d,\d+ characters"):
+        make_settings({"reward": heavy})
+    with pytest.raises(SettingsError, match="dict is a class; give an object of it"):
+        make_settings({"reward": dict})
+    with pytest.raises(SpecError, match="were given with their code are 1"):
+        weighted([name_of(partial(str.count, "y" * 40_000))] * 3)
+
+
+def test_code_that_cannot_be_used_any_more_is_refused_in_a_sentence() -> None:
+    with pytest.raises(SpecError, match=r"^The reward near was given as a Python function, and cannot be made here"):
+        load_function("pickled:near:gASVAAAA")
+    assert short_names(["pickled:near:gASV", "my_rewards:far"]) == ["near", "far"]

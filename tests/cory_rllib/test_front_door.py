@@ -1,0 +1,53 @@
+"""The package imports what is asked for, and nothing else; what it is given wrongly it refuses in a sentence."""
+
+import subprocess
+import sys
+
+import pytest
+
+import cory_rllib
+from cory_rllib import CommandError, CoryConfig, SettingsError, export, load_run
+
+LOOK = "import sys, {module}; print(*sorted({{'ray', 'torch', 'vllm', 'transformers'}} & set(sys.modules)))"
+
+
+@pytest.mark.parametrize("module", ["cory_rllib", "policies.settings.files"])
+def test_the_package_and_its_presets_import_no_heavy_library(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LOOK.format(module=module)], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+def test_what_learns_is_imported_without_ray_and_vllm() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK.format(module="policies.learning.policy_learner")], capture_output=True, text=True
+    )
+    assert not {"ray", "vllm"} & set(done.stdout.split()), done.stdout
+
+
+def test_every_name_is_there_and_says_what_it_is() -> None:
+    assert sorted(cory_rllib.__all__) == cory_rllib.__all__ and set(cory_rllib.__all__) <= set(dir(cory_rllib))
+    for name in cory_rllib.__all__:
+        assert getattr(cory_rllib, name).__doc__, name
+    with pytest.raises(AttributeError, match="module 'cory_rllib' has no attribute 'trian'"):
+        _ = cory_rllib.trian
+
+
+def test_a_preset_s_settings_are_those_of_the_command_line() -> None:
+    from launch.console.configuration import resolve
+
+    config = CoryConfig.from_preset("imdb-tiny", num_agents=1, lr=1e-3)
+    assert config.settings == resolve("imdb-tiny", [], ["num_agents=1", "lr=1e-3"])
+    assert CoryConfig.from_preset().settings == resolve("imdb-tiny", [], [])
+
+
+def test_a_wrong_name_or_value_is_one_sentence() -> None:
+    with pytest.raises(SettingsError, match=r"^There is no preset `imdb-tinny`\. Did you mean `imdb-tiny`\?"):
+        CoryConfig.from_preset("imdb-tinny")
+    with pytest.raises(SettingsError, match=r"^Unknown setting `learning_rate`\."):
+        CoryConfig.from_preset(learning_rate=1e-5)
+    with pytest.raises(SettingsError, match=r"^Setting `lr`=-1: Input should be greater than 0\.$"):
+        _ = CoryConfig.from_preset(lr=-1).settings
+    with pytest.raises(CommandError, match=r"^nowhere is not a run's folder: it does not exist"):
+        load_run("nowhere")
+    with pytest.raises(CommandError, match=r"^nowhere is not a run's folder"):
+        export("nowhere", "model")

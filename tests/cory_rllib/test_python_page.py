@@ -1,0 +1,49 @@
+"""The code of docs/python.md does what the page says, run as a script: its functions belong to no module."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+CODE = "\n".join(re.findall(r"^```python\n(.*?)^```$", (CHECKOUT / "docs" / "python.md").read_text(), re.M | re.S))
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(CHECKOUT),
+    "RAY_AUTH_MODE": "disabled",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+}
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A script that holds the page's code."""
+    file = tmp_path_factory.mktemp("page") / "page.py"
+    file.write_text(CODE)
+    return file
+
+
+def test_the_page_s_code_runs_as_it_stands_there(script: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, script.name], cwd=script.parent, env=ENVIRONMENT, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"^2 observer llm_\d -\d\.\d\d, KL \d\.\d\d$", done.stdout, re.M)
+    assert re.search(r"^llm_2 after llm_1 -\d\.\d\d \[", done.stdout, re.M)
+    assert "There is no preset `imdb-tinny`. Did you mean `imdb-tiny`? The presets are: " in done.stdout
+    assert (script.parent / "my-model" / "model.safetensors").stat().st_size > 1e6
+    run = script.parent / "runs" / "short-words"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [0, 1, 2] and lines[2]["evaluation"]["mean"]["task_reward"] < 0
+    assert {"config.yaml", "samples.jsonl", "checkpoints", "log.txt", "curves.png"} <= {f.name for f in run.iterdir()}
+
+
+def test_the_page_s_code_passes_mypy_s_strict_checks(script: Path) -> None:
+    command = [sys.executable, "-m", "mypy", "--config-file", str(CHECKOUT / "pyproject.toml"), str(script)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,55 @@
+"""The workflows of continuous integration: well-formed, and what they run is what the Makefile and the packages say."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CHECKOUT = Path(__file__).parents[1]
+WORKFLOWS = sorted((CHECKOUT / ".github" / "workflows").glob("*.yml"))
+
+
+def schema(file: Path) -> "subprocess.CompletedProcess[str]":
+    command = [Path(sys.executable).parent / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", file]
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
+
+
+def jobs(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((CHECKOUT / ".github" / "workflows" / f"{name}.yml").read_text())["jobs"]
+    return found
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_a_workflow_fits_the_schema_and_a_misspelt_one_would_not(file: Path, tmp_path: Path) -> None:
+    done = schema(file)
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / file.name
+    wrong.write_text(file.read_text().replace("runs-on:", "run-on:"))
+    assert schema(wrong).returncode == 1
+
+
+def test_the_tests_run_by_the_makefile_on_every_python_that_the_package_names() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: 3."
+    named = [name.removeprefix(prefix[:-2]) for name in project["classifiers"] if name.startswith(prefix)]
+    assert set(named) <= set(jobs("test")["test"]["strategy"]["matrix"]["python"])
+    assert [step["run"] for step in jobs("test")["test"]["steps"] if "make" in step.get("run", "")] == [
+        "make test PYTHON=python"
+    ]
+    assert jobs("test")["lint"]["steps"][-1]["run"] == "make lint PYTHON=python"
+
+
+def test_nothing_is_published_that_was_not_built_checked_and_tried() -> None:
+    release = jobs("release")
+    assert [release[name].get("needs") for name in ("build", "smoke", "publish", "github")] == [
+        None,
+        "build",
+        "smoke",
+        "publish",
+    ]
+    assert release["publish"]["permissions"] == {"id-token": "write"}  # PyPI's trust, without a token
+    assert "secrets." not in (CHECKOUT / ".github" / "workflows" / "release.yml").read_text()
