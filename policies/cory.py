@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -32,8 +32,8 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
-from cory_env.rewarding.worker import RewardError
 from policies.evaluator import Evaluator
+from policies.generation.installed import tell_of_slow
 from policies.health import COLLAPSE, Health
 from policies.learning.credit import pay
 from policies.learning.estimation import Estimation, not_flat
@@ -42,17 +42,18 @@ from policies.learning.rows import at_position
 from policies.learning.sharding import blocks_of
 from policies.models.language_model import empty_language_model
 from policies.models.weights import Weights
-from policies.report import update_report
+from policies.report import Report, refuse_unpaid, reward_seconds, update_report
 from policies.rllib.causal_lm_module import CausalLMModule
 from policies.rllib.learners import LearnerError, Learners
 from policies.rllib.token_batch import rows_of
-from policies.rllib_settings import derive, is_search_space, refuse_ours
+from policies.rllib_settings import alike_measured, derive, refuse_ours, refuse_search_spaces
 from policies.role_exchange import exchange_due
 from policies.rollout.playing import Playing
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Packed, Runners, WeightSyncError, end
 from policies.self_test import prove
-from policies.settings.settings import Settings, SettingsError, make_settings, nearest_key
+from policies.settings.files import DEFAULT_PRESET, read_preset
+from policies.settings.settings import Settings, make_settings, put_over, refuse_unknown
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
@@ -63,7 +64,7 @@ LEARNED, OF_CRITIC = ("policy_loss", "clip_fraction", "grad_norm"), ("value_loss
 class CoryConfig(AlgorithmConfig):
     """Configures `Cory`. Everything is a flat setting; RLlib's own fields follow from them.
 
-        config = CoryConfig().cory(task="imdb", updates=60, exchange_period=5)
+        config = CoryConfig.from_preset("imdb-tiny", updates=60)  # or from the paper's settings: CoryConfig().cory(...)
         algorithm = config.build_algo()
 
     A setting may be a Tune search space (docs/tune.md):
@@ -77,23 +78,23 @@ class CoryConfig(AlgorithmConfig):
         super().__init__(algo_class=algo_class or Cory)
         self.cory_settings: dict[str, Any] = {}
 
-    def cory(self, **settings: Any) -> Self:
-        """Sets any of `Settings`' keys; those not named keep their value.
+    @classmethod
+    def from_preset(cls, name: str = DEFAULT_PRESET, **settings: Any) -> Self:
+        """Starts from a preset, with settings of one's own over it, as `cory train NAME key=value ...` does.
 
-        A search over `kl_coef` leaves `eval_kl_coef`, unless that is set, at the `kl_coef` from before: else each
-        trial would be measured by another combined reward.
+        Raises:
+            SettingsError: there is no such preset, or a key is unknown.
+        """
+        return cls().cory(**put_over(read_preset(name), settings))
+
+    def cory(self, **settings: Any) -> Self:
+        """Sets any of `Settings`' keys; those not named keep their value. A `reward` may be a function itself.
 
         Raises:
             SettingsError: a key is unknown; values are checked when the algorithm is built.
         """
-        known = list(Settings.model_fields)
-        for key in settings:
-            if key not in known:
-                raise SettingsError(f"Unknown setting `{key}`.{nearest_key(key, known)}")
-        before = self.cory_settings
-        self.cory_settings = {**before, **settings}
-        if is_search_space(self.cory_settings.get("kl_coef")) and self.cory_settings.get("eval_kl_coef") is None:
-            self.cory_settings["eval_kl_coef"] = before.get("kl_coef", Settings.model_fields["kl_coef"].default)
+        refuse_unknown(settings)
+        self.cory_settings = alike_measured(self.cory_settings, settings)
         return self
 
     @property
@@ -103,9 +104,7 @@ class CoryConfig(AlgorithmConfig):
         Raises:
             SettingsError: a value is wrong, contradicts another, or is a search space.
         """
-        for key, value in self.cory_settings.items():
-            if is_search_space(value):
-                raise SettingsError(f"`{key}` is a search space, so only tune.Tuner(Cory, param_space=...) can run it.")
+        refuse_search_spaces(self.cory_settings)
         return make_settings(self.cory_settings)
 
     def training(self, **settings: Any) -> Self:
@@ -116,6 +115,11 @@ class CoryConfig(AlgorithmConfig):
         """
         refuse_ours(settings)
         return super().training(**settings)
+
+    def build_algo(self, *args: Any, **kwargs: Any) -> Cory:
+        """Builds the algorithm, for which Ray starts on this machine unless it was started or joined before."""
+        algorithm: Cory = super().build_algo(*args, **kwargs)
+        return algorithm
 
     def build_learner_group(self, *, rl_module_spec: MultiRLModuleSpec | None = None, **kwargs: Any) -> Learners:
         """RLlib's word for what learns."""
@@ -164,6 +168,7 @@ class Cory(Algorithm):
         self._report: dict[str, Any] = {}
         self._seconds: dict[str, float] = {}
         self.task = self.settings.make_task()
+        tell_of_slow(self.settings.backend)
         if (self.settings.shards_per_policy or 1) > 1:
             for path in set(self.settings.model_paths.values()):
                 blocks_of(empty_language_model(path, self.settings.trust_remote_code))
@@ -180,6 +185,11 @@ class Cory(Algorithm):
         self.playing = Playing(self.settings, self.runners, len(self.task.train))
         self.evaluator = Evaluator(self.settings, self.task, self.runners, self.learners)
         self.probes = prove(self.settings, self.task, self.runners, self.learners) if self.settings.self_test else {}
+
+    @property
+    def report(self) -> Report:
+        """What the last update showed; also `train()["cory"]`. Empty before the first one."""
+        return cast(Report, self._report)
 
     # One update.
 
@@ -213,15 +223,9 @@ class Cory(Algorithm):
         s = self.settings
         with self._timed("rollout"):
             played = self.playing.play(update, mapping)
-        rollouts = [rollout for of_team in played for rollout in of_team]
-        episodes = [episode for rollout in rollouts for episode in rollout.episodes]
+        episodes = [episode for of_team in played for rollout in of_team for episode in rollout.episodes]
         rows = rows_of(episodes)
-        if idle := [name for name in s.modules if name not in rows]:
-            of = "" if len(idle) == len(s.modules) else f" that {', '.join(idle)} answered"
-            raise RewardError(
-                f"The reward failed on every query of update {update + 1}{of}, so there is nothing to learn from. "
-                "Correct the reward, or what it depends on."
-            )
+        refuse_unpaid([name for name in s.modules if name not in rows], s.modules, update + 1)
 
         if s.max_lag and update + 1 < s.updates:  # the runners go on with the next update
             due = exchange_due(s, self.updates_since_exchange + 1)
@@ -274,10 +278,7 @@ class Cory(Algorithm):
         self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
         steps = len(episodes) * self.settings.num_agents
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-        # Runners work side by side, teams one after another. Of what was played ahead, only a part was waited for.
-        generating = sum(max(rollout.rollout_seconds for rollout in of_team) for of_team in played)
-        rewarding = sum(max(rollout.reward_seconds for rollout in of_team) for of_team in played)
-        self._seconds["reward"] = rewarding * min(1.0, self._seconds["rollout"] / (generating + rewarding))
+        self._seconds["reward"] = reward_seconds(played, self._seconds["rollout"])
         self._seconds["rollout"] -= self._seconds["reward"]
         shown = LEARNED + (OF_CRITIC if s.critic else ())
         for name, each in figures.items():
@@ -287,10 +288,8 @@ class Cory(Algorithm):
             "exchanges": self.exchanges,
             "exchanged": False,
             "averaged": averaged,
-            **update_report(rollouts, mapping, figures, of_role),
-            "weight_version_lag": self.updates - 1 - min(rollout.version for rollout in rollouts),
+            **update_report(played, update, mapping, figures, of_role),
         }
-        self._report["tokens_per_second"] = self._report["tokens"] / generating
         self._report["health"] = self.health.observe(self._report)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
         if self.updates % self.settings.eval_every == 0 or self._ended():

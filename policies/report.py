@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
+from cory_env.rewarding.worker import RewardError
 from policies.learning.measures import MEASURED
 from policies.rollout.chain_runner import Rollout
 from policies.rollout.role_mapping import RoleMapping
@@ -16,8 +17,56 @@ OF_ROLE = (*MEASURED, "task_reward_std", "explained_variance")
 """What is reported of a role, the last with a critic alone."""
 
 
+class Report(TypedDict):
+    """What one update showed."""
+
+    update: int
+    """Updates that are done, this one included."""
+    roles: dict[str, str]
+    """Who played which role: by role, the LLM."""
+    policy: dict[str, dict[str, float]]
+    """By LLM, means over its responses: `task_reward`, `kl` (to the reference, in nats a response), `combined_reward`
+    (task reward less `eval_kl_coef` times KL), `response_length` (tokens), `eos_rate`, `repetition`; and of its
+    learning, such as `policy_loss`, `clip_fraction`, `grad_norm`, `kl_coef`."""
+    role: dict[str, dict[str, float]]
+    """By role, the same means over the responses in it; of several reward functions each as `reward/NAME`."""
+    exchanged: bool
+    """After it roles were exchanged."""
+    exchanges: int
+    """Exchanges so far."""
+    averaged: bool
+    """After it all LLMs moved to the mean of their weights."""
+    sampler_gap_mean: float
+    """Mean absolute difference of the sampler's and the learner's log-probability of a token."""
+    sampler_gap_max: float
+    """The largest such difference."""
+    weight_version_lag: int
+    """Updates by which the weights that played were older than those that learned."""
+    tokens: int
+    """That were generated."""
+    tokens_per_second: float
+    """These, by the seconds that were spent on playing."""
+    truncated_prompts: int
+    """In which the reference was cut to fit."""
+    reward_errors: int
+    """Queries that were dropped because their reward failed (`on_reward_error=skip`)."""
+    samples: list[dict[str, Any]]
+    """A few chains: `query`, and `responses` with `role`, `policy`, `text` and `task_reward`."""
+    health: list[dict[str, Any]]
+    """Warnings that stand (docs/health.md): `signature`, `of`, `text`, `updates`."""
+    collapsed: bool
+    """One of them says that an LLM has collapsed."""
+    evaluation: NotRequired[dict[str, dict[str, float]]]
+    """At every `eval_every`-th update and the last: by LLM, alone on held-out queries, and the `mean` over them."""
+    last_answer: NotRequired[dict[str, float]]
+    """Then too: of the chain's last answer to the same queries."""
+    seconds: dict[str, float]
+    """By phase: `rollout`, `reward`, `learn`, `sync`, `evaluate`, and the `total`."""
+
+
 def update_report(
-    rollouts: Sequence[Rollout],
+    played: Sequence[Sequence[Rollout]],
+    update: int,
     mapping: RoleMapping,
     policy: Mapping[str, Mapping[str, float]],
     role: Mapping[str, Mapping[str, float]],
@@ -25,11 +74,14 @@ def update_report(
     """Puts together what an update showed, but for what the algorithm counts and times.
 
     Args:
-        rollouts: what was played.
+        played: the rollouts, by team.
+        update: its number, from 0, which is the version of the weights that it began with.
         mapping: who played which role, of several teams the first.
         policy: of each LLM what was measured of its responses and its learning.
         role: of each role what was measured of the responses in it.
     """
+    rollouts = [rollout for of_team in played for rollout in of_team]
+    tokens = sum(rollout.tokens for rollout in rollouts)
     return {
         "roles": mapping.as_dict(),
         "policy": policy,
@@ -39,11 +91,38 @@ def update_report(
         },
         "sampler_gap_mean": float(np.mean([figures["sampler_gap_mean"] for figures in policy.values()])),
         "sampler_gap_max": max(figures["sampler_gap_max"] for figures in policy.values()),
-        "tokens": sum(rollout.tokens for rollout in rollouts),
+        "weight_version_lag": update - min(rollout.version for rollout in rollouts),
+        "tokens": tokens,
+        "tokens_per_second": tokens / _seconds(played, "rollout"),
         "truncated_prompts": sum(rollout.truncated_prompts for rollout in rollouts),
         "reward_errors": sum(rollout.reward_errors for rollout in rollouts),
         "samples": _samples(rollouts),
     }
+
+
+def reward_seconds(played: Sequence[Sequence[Rollout]], waited: float) -> float:
+    """Returns how many of the seconds that the rollouts were waited for went to their rewards."""
+    rewarding = _seconds(played, "reward")
+    return rewarding * min(1.0, waited / (_seconds(played, "rollout") + rewarding))  # less, of what was played ahead
+
+
+def _seconds(played: Sequence[Sequence[Rollout]], phase: Literal["rollout", "reward"]) -> float:
+    """Runners work side by side, teams one after another."""
+    return sum(max(getattr(rollout, f"{phase}_seconds") for rollout in of_team) for of_team in played)
+
+
+def refuse_unpaid(unpaid: Sequence[str], llms: Sequence[str], update: int) -> None:
+    """Ends an update, which does not count, of which some LLM has nothing to learn from.
+
+    Raises:
+        RewardError: the reward failed on all queries that an LLM answered.
+    """
+    if unpaid:
+        of = "" if len(unpaid) == len(llms) else f" that {', '.join(unpaid)} answered"
+        raise RewardError(
+            f"The reward failed on every query of update {update}{of}, so there is nothing to learn from. "
+            "Correct the reward, or what it depends on."
+        )
 
 
 def _parts(rollouts: Sequence[Rollout], role: str) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ray import tune
@@ -81,6 +81,29 @@ def refuse_ours(settings: Iterable[str]) -> None:
         if name in OURS:
             ours = OURS[name]
             raise SettingsError(f"RLlib's `{name}` does nothing here. Set `{ours}` instead: .cory({ours}=...).")
+
+
+def alike_measured(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts changes over settings, so that all trials of a search are measured alike.
+
+    A search over `kl_coef` leaves `eval_kl_coef`, unless that is set, at the `kl_coef` from before: else each trial
+    would be measured by another combined reward.
+    """
+    found = {**values, **changes}
+    if is_search_space(found.get("kl_coef")) and found.get("eval_kl_coef") is None:
+        found["eval_kl_coef"] = values.get("kl_coef", Settings.model_fields["kl_coef"].default)
+    return found
+
+
+def refuse_search_spaces(values: Mapping[str, Any]) -> None:
+    """Refuses settings of which Tune has yet to choose a value.
+
+    Raises:
+        SettingsError: names the first one.
+    """
+    for key, value in values.items():
+        if is_search_space(value):
+            raise SettingsError(f"`{key}` is a search space, so only tune.Tuner(Cory, param_space=...) can run it.")
 
 
 def is_search_space(value: Any) -> bool:

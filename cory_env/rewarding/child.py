@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, SupportsFloat
 
 from cory_env.rewarding.messages import Batch, Reply
+from cory_env.rewarding.pickled import shown
 from cory_env.rewarding.spec import SpecError, load_function, parse_sum, short_names
 
 PARENT_CHECK = 1.0  # seconds between looks at whether the parent lives, where its pipe's end is held open by others
@@ -67,13 +68,13 @@ def call_all(parts: Sequence[Part], batch: Batch) -> Reply:
     for part in parts:
         reply = call(part.function, batch)
         if reply.error and len(parts) > 1:
-            of = f"{part.spec}: " if reply.fatal else f"asks {part.spec}, which "
+            of = f"{shown(part.spec)}: " if reply.fatal else f"asks {shown(part.spec)}, which "
             reply = replace(reply, error=of + reply.error)
         if reply.error:
             return reply
         replies.append(reply)
     faults = {
-        at: f"{fault} from {part.spec}"
+        at: f"{fault} from {shown(part.spec)}"
         for part, reply in zip(parts, replies, strict=True)
         for at, fault in reply.faults.items()
     }

@@ -4,6 +4,8 @@ Settings are handed to the function as keyword arguments, as text. They are part
 configuration to every runner and into every checkpoint:
 `cory_env.rewards.sentiment:positive_logit?model=lvwerra/distilbert-imdb`.
 
+A function that no module holds, such as a notebook's, is named with its code (`pickled`).
+
 Several functions make one reward, their weighted sum: `1.0 * my_rewards:right + -0.1 * my_rewards:length`.
 """
 
@@ -13,7 +15,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from cory_env.rewarding.pickled import PICKLED, is_pickled, shown, unpickled
+
 PLUS, TIMES = " + ", " * "
+LONGEST = 120_000
+"""Characters of a reward's name: Linux hands no more to a process as one word."""
 
 
 class SpecError(ValueError):
@@ -41,6 +47,11 @@ def weighted(specs: Sequence[str], weights: Sequence[float] | None = None) -> st
             f"There are {len(specs)} reward functions and {len(weights)} reward_weights. Give each function a weight, "
             "in the same order, or leave reward_weights out."
         )
+    if sum(map(len, specs)) > LONGEST:
+        raise SpecError(
+            f"The reward functions that were given with their code are {sum(map(len, specs)):,} characters together, "
+            f"more than {LONGEST:,}. Put them into a module, and name them."
+        )
     if len(specs) == 1 and weights[0] == 1.0:
         return specs[0]
     return PLUS.join(f"{float(weight)!r}{TIMES}{spec}" for spec, weight in zip(specs, weights, strict=True))
@@ -59,18 +70,23 @@ def parse_sum(spec: str) -> list[tuple[str, float]]:
             parts.append((name, float(weight)) if times else (part, 1.0))
         except ValueError as error:
             raise SpecError(
-                f"The reward {spec!r} has {weight!r} before {TIMES.strip()!r}, which is no number."
+                f"The reward {shown(spec)!r} has {weight!r} before {TIMES.strip()!r}, which is no number."
             ) from error
         parse_spec(parts[-1][0])
     if len({name for name, _ in parts}) < len(parts):
-        raise SpecError(f"The reward {spec!r} names a function twice. Add up its weights.")
+        raise SpecError(f"The reward {shown(spec)!r} names a function twice. Add up its weights.")
     return parts
 
 
 def short_names(specs: Sequence[str]) -> list[str]:
-    """Returns what functions are called in reports: their bare names where these differ, else as they are named."""
+    """Returns what functions are called in reports: their bare names where these differ, else as they are named, those
+    with their code by a number.
+    """
     bare = [parse_spec(spec)[1] for spec in specs]
-    return [name if bare.count(name) == 1 else spec for name, spec in zip(bare, specs, strict=True)]
+    others = [
+        f"{name}_{at}" if is_pickled(spec) else spec for at, (name, spec) in enumerate(zip(bare, specs, strict=True))
+    ]
+    return [name if bare.count(name) == 1 else other for name, other in zip(bare, others, strict=True)]
 
 
 def parse_spec(spec: str) -> tuple[str, str, dict[str, str]]:
@@ -79,6 +95,8 @@ def parse_spec(spec: str) -> tuple[str, str, dict[str, str]]:
     Raises:
         SpecError: The name is not of this form, or gives a setting twice.
     """
+    if is_pickled(spec):
+        return PICKLED, spec.split(":")[1], {}
     target, _, query = spec.partition("?")
     module, colon, function = target.partition(":")
     pairs = [pair.partition("=") for pair in query.split("&")] if query else []
@@ -94,11 +112,16 @@ def parse_spec(spec: str) -> tuple[str, str, dict[str, str]]:
 
 
 def load_function(spec: str) -> Callable[..., object]:
-    """Imports the function that `spec` names and binds its settings.
+    """Imports the function that `spec` names and binds its settings, or makes it of the code that it holds.
 
     Raises:
-        SpecError: The module cannot be imported, or has no such function.
+        SpecError: The module cannot be imported, or has no such function; or the code cannot be used here.
     """
+    if is_pickled(spec):
+        try:
+            return unpickled(spec)
+        except ValueError as error:
+            raise SpecError(str(error)) from error
     module_name, function_name, settings = parse_spec(spec)
     try:
         found: object = importlib.import_module(module_name)

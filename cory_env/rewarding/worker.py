@@ -15,6 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
 from cory_env.rewarding.messages import Batch, Reply
+from cory_env.rewarding.pickled import shown
 from cory_env.rewarding.process import RewardProcess
 from cory_env.rewarding.spec import parse_sum
 
@@ -67,7 +68,7 @@ class RewardWorker:
             raise ValueError(f"The reward's time limit is {timeout} s, but must be more than 0. Set reward_timeout.")
         if on_error not in ("stop", "skip"):
             raise ValueError(f"on_reward_error is {on_error!r}, but must be 'stop' or 'skip'.")
-        self.spec = spec
+        self.name = shown(spec)
         self.timeout = timeout
         self.on_error = on_error
         self.skipped = 0
@@ -101,7 +102,7 @@ class RewardWorker:
         for _ in range(ATTEMPTS - 1):
             if not reply.killed:
                 break
-            logger.warning("The reward %s %s; its %d samples are tried again.", self.spec, reply.error, len(batch))
+            logger.warning("The reward %s %s; its %d samples are tried again.", self.name, reply.error, len(batch))
             reply = self._call(batch)
         if not reply.error and not reply.faults:
             return [*_values(reply)]
@@ -157,7 +158,7 @@ class RewardWorker:
 
     def _unusable(self, reply: Reply) -> RewardError:
         kind = RewardKilled if reply.killed else RewardError
-        return kind(f"The reward {self.spec} cannot be used: {reply.error}")
+        return kind(f"The reward {self.name} cannot be used: {reply.error}")
 
     def _find_faults(self, batch: Batch, error: str) -> dict[int, str]:
         """Scores each sample by itself after a call that failed as a whole, for at most twice the time limit.
@@ -190,7 +191,7 @@ class RewardWorker:
             again = self._call(batch.pick(sound))
             if again.error:
                 logger.warning(
-                    "The reward %s failed on the other %d samples too: it %s.", self.spec, len(sound), again.error
+                    "The reward %s failed on the other %d samples too: it %s.", self.name, len(sound), again.error
                 )
             else:
                 given = _values(again)
@@ -213,11 +214,11 @@ class RewardWorker:
         gap = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
         if killed:
             return (
-                f"The reward {self.spec} failed at {ATTEMPTS} attempts on {where}: it {reason}. The system does that "
+                f"The reward {self.name} failed at {ATTEMPTS} attempts on {where}: it {reason}. The system does that "
                 "where memory runs out: leave it more, or let the reward take less."
             )
         return (
-            f"The reward {self.spec} failed on {where}: it {reason}{gap}"
+            f"The reward {self.name} failed on {where}: it {reason}{gap}"
             "Correct the function or the data; set on_reward_error to skip to go on without such queries."
         )
 

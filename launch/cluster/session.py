@@ -83,8 +83,9 @@ def quiet_libraries(debug: bool) -> None:
 def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) -> Iterator[None]:
     """Joins the Ray cluster that the environment names (inside a Ray job, its own), or starts one on this machine.
 
-    A cluster that was started here ends with the context, and so does the folder that its processes have for temporary
-    files, with Ray's logs in it, unless a defect makes them worth a look.
+    Where this process has joined one already, it stays in that. A cluster that was started here ends with the context,
+    and so does the folder that its processes have for temporary files, with Ray's logs in it, unless a defect makes
+    them worth a look.
 
     Args:
         asked: the processes that must find room.
@@ -97,6 +98,10 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
     """
     import ray
 
+    if ray.is_initialized():
+        room.check(asked, room.living_nodes())
+        yield
+        return
     with contextlib.ExitStack() as ending:
         where: dict[str, Any] = {}
         if _cluster_given():

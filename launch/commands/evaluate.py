@@ -6,18 +6,18 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
 from launch.console.parser import Parser, local_path, run
 
 if TYPE_CHECKING:
-    from launch.console.core_yaml import Value
     from launch.display.terminal import Voice
     from launch.evaluation.evaluation import EvaluationFolder, Plan
     from launch.evaluation.figures import Scoring
     from launch.run_folder.directory import RunDirectory
+    from policies.settings.core_yaml import Value
     from policies.settings.settings import Settings
 
 DRAWN = ("digits", "operations")
@@ -230,8 +230,10 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
 
 def _ks(options: argparse.Namespace, solved_at: float | None) -> list[int]:
     """Returns the k of pass@k."""
+    from launch.evaluation.figures import every_k
+
     if options.k is None:
-        return [] if solved_at is None else [2**power for power in range(options.samples.bit_length())]
+        return every_k(options.samples, solved_at)
     if solved_at is None:
         raise CommandError(
             "--k asks for pass@k, but this task does not say which responses are correct. Add --solved-at."
@@ -243,12 +245,11 @@ def _ks(options: argparse.Namespace, solved_at: float | None) -> list[int]:
 
 def _new_path(target: str, run_directory: "RunDirectory | None", plan: "Plan") -> Path:
     """Returns a folder that another evaluation does not have, and the same one always has."""
+    from launch.evaluation.evaluation import own_folder
+
     if run_directory is None or plan.checkpoint is None:
         return Path("evaluations") / f"{Path(target).resolve().name}-{plan.fingerprint}"
-    name = f"{plan.checkpoint[1].name}-{plan.fingerprint}"
-    if run_directory.storage is not None:
-        return Path("evaluations") / f"{run_directory.path.name}-{name}"
-    return run_directory.path / "evaluation" / name
+    return own_folder(run_directory, plan)
 
 
 def _what(target: str, plan: "Plan") -> str:
@@ -261,36 +262,17 @@ def _what(target: str, plan: "Plan") -> str:
 
 def _report(plan: "Plan", scoring: "Scoring", folder: "EvaluationFolder", voice: "Voice", command: str) -> None:
     """Writes `evaluation.json` and prints the tables."""
-    import json
+    from launch.evaluation.evaluation import results
+    from launch.evaluation.figures import tables
 
-    from launch.evaluation.figures import summarise, tables
-    from launch.run_folder.environment import versions
-    from launch.run_folder.journal import replace_text
-    from launch.run_folder.records import plain
-
-    batches = folder.batches()
-    standings = summarise(batches, scoring)
-    if not standings:
-        raise CommandError("The reward failed on every response, so there is nothing to show. Correct the reward.")
-    asked = len(plan.lineups) * plan.queries * plan.samples
-    result: dict[str, Any] = {
-        "command": command,
-        "versions": versions(),
-        **plan.identity(),
-        "scoring": scoring._asdict(),
-        "dropped": asked - sum(len(batch["chains"]) for batch in batches),
-        "rows": {
-            label: {**each, "figures": {name: found._asdict() for name, found in each["figures"].items()}}
-            for label, each in standings.items()
-        },
-    }
-    replace_text(folder.results, json.dumps(plain(result), indent=1, ensure_ascii=False) + "\n")
+    standings, dropped = results(plan, scoring, folder, command)
     for table in tables(standings, scoring.names, min(voice.console.width, WIDTH)):
         voice.say()
         voice.say(table)
     voice.say()
-    if result["dropped"]:
-        voice.say(f"Warning: the reward failed on {result['dropped']} of {asked} chains; they are left out.", True)
+    if dropped:
+        asked = len(plan.lineups) * plan.queries * plan.samples
+        voice.say(f"Warning: the reward failed on {dropped} of {asked} chains; they are left out.", True)
     voice.say(f"Results     {folder.results}", True)
     voice.say(f"Responses   {folder.responses.path}", True)
 

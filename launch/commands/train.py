@@ -14,8 +14,8 @@ from launch.console.shell import one_line
 from policies.settings.settings import RESUMABLE
 
 if TYPE_CHECKING:
-    from launch.console.core_yaml import Value
     from launch.run_folder.directory import RunDirectory
+    from policies.settings.core_yaml import Value
     from policies.settings.settings import Settings
 
 USAGE = """cory train [PRESET] [-c FILE ...] [key=value ...] [options]
@@ -58,7 +58,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def _parser(help_wanted: bool) -> Parser:
     epilog = None
     if help_wanted:
-        from launch.console.configuration import presets
+        from policies.settings.files import presets
 
         found = presets()
         width = max(map(len, found))
@@ -114,7 +114,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
     from launch.run_folder.mirror import discard
     from launch.run_folder.storage import check_place
     from launch.training import preflight, tracking
-    from launch.training.start import starting_policies
+    from launch.training.start import create, starting_policies
 
     named, pairs = split(options.words)
     if options.resume and (named or options.config or options.out):
@@ -153,7 +153,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
         return _tell_done(found, done)
     if found is None:
         starting_policies(settings)  # before there is a folder
-    run_directory = found or _create(place, name, settings, origin)
+    run_directory = found or create(place, name, settings, origin)
     held.callback(run_directory.unlock)
 
     from launch.training.training import train
@@ -209,25 +209,6 @@ def _find(place: str) -> "RunDirectory | None":
         print(f"Warning: {error} Trying again until then.", file=sys.stderr, flush=True)
 
     return patiently(lambda: _open(place), STALE, Held, tell) if there else None
-
-
-def _create(place: str | None, name: str, settings: "Settings", origin: str) -> "RunDirectory":
-    """Makes a new run's folder; storage that cannot be written is found out now."""
-    from launch.run_folder.directory import RunDirectory
-    from launch.run_folder.mirror import create_run, discard
-    from launch.run_folder.storage import is_uri
-
-    if place is not None and is_uri(place):
-        run_directory = create_run(place)
-    else:
-        run_directory = RunDirectory.create(Path(place) if place else None, name)
-    try:
-        run_directory.write_settings(settings, origin)
-        run_directory.mirror(settings.keep_checkpoints)
-    except CommandError:
-        discard(run_directory)
-        raise
-    return run_directory
 
 
 def _same(run_directory: "RunDirectory", settings: "Settings") -> "Settings":

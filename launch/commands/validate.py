@@ -11,7 +11,7 @@ from launch.console.errors import CommandError
 from launch.console.parser import Parser, run
 
 if TYPE_CHECKING:
-    from launch.console.core_yaml import Value
+    from policies.settings.core_yaml import Value
 
 EPILOG = """It reads every query, shows each role's prompt, and calls the reward in its own process: on a few responses,
 and on all gold answers of a task that has them. Without max_prompt, it says which one the task needs.
@@ -114,7 +114,8 @@ def _given(words: Sequence[str], files: Sequence[Path]) -> tuple[str | None, dic
     Raises:
         CommandError: no task is named, or two; or a file cannot be read.
     """
-    from launch.console.configuration import presets, read_file, read_words
+    from launch.console.configuration import read_file, read_words
+    from policies.settings.files import presets
 
     names = [word for word in words if "=" not in word]
     if len(names) > 1:

@@ -1,30 +1,13 @@
 """Turns a preset, files and `key=value` words into settings: defaults < preset < files in order < words."""
 
-import difflib
 import re
-from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
-from launch.console.core_yaml import Scalar, Value, read_yaml, scalar, spelled
 from launch.console.errors import CommandError
-from policies.settings.settings import Settings, make_settings, nearest_key, put_over, refuse_idle
-
-DEFAULT_PRESET = "imdb-tiny"
-BASE = "base"
-"""The key by which a preset names the preset that it builds on."""
-
-_FOLDER = files("launch.console") / "presets"
-
-
-def presets() -> dict[str, str]:
-    """Returns the presets' names, each with the sentence that its file starts with."""
-    found = {}
-    for file in _FOLDER.iterdir():
-        if file.name.endswith(".yaml"):
-            found[file.name.removesuffix(".yaml")] = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-    return dict(sorted(found.items()))
+from policies.settings.core_yaml import Value, scalar, spelled
+from policies.settings.files import DEFAULT_PRESET, check_key, read_file, read_preset, takes_lists
+from policies.settings.settings import Settings, make_settings, put_over, refuse_idle
 
 
 def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -66,27 +49,6 @@ def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Setting
     return settings
 
 
-def read_preset(name: str) -> dict[str, Value]:
-    """Returns a preset's settings, those of the presets under it included."""
-    if name not in presets():
-        close = difflib.get_close_matches(name, presets(), n=1, cutoff=0.4)
-        hint = f" Did you mean `{close[0]}`?" if close else ""
-        raise CommandError(f"There is no preset `{name}`.{hint} The presets are: {', '.join(presets())}.")
-    values = _flat((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}", also=(BASE,))
-    base = values.pop(BASE, None)
-    return {**(read_preset(str(base)) if base else {}), **values}
-
-
-def read_file(path: Path) -> dict[str, Value]:
-    """Returns the settings in a user's YAML file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise CommandError(f"The settings file {path} cannot be read: {reason}.") from error
-    return _flat(text, str(path))
-
-
 def read_words(words: Sequence[str]) -> dict[str, Value]:
     """Returns the settings in `key=value` words; each value is read as a YAML scalar, or else as the text it is.
 
@@ -98,7 +60,7 @@ def read_words(words: Sequence[str]) -> dict[str, Value]:
         key, equals, text = word.partition("=")
         if not key or not equals:
             raise CommandError(f"`{word}` is not a setting; write key=value, such as lr=1e-5.")
-        _check_key(key, "on the command line")
+        check_key(key, "on the command line")
         if not text:
             raise CommandError(
                 f"`{word}` has no value: is a shell variable not set? Write {key}=null if it is to be none."
@@ -115,29 +77,3 @@ def as_yaml(settings: Settings) -> str:
         meaning = " ".join((field.description or "").replace("`", "").split())
         lines.append(f"{line:<33} # {meaning}" if meaning else line)
     return "\n".join(lines) + "\n"
-
-
-def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]:
-    loaded = read_yaml(text, where) or {}
-    if not isinstance(loaded, Mapping):
-        raise CommandError(f"{where} must hold `key: value` lines, but holds a {type(loaded).__name__}.")
-    for key, value in loaded.items():
-        if key not in also:
-            _check_key(str(key), f"in {where}")
-        if not isinstance(value, Scalar) and not (isinstance(value, list) and takes_lists(key)):
-            raise CommandError(
-                f"`{key}` in {where} holds a {'list' if isinstance(value, list) else 'mapping'}, but this setting is "
-                "one value. Put a text that begins with a bracket or a brace in quotes."
-            )
-    return dict(loaded)
-
-
-def takes_lists(key: str) -> bool:
-    """Whether a setting may have several values."""
-    return bool({list[str], list[float]} & {*get_args(Settings.model_fields[key].annotation)})
-
-
-def _check_key(key: str, where: str) -> None:
-    known = list(Settings.model_fields)
-    if key not in known:
-        raise CommandError(f"Unknown setting `{key}` {where}.{nearest_key(key, known)}")

@@ -23,11 +23,13 @@ from launch.console import output
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
-from launch.evaluation.figures import BASE
+from launch.evaluation.figures import BASE, Scoring, Standing, summarise
 from launch.run_folder import manifest
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.environment import versions
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.locks import lock_folder
-from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse
+from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse, plain
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.placement import processes
@@ -215,15 +217,18 @@ def _play(plan: Plan, folder: EvaluationFolder, voice: Voice, done: int) -> None
             if AVERAGE in lineup.modules:
                 held.enter_context(algo.evaluator.average())
             present = lineup
-        folder.responses.append({"batch": number, "chains": _answers(algo, lineup, deals, plan.split)})
+        folder.responses.append({"batch": number, "chains": answers(algo, lineup, deals, plan.split)})
         left = voice.advance()
         if not voice.has_bar and (number + 1) * LINES // len(work) > number * LINES // len(work):
             voice.say(f"  {number + 1}/{len(work)} batches  {left}")
     algo.stop()
 
 
-def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], split: Split) -> list[MeasuredChain]:
-    """Plays a batch; a chain whose reward failed (`on_reward_error: skip`) is left out."""
+def answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], split: Split) -> list[MeasuredChain]:
+    """Plays a batch with an algorithm that holds the lineup's weights; for the `AVERAGE` within `Evaluator.average`.
+
+    A chain whose reward failed (`on_reward_error: skip`) is left out.
+    """
     from policies.rollout.dealing import Deal
 
     first = algo.settings.modules[0]  # which holds the mean while that is in the lineup
@@ -250,6 +255,50 @@ def _answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spl
             chain["responses"].append(kept)
         chains.append(chain)
     return chains
+
+
+def results(plan: Plan, scoring: Scoring, folder: EvaluationFolder, command: str) -> tuple[dict[str, Standing], int]:
+    """Writes `evaluation.json`.
+
+    Args:
+        plan: was played to the end.
+        scoring: how.
+        folder: where.
+        command: that asked for it.
+
+    Returns:
+        Who stands where, and how many chains were dropped because their reward failed.
+
+    Raises:
+        CommandError: all were.
+    """
+    batches = folder.batches()
+    standings = summarise(batches, scoring)
+    if not standings:
+        raise CommandError("The reward failed on every response, so there is nothing to show. Correct the reward.")
+    dropped = len(plan.lineups) * plan.queries * plan.samples - sum(len(batch["chains"]) for batch in batches)
+    found: dict[str, Any] = {
+        "command": command,
+        "versions": versions(),
+        **plan.identity(),
+        "scoring": scoring._asdict(),
+        "dropped": dropped,
+        "rows": {
+            label: {**each, "figures": {name: figure._asdict() for name, figure in each["figures"].items()}}
+            for label, each in standings.items()
+        },
+    }
+    replace_text(folder.results, json.dumps(plain(found), indent=1, ensure_ascii=False) + "\n")
+    return standings, dropped
+
+
+def own_folder(run: RunDirectory, plan: Plan) -> Path:
+    """Returns the folder of an evaluation of a run, which another one does not have, and the same one always has."""
+    assert plan.checkpoint is not None
+    name = f"{plan.checkpoint[1].name}-{plan.fingerprint}"
+    if run.storage is not None:
+        return Path("evaluations") / f"{run.path.name}-{name}"
+    return run.path / "evaluation" / name
 
 
 def _how_to_go_on(folder: EvaluationFolder, total: int) -> str:

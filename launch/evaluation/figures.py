@@ -44,6 +44,11 @@ class Scoring(NamedTuple):
         return [*FIGURES, *(f"pass@{k}" for k in self.ks)]
 
 
+def every_k(samples: int, solved_at: float | None) -> list[int]:
+    """Returns the k of pass@k where nobody asked for others: 1, 2, 4, … up to the samples."""
+    return [] if solved_at is None else [2**power for power in range(samples.bit_length())]
+
+
 class Standing(TypedDict):
     """The figures of one policy in one role, or of all policies in it."""
 

@@ -8,16 +8,15 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.utils import cached_file
 
-from launch.console.core_yaml import write_yaml
 from launch.display.tables import shown, written
 from launch.models.exported import base_name
 from launch.models.trained import Trained
-from launch.run_folder.layout import CONFIG
 from launch.run_folder.manifest import own_version
 from launch.run_folder.records import Figures
 from launch.training.summary import COLUMNS
 from policies.generation.vllm_lora import MOST, room
 from policies.models.model_names import AVERAGE, model_path
+from policies.settings.core_yaml import write_yaml
 from policies.settings.settings import Settings, deciding
 
 PAPER = "https://arxiv.org/abs/2410.06101"
@@ -59,7 +58,7 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
     """Returns the card as Markdown, with the header that model hubs read.
 
     Args:
-        trained: the checkpoint that the policy is from.
+        trained: what the policy is of.
         policy: one of its policies, or the `AVERAGE` of them.
         warnings: the health warnings that stood for it.
         adapter: it is an adapter alone, without its base.
@@ -68,7 +67,7 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
     settings = trained.settings
     return CARD.format(
         header=_header(settings, trained.base(policy), adapter),
-        name=f"{policy} of {trained.run.path.resolve().name}",
+        name=f"{policy} of {trained.name}",
         base=_base_name(trained.base(policy)),
         task=settings.task,
         updates=trained.update,
@@ -85,7 +84,7 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         results=_results(trained, policy, step),
         kl_coef=settings.report_kl_coef,
         settings=_block(write_yaml(_training(settings)), "yaml"),
-        origin=_origin(trained),
+        origin=_block(trained.origin),
     )
 
 
@@ -232,12 +231,6 @@ def _results(trained: Trained, policy: str, step: float) -> str:
     rows = [[shown(key).heading, *(written(key, figures[key]) for figures in columns.values())] for key in COLUMNS]
     table = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
-
-
-def _origin(trained: Trained) -> str:
-    """Returns the commands that made the run, with which its configuration begins."""
-    lines = (trained.run.path / CONFIG).read_text(encoding="utf-8").splitlines()
-    return _block("\n".join(line.removeprefix("# ") for line in lines if line.startswith("# ")))
 
 
 def _block(text: str, language: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The trained policies of a run, read from one of its checkpoints: without Ray, and without the rest of the checkpoint.
+"""Trained policies, and those of a run, read from one of its checkpoints: without Ray, and without the rest of it.
 
 Resuming unpickles parts of a checkpoint, which can run any code in it. Here only a policy's weights are read, which are
 no pickle; of the pickles of earlier versions only arrays are accepted.
@@ -7,15 +7,17 @@ no pickle; of the pickles of earlier versions only arrays are accepted.
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 
 from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
-from launch.run_folder.layout import POLICIES
+from launch.run_folder.layout import CONFIG, POLICIES
 from launch.run_folder.mirror import read_run
 from launch.run_folder.records import Update
 from policies.models.average import mean_weights, stacked, stacked_lora
@@ -33,17 +35,33 @@ EARLIER = "module_state.pkl"
 _PARTS_OF_ARRAYS = {("numpy._core.numeric", "_frombuffer"), ("numpy", "dtype")}
 
 
-class Trained(NamedTuple):
-    """What a run had learned at one of its checkpoints."""
+class Trained(ABC):
+    """What was learned by some update."""
 
-    run: RunDirectory
     settings: Settings
     update: int
     """The updates that had been done."""
-    folder: Path
-    """The checkpoint."""
-    lines: list[Update]
-    """The metrics up to that update; the last line is its own."""
+    lines: Sequence[Update]
+    """The metrics up to that update, as far as they are known; the last line is its own."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """How a user finds whose policies they are."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What they are of, in a word."""
+
+    @property
+    @abstractmethod
+    def origin(self) -> str:
+        """What made them, in lines."""
+
+    @abstractmethod
+    def _weights(self, llm: str) -> Weights:
+        """The weights of an LLM, as `weights` says."""
 
     @property
     def players(self) -> tuple[str, ...]:
@@ -73,15 +91,13 @@ class Trained(NamedTuple):
                 continue
             modules = ", ".join(self.settings.modules)
             if name != AVERAGE:
-                raise CommandError(
-                    f"{self.run.shown(self.run.path)} has no policy `{name}`. Its policies are: {modules}."
-                )
+                raise CommandError(f"{self.place} has no policy `{name}`. Its policies are: {modules}.")
             why = (
                 "there is one LLM only"
                 if len(self.settings.modules) == 1
                 else (f"its LLMs start from different models, {self.settings.started_from}")
             )
-            raise CommandError(f"{self.run.shown(self.run.path)} has no mean of LLMs: {why}. Name one of: {modules}.")
+            raise CommandError(f"{self.place} has no mean of LLMs: {why}. Name one of: {modules}.")
         return found
 
     def weights(self, policy: str) -> Weights:
@@ -95,18 +111,7 @@ class Trained(NamedTuple):
         if policy == AVERAGE:
             each = [self.weights(module) for module in self.settings.modules]
             return mean_weights(each) if self.settings.lora is None else stacked(each)
-        from policies.learning.stored_policy import FILES, read
-
-        folder = self.folder / POLICIES / policy
-        try:
-            state = read(str(folder)) if any(folder.glob(FILES)) else _pickled(folder / EARLIER)
-        except (FileNotFoundError, safetensors.SafetensorError) as error:
-            if folder.is_dir():
-                raise CommandError(f"{folder} does not hold a policy's weights: {error}. It was not read.") from error
-            # It was removed by the run itself, which keeps the last few and the best.
-            raise CommandError(f"{self.folder} was removed meanwhile. Try again.") from error
-        own = {name.removeprefix("lm."): shape for name, shape in shapes(state).items() if name.startswith("lm.")}
-        return LazyWeights(own, lambda name: state[f"lm.{name}"])
+        return self._weights(policy)
 
     def lora(self, policy: str) -> Lora | None:
         """What the adapter of a policy is like; None: there is none."""
@@ -131,12 +136,54 @@ class Trained(NamedTuple):
         """
         if shapes(weights) != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
             raise CommandError(
-                f"The model {self.base(policy)} is not the one that {self.run.shown(self.run.path)} started "
-                "from: the trained weights have other names or shapes. Put that model back."
+                f"The model {self.base(policy)} is not the one that {self.place} started from: the trained weights "
+                "have other names or shapes. Put that model back."
             )
 
 
-def open_trained(place: str | Path, wanted: str | None = None) -> Trained:
+@dataclass(frozen=True)
+class Stored(Trained):
+    """What a run had learned at one of its checkpoints."""
+
+    run: RunDirectory
+    settings: Settings
+    update: int
+    folder: Path
+    """The checkpoint."""
+    lines: Sequence[Update]
+
+    @property
+    def place(self) -> str:
+        """The run's folder, or its URI."""
+        return self.run.shown(self.run.path)
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return self.run.path.resolve().name
+
+    @property
+    def origin(self) -> str:
+        """The commands that made the run, with which its configuration begins."""
+        lines = (self.run.path / CONFIG).read_text(encoding="utf-8").splitlines()
+        return "\n".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
+
+    def _weights(self, llm: str) -> Weights:
+        from policies.learning.stored_policy import FILES, read
+
+        folder = self.folder / POLICIES / llm
+        try:
+            state = read(str(folder)) if any(folder.glob(FILES)) else _pickled(folder / EARLIER)
+        except (FileNotFoundError, safetensors.SafetensorError) as error:
+            if folder.is_dir():
+                raise CommandError(f"{folder} does not hold a policy's weights: {error}. It was not read.") from error
+            # It was removed by the run itself, which keeps the last few and the best.
+            raise CommandError(f"{self.folder} was removed meanwhile. Try again.") from error
+        own = {name.removeprefix("lm."): shape for name, shape in shapes(state).items() if name.startswith("lm.")}
+        return LazyWeights(own, lambda name: state[f"lm.{name}"])
+
+
+def open_trained(place: str | Path, wanted: str | None = None) -> Stored:
     """Opens a checkpoint of a run, which may go on training meanwhile.
 
     Args:
@@ -155,7 +202,7 @@ def open_trained(place: str | Path, wanted: str | None = None) -> Trained:
         raise CommandError(
             f"{run.shown(run.metrics.path)} has no line of update {update}, whose checkpoint was asked for."
         )
-    return Trained(run, run.settings(), update, folder, lines)
+    return Stored(run, run.settings(), update, folder, lines)
 
 
 def _pickled(file: Path) -> Weights:

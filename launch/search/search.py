@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launch.cluster import room, session
 from launch.console import output
-from launch.console.core_yaml import read_yaml, write_yaml
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
@@ -28,6 +27,7 @@ from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
 from launch.search.space import METRIC, SEED, TIME, Axis, points, read_axes
+from policies.settings.core_yaml import read_yaml, write_yaml
 from policies.settings.placement import Process, cpus, processes
 from policies.settings.settings import Settings, SettingsError, kept_settings
 

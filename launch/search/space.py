@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, cast
 from pydantic import ValidationError
 
 from launch.console.configuration import takes_lists
-from launch.console.core_yaml import QUOTES, Value, as_word, scalar
 from launch.console.errors import CommandError
 from policies.settings.contradictions import refuse_contradictions
+from policies.settings.core_yaml import QUOTES, Value, as_word, scalar
 from policies.settings.fields import Fields
 from policies.settings.settings import ABOUT, Settings, SettingsError, make_settings, nearest_key, refuse_idle
 

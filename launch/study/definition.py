@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launch.console.configuration import read_preset, read_words
-from launch.console.core_yaml import Value, as_word, read_yaml
 from launch.console.errors import CommandError
 from launch.study.contrasts import Contrast, read_contrasts
+from policies.settings.core_yaml import Value, as_word, read_yaml
 from policies.settings.settings import Settings, SettingsError, make_settings, put_over, refuse_idle
 
 _FOLDER = files("launch.study") / "studies"

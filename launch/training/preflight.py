@@ -1,9 +1,11 @@
 """Puts together what a run is made of, before anything is started: whatever is wrong with it is one sentence."""
 
+from cory_env.rewarding.pickled import shown
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
 from cory_env.validate import Report, check_columns, check_lengths
 from launch.console.errors import CommandError
+from policies.generation.installed import vllm_installed
 from policies.settings.settings import Settings, Tokenizers
 
 
@@ -37,12 +39,10 @@ def check(settings: Settings) -> Task:
         CommandError: they do not.
     """
     task, tokenizers = load_task(settings)
-    from policies.generation.vllm_generator import vllm_installed
-
     if settings.backend == "vllm" and not vllm_installed():
         raise CommandError(
-            "backend=vllm needs the package vllm, which is not installed. Run `pip install 'cory-rllib[vllm]'`, or set "
-            "backend=transformers."
+            "backend=vllm needs the package vllm, which is not installed. Run `pip install 'cory-rllib[vllm]'`, or "
+            "leave backend out, or set backend=transformers."
         )
     try:
         first = {id(tokenizer): module_id for module_id, tokenizer in reversed(tokenizers.items())}
@@ -64,7 +64,7 @@ def check(settings: Settings) -> Task:
         raise CommandError(" ".join(report.problems))
     if "completion_ids" in needed and len(chains) > 1:
         raise CommandError(
-            f"The reward {task.reward} asks for completion_ids, which are tokens, and the tokenizers of "
+            f"The reward {shown(task.reward)} asks for completion_ids, which are tokens, and the tokenizers of "
             f"{settings.started_from} differ. Let it read the completions' text, or list models with one tokenizer."
         )
     return task

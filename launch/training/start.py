@@ -1,11 +1,13 @@
-"""Where a run begins that starts from another run's policies (`start_from`)."""
+"""Where a run begins: its folder, and the policies of another run (`start_from`)."""
 
 from pathlib import Path
 
-from launch.console.core_yaml import as_word
 from launch.console.errors import CommandError
+from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import POLICIES
-from launch.run_folder.mirror import read_run
+from launch.run_folder.mirror import create_run, discard, read_run
+from launch.run_folder.storage import is_uri
+from policies.settings.core_yaml import as_word
 from policies.settings.settings import Settings
 
 ALIKE = ("model", "weights", "lora_rank", "lora_alpha", "lora_targets", "critic_inputs")
@@ -34,3 +36,29 @@ def starting_policies(settings: Settings) -> Path | None:
             "alike, or leave start_from out."
         )
     return run.checkpoints.choose(None, POLICIES)[1]
+
+
+def create(place: str | None, name: str, settings: Settings, origin: str) -> RunDirectory:
+    """Makes a new run's folder, and locks it; storage that cannot be written is found out now.
+
+    Args:
+        place: a folder or a URI; None: a fresh folder under `runs/`.
+        name: of such a folder.
+        settings: of the run.
+        origin: what made it; `config.yaml` begins with that.
+
+    Raises:
+        CommandError: something is there already, or the folder cannot be made.
+        StorageError: storage cannot be written.
+    """
+    if place is not None and is_uri(place):
+        run_directory = create_run(place)
+    else:
+        run_directory = RunDirectory.create(Path(place) if place else None, name)
+    try:
+        run_directory.write_settings(settings, origin)
+        run_directory.mirror(settings.keep_checkpoints)
+    except CommandError:
+        discard(run_directory)
+        raise
+    return run_directory

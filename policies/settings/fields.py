@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from cory_env.chain import Observed, role_names
 from cory_env.tasks import Operations
+from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import Advantage, Credit, Hyperparameters, KLEstimator, Rewarded
 from policies.models.lora import Lora
 from policies.models.model_names import BUNDLED_LM
@@ -132,8 +133,8 @@ class Fields(BaseModel):
     """Keep Adam's moments in the machine's memory instead of a GPU's (docs/plan.md): more room, slower steps."""
     gradient_checkpointing: bool = of_computing(False)
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
-    backend: Literal["vllm", "transformers"] = of_sampling("vllm")
-    """What generates the responses."""
+    backend: Literal["vllm", "transformers"] = of_sampling("vllm" if vllm_installed() else "transformers")
+    """What generates the responses; by default `vllm` where that is installed, else `transformers`, which is slower."""
     dtype: Literal["auto", "bf16", "fp32"] = of_sampling("auto")
     """Compute type; trained weights stay fp32. `auto`: bf16 where the device multiplies it in hardware, else fp32."""
     seed: int = of_sampling(0, ge=0, lt=2**31)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from cory_env.chain import Chain
+from cory_env.rewarding.pickled import name_of
 from cory_env.rewarding.spec import weighted
 from cory_env.tasks import Task, make_task
 from cory_env.tokenizer import alike, load_tokenizer, tokens_holding
 from policies.models.model_names import AVERAGE, model_path
 from policies.settings.about import Decides, about
 from policies.settings.contradictions import refuse_contradictions
+from policies.settings.error import SettingsError
 from policies.settings.fields import Fields
 
 if TYPE_CHECKING:
@@ -22,10 +24,6 @@ if TYPE_CHECKING:
 
 Tokenizers = dict[str, "PreTrainedTokenizerBase"]
 """By LLM."""
-
-
-class SettingsError(ValueError):
-    """A setting is unknown, of the wrong type, or contradicts another; the message says which and what would work."""
 
 
 class Settings(Fields):
@@ -195,6 +193,14 @@ class Settings(Fields):
         """
         return {module_id: model_path(name) for module_id, name in self.models.items()}
 
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _is_named(cls, value: Any) -> Any:
+        """Takes functions themselves, too."""
+        if isinstance(value, list):
+            return [name_of(each) if callable(each) else each for each in value]
+        return name_of(value) if callable(value) else value
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         refuse_contradictions(self)
@@ -208,6 +214,18 @@ def nearest_key(key: str, known: list[str]) -> str:
     return f" Did you mean `{close[0]}`?" if close else ""
 
 
+def refuse_unknown(keys: Iterable[str]) -> None:
+    """Refuses what is the name of no setting.
+
+    Raises:
+        SettingsError: names the first such key, and the closest setting.
+    """
+    known = list(Settings.model_fields)
+    for key in keys:
+        if key not in known:
+            raise SettingsError(f"Unknown setting `{key}`.{nearest_key(key, known)}")
+
+
 def make_settings(values: Mapping[str, Any]) -> Settings:
     """Validates flat settings.
 
@@ -217,10 +235,7 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
     Raises:
         SettingsError: for the first unknown key, wrong value or contradiction, in one sentence.
     """
-    known = list(Settings.model_fields)
-    for key in values:
-        if key not in known:
-            raise SettingsError(f"Unknown setting `{key}`.{nearest_key(key, known)}")
+    refuse_unknown(values)
     try:
         return Settings(**values)
     except ValidationError as error:

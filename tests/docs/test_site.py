@@ -16,8 +16,9 @@ import pytest
 import reference
 
 from launch.commands import COMMANDS
-from launch.console.configuration import presets, resolve, split
+from launch.console.configuration import resolve, split
 from launch.study.definition import load, studies
+from policies.settings.files import presets
 from policies.settings.settings import Settings
 
 HOUSE = Path(__file__).parents[2]

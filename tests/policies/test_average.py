@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from policies.cory import Cory
-from policies.generation.vllm_generator import vllm_installed
+from policies.generation.installed import vllm_installed
 from policies.learning.measures import MEASURED
 from policies.models.weights import checksum
 from policies.rollout.chain_runner import Rollout

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.generation.vllm_generator import vllm_installed
+from policies.generation.installed import vllm_installed
 from policies.models.weights import checksum
 from tests.policies.conftest import MakeCory
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from policies.cory import Cory
-from policies.generation.vllm_generator import vllm_installed
+from policies.generation.installed import vllm_installed
 from policies.learning.rows import at_position
 from policies.models.language_model import left_padded, load_language_model
 from policies.models.model_names import BUNDLED_LM, model_path

@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from policies.cory import Cory, CoryConfig
-from policies.generation.vllm_generator import vllm_installed
+from policies.generation.installed import vllm_installed
 from tests.policies.conftest import TINY
 
 TIMEOUT = 270.0  # seconds

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.console.configuration import presets
+from policies.settings.files import presets
 from tests.launch.conftest import ENVIRONMENT, Cory
 
 Refusal = Callable[..., str]

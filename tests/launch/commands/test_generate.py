@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -171,7 +172,7 @@ def test_prompts_that_hold_columns_of_the_data_cannot_be_filled_by_a_query_alone
 
 def test_the_best_of_several_responses_cannot_be_shown_without_a_reward(policies_run: RunDirectory) -> None:
     trained = open_trained(policies_run.path, "6")
-    trained = trained._replace(settings=trained.settings.model_copy(update={"observed": "best"}))
+    trained = replace(trained, settings=trained.settings.model_copy(update={"observed": "best"}))
     with pytest.raises(CommandError, match=r"only the reward can tell\. Let fewer answer: --roles llm_1,llm_2\."):
         TrainedChain(trained, ["llm_1", "llm_2", "llm_1"], 1.0, 0)
     answer = TrainedChain(trained, ["llm_1", "llm_2"], 1.0, 0).answer(0, QUERIES[0])

@@ -14,11 +14,12 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.cluster.room import Node, check, node, pack
 from launch.cluster.session import check_driver
 from launch.commands.plan import _needs, machines, main, plan
-from launch.console.configuration import presets, resolve
+from launch.console.configuration import resolve
 from launch.console.errors import CommandError
 from policies.cory_config import CoryConfig
 from policies.models.model_check import ModelError
 from policies.models.model_names import BUNDLED_LM
+from policies.settings.files import presets
 from policies.settings.memory import Memory, learner, runner, shapes
 from policies.settings.placement import Process, processes
 from policies.settings.settings import Settings, make_settings

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from cory_env.tokenizer import load_tokenizer
 from launch.commands.export import main
 from launch.run_folder.directory import RunDirectory
-from policies.generation.vllm_generator import vllm_installed
+from policies.generation.installed import vllm_installed
 from tests.launch.conftest import ENVIRONMENT, record_adapters
 
 pytestmark = pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")

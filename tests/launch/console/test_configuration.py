@@ -8,18 +8,18 @@ from cory_env.rewarding.spec import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.console.configuration import (
     as_yaml,
-    presets,
     read_file,
     read_preset,
     read_words,
     resolve,
     run_name,
 )
-from launch.console.core_yaml import Value, as_word, scalar
 from launch.console.errors import CommandError
 from launch.study.definition import load
+from policies.settings.core_yaml import Value, as_word, scalar
+from policies.settings.files import presets
 from policies.settings.settings import Settings, SettingsError, make_settings
-from tests.launch.console.test_core_yaml import AWKWARD
+from tests.policies.settings.test_core_yaml import AWKWARD
 
 TEXTS = [
     name for name, field in Settings.model_fields.items() if str in (field.annotation, *get_args(field.annotation))
@@ -209,7 +209,7 @@ def test_a_word_that_is_no_key_with_a_value_is_refused(word: str) -> None:
 def test_a_key_that_stands_twice_is_found_by_its_line(tmp_path: Path) -> None:
     file = tmp_path / "twice.yaml"
     file.write_text("lr: 1.0e-5\nlr: 2.0e-5\n")
-    with pytest.raises(CommandError) as raised:
+    with pytest.raises(SettingsError) as raised:
         read_file(file)
     assert str(raised.value).startswith(f"{file} is not valid YAML: the key `lr` stands twice in line 2, column 1")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launch.commands import evaluate, train
-from policies.generation.vllm_generator import vllm_installed
+from policies.generation.installed import vllm_installed
 from tests.launch.conftest import ENVIRONMENT
 from tests.launch.training.test_training import SMALL
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from launch.console.errors import CommandError
-from launch.models.trained import EARLIER, POLICIES, Trained, open_trained
+from launch.models.trained import EARLIER, POLICIES, Stored, open_trained
 from launch.run_folder import manifest
 from launch.run_folder.directory import RunDirectory
 from policies.settings.settings import Settings
@@ -119,7 +119,7 @@ def test_what_an_earlier_version_pickled_is_read(run: RunDirectory) -> None:
     assert list(trained.weights("llm_1")) == ["weight"] and trained.weights("llm_1")["weight"].tolist() == [0, 1, 2]
 
 
-def pickled(state: object, trained: Trained) -> Path:
+def pickled(state: object, trained: Stored) -> Path:
     """Leaves a policy as earlier versions did."""
     folder = trained.folder / POLICIES / "llm_1"
     for file in folder.iterdir():

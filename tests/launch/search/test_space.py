@@ -9,7 +9,7 @@ from launch.search.schedulers import Within, asha
 from launch.search.search import Search
 from launch.search.space import Axis, pinned, points, read_axes
 from policies.settings.settings import Settings
-from tests.launch.console.test_core_yaml import AWKWARD
+from tests.policies.settings.test_core_yaml import AWKWARD
 
 SETTINGS = Settings(updates=9, eval_every=1, kl_coef=0.1)
 

@@ -93,7 +93,7 @@ def write(
     ],
 )
 def test_a_study_that_is_not_sound_is_refused(tmp_path: Path, arms: str, complaint: str) -> None:
-    with pytest.raises(CommandError, match=complaint):
+    with pytest.raises((CommandError, SettingsError), match=complaint):
         load(write(tmp_path, arms))
 
 

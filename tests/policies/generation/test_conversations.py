@@ -9,7 +9,8 @@ import pytest
 
 from cory_env.tokenizer import load_tokenizer
 from policies.generation.generator import Request, Response
-from policies.generation.vllm_generator import VLLMGenerator, vllm_installed
+from policies.generation.installed import vllm_installed
+from policies.generation.vllm_generator import VLLMGenerator
 from tests.policies.generation.test_vllm_generator import MODEL, ask, make_generator
 
 pytestmark = [

@@ -22,8 +22,9 @@ from cory_env.episode import ChainEpisode
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.cory import Cory
 from policies.generation.generator import Generator, Loaded, Sampling
+from policies.generation.installed import vllm_installed
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.generation.vllm_generator import VLLMGenerator, vllm_installed
+from policies.generation.vllm_generator import VLLMGenerator
 from policies.learning.rows import make_rows
 from policies.models.language_model import stop_token_ids
 from policies.models.lora import Lora

@@ -13,7 +13,8 @@ import torch
 
 from benchmarks.nodes import named
 from policies.generation.generator import GenerationError, Response, Sampling
-from policies.generation.vllm_generator import VLLMGenerator, vllm_installed
+from policies.generation.installed import vllm_installed
+from policies.generation.vllm_generator import VLLMGenerator
 from tests.policies.conftest import MakeCory
 from tests.policies.generation.test_model_families import PROMPTS, check, follow, lora_of, save_model
 

@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.generation import vllm_lora
 from policies.generation.generator import Loaded, Request, Response, Sampling, sampling_seed
-from policies.generation.vllm_generator import EngineStartError, VLLMGenerator, vllm_installed
+from policies.generation.installed import vllm_installed
+from policies.generation.vllm_generator import EngineStartError, VLLMGenerator
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from policies.generation.generator import GenerationError, Request, Response
-from policies.generation.vllm_generator import vllm_installed
+from policies.generation.installed import vllm_installed
 from policies.models.lora import Lora
 from tests.policies.generation.test_vllm_generator import adapter_weights, ask, make_generator, sampling
 

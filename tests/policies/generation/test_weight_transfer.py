@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from policies.generation.generator import Loaded, Sampling
-from policies.generation.vllm_generator import VLLMGenerator, vllm_installed
+from policies.generation.installed import vllm_installed
+from policies.generation.vllm_generator import VLLMGenerator
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Digest, Weights

@@ -11,7 +11,7 @@ import ray
 
 from cory_env.rewarding.worker import RewardError
 from policies.generation.generator import GenerationError
-from policies.generation.vllm_generator import vllm_installed
+from policies.generation.installed import vllm_installed
 from policies.models.model_check import ModelError
 from policies.rollout.dealing import Deal
 from policies.rollout.runners import split

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.console.configuration import read_file
-from launch.console.core_yaml import Value, as_word, read_yaml, scalar, spelled, write_yaml
-from launch.console.errors import CommandError
+from policies.settings.core_yaml import Value, as_word, read_yaml, scalar, spelled, write_yaml
+from policies.settings.error import SettingsError
+from policies.settings.files import read_file
 
 AWKWARD = [
     "Q: {query}\nA:",
@@ -111,7 +111,7 @@ def test_a_value_means_what_version_1_2_of_yaml_makes_of_it_or_else_itself(text:
 def test_a_file_that_cannot_be_read_is_one_sentence_with_its_place(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
-    with pytest.raises(CommandError) as raised:
+    with pytest.raises(SettingsError) as raised:
         read_file(file)
     told = str(raised.value)
     assert says.replace("FILE", str(file)) in told and str(file) in told and "\n" not in told
@@ -125,7 +125,7 @@ def test_aliases_stand_for_single_values_alone_so_that_a_small_file_cannot_fill_
     lists = [f"{key}: &{key} [{', '.join([f'*{before}'] * 99)}]" for before, key in pairwise(keys)]
     file.write_text("\n".join(["task: &task [x]", *lists]))
     began = time.monotonic()
-    with pytest.raises(CommandError, match=r"`\*task` stands for a list or a mapping; write that out in line 2"):
+    with pytest.raises(SettingsError, match=r"`\*task` stands for a list or a mapping; write that out in line 2"):
         read_file(file)
     assert time.monotonic() - began < 10
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from launch.console.errors import CommandError
+from policies.settings.error import SettingsError
 
 Scalar = str | int | float | bool | None
 Value = Scalar | list[str] | list[float]
@@ -99,21 +99,21 @@ def read_yaml(text: str, where: str) -> Any:
         where: it stands, for messages.
 
     Raises:
-        CommandError: it is no YAML, says something twice, or nests hundreds of lists.
+        SettingsError: it is no YAML, says something twice, or nests hundreds of lists.
     """
     try:
         return yaml.load(text, _Loader)
     except RecursionError as error:
-        raise CommandError(f"{where} nests lists or mappings too deeply to be read.") from error
+        raise SettingsError(f"{where} nests lists or mappings too deeply to be read.") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise CommandError(
+        raise SettingsError(
             f"{where} is not valid YAML: line {line} holds the character {chr(error.character)!r}. Remove it, or write "
             "it as an escape in double quotes."
         ) from error
     except yaml.YAMLError as error:
         reason = str(error).replace('"<unicode string>", ', "")
-        raise CommandError(f"{where} is not valid YAML: {' '.join(reason.split())}.") from error
+        raise SettingsError(f"{where} is not valid YAML: {' '.join(reason.split())}.") from error
 
 
 def scalar(text: str, lists: bool = False) -> Value:

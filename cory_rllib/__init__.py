@@ -1,0 +1,75 @@
+"""CORY on RLlib, from Python: train a chain of language models, measure it, ask it, export it.
+
+    from cory_rllib import CoryConfig, evaluate, export, generate
+
+    algorithm = CoryConfig.from_preset("imdb-tiny", updates=10).build_algo()
+    while algorithm.updates < 10:
+        algorithm.train()
+        print(algorithm.report["role"])
+    generate(algorithm, "This movie")
+
+A name's module is imported when the name is first used: importing this package imports neither Ray nor torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cory_rllib.runs import Run, load_run, train
+    from cory_rllib.use import Standing, evaluate, export, generate
+    from launch.console.errors import CommandError
+    from policies.cory import Cory, CoryConfig
+    from policies.report import Report
+    from policies.settings.error import SettingsError
+    from policies.settings.files import presets
+    from policies.settings.settings import Settings
+
+__all__ = [
+    "CommandError",
+    "Cory",
+    "CoryConfig",
+    "Report",
+    "Run",
+    "Settings",
+    "SettingsError",
+    "Standing",
+    "evaluate",
+    "export",
+    "generate",
+    "load_run",
+    "presets",
+    "train",
+]
+
+_FROM = {
+    "CommandError": "launch.console.errors",
+    "Cory": "policies.cory",
+    "CoryConfig": "policies.cory",
+    "Report": "policies.report",
+    "Run": "cory_rllib.runs",
+    "Settings": "policies.settings.settings",
+    "SettingsError": "policies.settings.error",
+    "Standing": "cory_rllib.use",
+    "evaluate": "cory_rllib.use",
+    "export": "cory_rllib.use",
+    "generate": "cory_rllib.use",
+    "load_run": "cory_rllib.runs",
+    "presets": "policies.settings.files",
+    "train": "cory_rllib.runs",
+}
+"""The module of each name."""
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for."""
+    if name not in _FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_FROM[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """Names what there is, imported or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,219 @@
+"""What is done with trained policies, of a run or of an algorithm in memory: asked, measured, exported."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from cory_env.tasks import Task
+from cory_env.tasks.task import Split
+from cory_rllib.runs import Run, chain_of, load_run
+from launch.console.errors import CommandError
+from launch.evaluation.figures import Scoring, Standing, every_k, summarise
+from launch.models.trained import Trained
+from launch.run_folder.records import Answered, Batch
+from policies.models.model_names import AVERAGE
+from policies.settings.settings import Settings, make_settings
+
+if TYPE_CHECKING:
+    from launch.evaluation.evaluation import Plan
+    from policies.cory import Cory
+
+__all__ = ["Standing", "evaluate", "export", "generate"]
+
+
+def generate(
+    source: Cory | Run | str | Path,
+    queries: str | Sequence[str],
+    roles: Sequence[str] | None = None,
+    *,
+    checkpoint: str | int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+) -> list[Answered]:
+    """Lets the chain answer queries, or one policy alone, by `transformers` in this process.
+
+    Args:
+        source: an algorithm, as it is now; a run; or where a run is.
+        queries: what is asked, of which query n gets the same samples each time; a text is one query.
+        roles: the policies in the order in which they answer, such as `["llm_2", "llm_1"]`, or `["mean"]` for the mean
+            of the weights of all; None: the whole chain, as training left it.
+        checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest where none was evaluated.
+        temperature: of sampling, 0 for the likeliest token always; None: the run's.
+        seed: of sampling; None: the run's.
+
+    Returns:
+        For each query `{"query": ..., "responses": [{"role": ..., "policy": ..., "text": ...}, ...]}`, pioneer first.
+
+    Raises:
+        CommandError: there is no such run, checkpoint or policy, or prompts need more than a query.
+        QueryTooLong: a query does not fit the prompt that the policies were trained with.
+    """
+    chain = chain_of(_policies(source, checkpoint), roles, temperature, seed)
+    return [
+        chain.answer(number, query) for number, query in enumerate([queries] if isinstance(queries, str) else queries)
+    ]
+
+
+def evaluate(
+    source: Cory | Run | str | Path,
+    *,
+    queries: int | None = None,
+    samples: int = 4,
+    split: Split = "test",
+    checkpoint: str | int | None = None,
+    out: str | Path | None = None,
+    quiet: bool = False,
+) -> dict[str, Standing]:
+    """Measures every policy on the bare query, and in each later role of the chain, on queries never trained on.
+
+    Of a run also the untouched base, in a folder of the run as `cory evaluate` makes it, from which an evaluation that
+    was killed goes on. Of an algorithm only what it holds now; nothing is written.
+
+    Args:
+        source: an algorithm, as it is now; a run; or where a run is.
+        queries: the first so many of the split; None: all.
+        samples: responses to each query.
+        split: `test`; `validation`, the queries that choose the best checkpoint; or `train`.
+        checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest where none was evaluated.
+        out: of a run: the evaluation's folder; None: one in the run's.
+        quiet: show no progress.
+
+    Returns:
+        By label, such as `llm_1` or `llm_2 after llm_1`: `policy`, `role`, `after` and `figures`. Each of these, such
+        as `task_reward`, `kl`, `combined_reward` and `pass@1`, has a `mean` and the ends of its 95 % interval, `low`
+        and `high`.
+
+    Raises:
+        CommandError: there is no such run or checkpoint, the split has no queries, or another evaluation is in the
+            folder.
+        KeyboardInterrupt: Ctrl-C ended it; of a run, the same call goes on.
+    """
+    if isinstance(source, Run | str | Path):
+        return _evaluate_run(_run(source), queries, samples, split, checkpoint, out, quiet)
+    _refuse_checkpoint(checkpoint)
+    return _evaluate_present(source, queries, samples, split)
+
+
+def export(
+    source: Cory | Run | str | Path,
+    out: str | Path,
+    policy: str | None = None,
+    *,
+    checkpoint: str | int | None = None,
+    merge: bool = False,
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    step_scale: float = 1.0,
+) -> Path:
+    """Writes a policy as a Hugging Face folder, which `transformers` and vLLM load; an adapter as PEFT does.
+
+    Health warnings that stand for the policy are warned of.
+
+    Args:
+        source: an algorithm, as it is now; a run; or where a run is.
+        out: a folder that is new or empty.
+        policy: such as `llm_1`, or `mean`: the mean of the weights of all; None, where there is one only.
+        checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest where none was evaluated.
+        merge: put the adapter into its base (runs with `weights=lora`).
+        dtype: of the weights.
+        step_scale: go so many times as far from the base as training did.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CommandError: there is no such run, checkpoint or policy, or the folder is in use.
+        OSError: the folder could not be written.
+    """
+    from launch.models.export import free_folder, warnings_of, write
+
+    place = free_folder(Path(out))
+    policies = _policies(source, checkpoint)
+    if policy is None and len(policies.settings.modules) > 1:
+        known = ", ".join("mean" if name == AVERAGE else name for name in policies.policies)
+        raise CommandError(f"Which policy? Name it as policy=...: {known}.")
+    (name,) = policies.named([policy or policies.settings.modules[0]])
+    if merge and policies.settings.lora is None:
+        raise CommandError(f"{policies.place} trained all weights, so there is no adapter to merge. Leave out merge.")
+    for text in warnings_of(policies, name):
+        warnings.warn(f"At update {policies.update}, {text}", stacklevel=2)
+    write(policies, name, place, dtype, merge, step_scale)
+    return Path(out)
+
+
+def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> Trained:
+    if isinstance(source, Run | str | Path):
+        return _run(source).trained(checkpoint)
+    from launch.models.present import Present
+
+    _refuse_checkpoint(checkpoint)
+    return Present(source)
+
+
+def _run(source: Run | str | Path) -> Run:
+    return source if isinstance(source, Run) else load_run(source)
+
+
+def _refuse_checkpoint(checkpoint: str | int | None) -> None:
+    if checkpoint is not None:
+        raise CommandError(f"checkpoint={checkpoint} chooses among those of a run, but this is an algorithm.")
+
+
+def _evaluate_present(algorithm: Cory, queries: int | None, samples: int, split: Split) -> dict[str, Standing]:
+    from launch.evaluation.evaluation import answers
+
+    plan, scoring = _plan(algorithm.settings, algorithm.task, queries, samples, split, (algorithm.updates, Path()))
+    batches: list[Batch] = []
+    for lineup, deals in plan.batches():
+        if lineup.trained:
+            average = algorithm.evaluator.average() if AVERAGE in lineup.modules else contextlib.nullcontext()
+            with average:
+                batches.append(Batch(batch=len(batches), chains=answers(algorithm, lineup, deals, split)))
+    return summarise(batches, scoring)
+
+
+def _evaluate_run(
+    run: Run,
+    queries: int | None,
+    samples: int,
+    split: Split,
+    checkpoint: str | int | None,
+    out: str | Path | None,
+    quiet: bool,
+) -> dict[str, Standing]:
+    from launch.cluster import session
+    from launch.console import output
+    from launch.display.terminal import Voice
+    from launch.evaluation.evaluation import EvaluationFolder, own_folder, results
+    from launch.evaluation.evaluation import evaluate as play
+    from launch.models.trained import POLICIES
+    from launch.training import preflight
+
+    chosen = run.directory.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
+    settings = make_settings({**run.settings.model_dump(), "min_response": None})
+    session.quiet_libraries(debug=True)
+    plan, scoring = _plan(settings, preflight.check(settings), queries, samples, split, chosen)
+    folder = EvaluationFolder(own_folder(run.directory, plan) if out is None else Path(out), plan)
+    voice = Voice(output.own_output(), len(plan.batches()), done=len(folder.batches()), quiet=quiet)
+    if play(plan, folder, voice, debug=False):
+        raise KeyboardInterrupt
+    standings, dropped = results(plan, scoring, folder, f"cory_rllib.evaluate({run.place!r})")
+    if dropped:
+        warnings.warn(f"The reward failed on {dropped} chains; they are left out.", stacklevel=3)
+    return standings
+
+
+def _plan(
+    settings: Settings, task: Task, queries: int | None, samples: int, split: Split, checkpoint: tuple[int, Path]
+) -> tuple[Plan, Scoring]:
+    from launch.evaluation.evaluation import Plan
+
+    available = len(task.queries(split))
+    if not available:
+        raise CommandError(f"The {split} split of task {task.name} has no queries. Name another split.")
+    plan = Plan(settings, task, split, min(queries or available, available), samples, checkpoint)
+    ks = every_k(samples, task.solved_at)
+    return plan, Scoring(plan.queries, settings.report_kl_coef, task.solved_at, ks, settings.seed)

@@ -1,0 +1,86 @@
+"""Settings in YAML files: the presets that come along, and a user's own."""
+
+import difflib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import get_args
+
+from policies.settings.core_yaml import Scalar, Value, read_yaml
+from policies.settings.error import SettingsError
+from policies.settings.settings import Settings, nearest_key
+
+DEFAULT_PRESET = "imdb-tiny"
+BASE = "base"
+"""The key by which a preset names the preset that it builds on."""
+
+_FOLDER = files("policies.settings") / "presets"
+
+
+def presets() -> dict[str, str]:
+    """Returns the presets' names, each with the sentence that its file starts with."""
+    found = {}
+    for file in _FOLDER.iterdir():
+        if file.name.endswith(".yaml"):
+            found[file.name.removesuffix(".yaml")] = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    return dict(sorted(found.items()))
+
+
+def read_preset(name: str) -> dict[str, Value]:
+    """Returns a preset's settings, those of the presets under it included.
+
+    Raises:
+        SettingsError: there is none of that name; names those that there are.
+    """
+    if name not in presets():
+        close = difflib.get_close_matches(name, presets(), n=1, cutoff=0.4)
+        hint = f" Did you mean `{close[0]}`?" if close else ""
+        raise SettingsError(f"There is no preset `{name}`.{hint} The presets are: {', '.join(presets())}.")
+    values = _flat((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}", also=(BASE,))
+    base = values.pop(BASE, None)
+    return {**(read_preset(str(base)) if base else {}), **values}
+
+
+def read_file(path: Path) -> dict[str, Value]:
+    """Returns the settings in a user's YAML file.
+
+    Raises:
+        SettingsError: it cannot be read, or holds something that is no setting.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SettingsError(f"The settings file {path} cannot be read: {reason}.") from error
+    return _flat(text, str(path))
+
+
+def takes_lists(key: str) -> bool:
+    """Whether a setting may have several values."""
+    return bool({list[str], list[float]} & {*get_args(Settings.model_fields[key].annotation)})
+
+
+def check_key(key: str, where: str) -> None:
+    """Refuses what is the name of no setting.
+
+    Raises:
+        SettingsError: says where it stands, and names the closest setting.
+    """
+    known = list(Settings.model_fields)
+    if key not in known:
+        raise SettingsError(f"Unknown setting `{key}` {where}.{nearest_key(key, known)}")
+
+
+def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]:
+    loaded = read_yaml(text, where) or {}
+    if not isinstance(loaded, Mapping):
+        raise SettingsError(f"{where} must hold `key: value` lines, but holds a {type(loaded).__name__}.")
+    for key, value in loaded.items():
+        if key not in also:
+            check_key(str(key), f"in {where}")
+        if not isinstance(value, Scalar) and not (isinstance(value, list) and takes_lists(key)):
+            raise SettingsError(
+                f"`{key}` in {where} holds a {'list' if isinstance(value, list) else 'mapping'}, but this setting is "
+                "one value. Put a text that begins with a bracket or a brace in quotes."
+            )
+    return dict(loaded)
