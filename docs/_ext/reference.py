@@ -160,8 +160,9 @@ def _report() -> Iterator[tuple[str, str]]:
 
 
 def _linked(text: str) -> str:
-    """Returns a text of the code with the pages that it names as links."""
-    return re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", " ".join(text.split()))
+    """Returns a text of the code with the pages that it names as links, and options as code."""
+    text = re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", " ".join(text.split()))
+    return re.sub(r"(`[^`]*`)|(--[a-z][\w-]*)", lambda match: match[1] or f"`{match[2]}`", text)
 
 
 def _directive(name: str, title: str, text: str, **options: str) -> str:
