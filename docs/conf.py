@@ -24,7 +24,6 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
 myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": {"url": "{{path}}"}}  # the last: `pages`
 
-smartquotes = False  # they make one dash of the two of an option
 default_role = "literal"  # docstrings write `code` as Markdown does
 autodoc_mock_imports = ["ray", "transformers"]  # they take half a minute to import
 autodoc_member_order = "bysource"

@@ -1,4 +1,4 @@
-"""What the figures of an update mean, as `metrics.jsonl` and trackers call them."""
+"""What the figures of an update mean, as `metrics.jsonl` and trackers call them; the rest is in `report.Report`."""
 
 FIGURES = {
     "task_reward": "Mean of what the task's reward gave the responses, not scaled or shared.",
@@ -24,29 +24,6 @@ FIGURES = {
     "value_loss": "Mean loss of the critic over response tokens (`advantage=gae`).",
 }
 """Of an LLM, a role or a held-out evaluation; `reward/NAME` besides, the mean of one of several reward functions."""
-RUN_WIDE = {
-    "update": "Updates done. Line 0 precedes training and holds an evaluation alone.",
-    "roles": "Who played which role in this update, of several teams the first.",
-    "exchanged": "Roles were exchanged after this update.",
-    "exchanges": "Role exchanges so far.",
-    "averaged": "All LLMs moved to the mean of their weights after this update.",
-    "tokens": "Response tokens that this update's runners generated.",
-    "tokens_per_second": "These per second of the rollout.",
-    "truncated_prompts": "Prompts that were cut to `max_prompt`.",
-    "reward_errors": "Chains that were dropped because their reward failed (`on_reward_error=skip`).",
-    "weight_version_lag": "Updates by which the weights that sampled are behind those that learned.",
-    "sampler_gap_mean": "Mean of the LLMs' `sampler_gap_mean`.",
-    "sampler_gap_max": "Largest of the LLMs' `sampler_gap_max`.",
-    "health": "Warnings that stand: the sign, whom it is of, in words, and for how many updates (docs/health.md).",
-    "collapsed": "One of them is a sign of collapse.",
-    "policy": "The figures of each LLM.",
-    "role": "The figures of each role.",
-    "evaluation": "Held out: the figures of each LLM alone on the bare query, and the `mean` over the LLMs; with "
-    "`evaluate_average` those of `llm_mean`.",
-    "last_answer": "Held out: the figures of the chain's last answer.",
-    "seconds": "How long the phases took.",
-}
-"""Of an update as a whole."""
 PHASES = {
     "rollout": "Chains were played, without rewards.",
     "reward": "Rewards were computed.",

@@ -37,13 +37,15 @@ class Report(TypedDict):
     averaged: bool
     """After it all LLMs moved to the mean of their weights."""
     sampler_gap_mean: float
-    """Of |sampler's - learner's log-probability| of a token."""
+    """Mean absolute difference of the sampler's and the learner's log-probability of a token."""
     sampler_gap_max: float
+    """The largest such difference."""
     weight_version_lag: int
     """Updates by which the weights that played were older than those that learned."""
     tokens: int
     """That were generated."""
     tokens_per_second: float
+    """These, by the seconds that were spent on playing."""
     truncated_prompts: int
     """In which the reference was cut to fit."""
     reward_errors: int

@@ -174,6 +174,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", begin)
     app.connect("env-get-outdated", outdated)
     app.connect("source-read", read)
-    app.connect("autodoc-process-docstring", docstring)
+    app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon, which heeds code in two quotes
     app.connect("html-collect-pages", files)
     return {"version": "1", "parallel_read_safe": False}

@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 from unittest import mock
@@ -17,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from launch.commands import COMMANDS
 from launch.console.parser import Parser
-from policies.meanings import FIGURES, PHASES, RUN_WIDE
+from policies.meanings import FIGURES, PHASES
 from policies.settings import fields
 from policies.settings.core_yaml import spelled
 from policies.settings.files import presets as preset_names
@@ -143,15 +144,25 @@ def presets() -> str:
 def metrics() -> str:
     """Every figure of an update: of LLMs, roles and evaluations, and of the update as a whole."""
     parts = []
-    for head, meanings in (("Figures", FIGURES), ("Of an update", RUN_WIDE), ("Seconds", PHASES)):
+    for head, meanings in (("Figures", FIGURES), ("Of an update", dict(_report())), ("Seconds", PHASES)):
         rows = [f"| `{name}` | {_linked(meaning)} |" for name, meaning in meanings.items()]
         parts.append("\n".join([f"## {head}", "", "| name | meaning |", "|---|---|", *rows, ""]))
     return "\n".join(parts)
 
 
+def _report() -> Iterator[tuple[str, str]]:
+    """Yields each entry of an update's report, and its docstring; unread by Python, as it would bring Ray along."""
+    source = (files("policies") / "report.py").read_text(encoding="utf-8")
+    (report,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Report"]
+    for entry, text in pairwise(report.body):
+        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name) and isinstance(text, ast.Expr):
+            yield entry.target.id, str(ast.literal_eval(text.value)).replace("|", "\\|")
+
+
 def _linked(text: str) -> str:
-    """Returns a text of the code with the pages that it names as links."""
-    return re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", " ".join(text.split()))
+    """Returns a text of the code with the pages that it names as links, and options as code."""
+    text = re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", " ".join(text.split()))
+    return re.sub(r"(`[^`]*`)|(--[a-z][\w-]*)", lambda match: match[1] or f"`{match[2]}`", text)
 
 
 def _directive(name: str, title: str, text: str, **options: str) -> str:

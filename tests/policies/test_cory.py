@@ -13,8 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cory_env.tokenizer import load_tokenizer
 from policies.cory import Cory, WeightSyncError
 from policies.generation.generator import Loaded
-from policies.meanings import FIGURES, PHASES, RUN_WIDE
+from policies.meanings import FIGURES, PHASES
 from policies.models.weights import checksum
+from policies.report import Report
 from policies.rollout.dealing import Deal, deal
 from policies.rollout.role_mapping import RoleMapping
 from policies.self_test import perturb
@@ -90,7 +91,7 @@ def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their
 def test_whatever_an_update_reports_has_its_meaning_written_down(make_cory: MakeCory) -> None:
     for settings in ({}, {"advantage": "rloo", "num_generations": 2, "queries": 4}):
         report = make_cory(eval_every=1, **settings).train()["cory"]
-        assert report.keys() - {"samples"} <= RUN_WIDE.keys()
+        assert report.keys() == Report.__annotations__.keys()
         assert report["seconds"].keys() == PHASES.keys()
         groups = [*report["policy"].values(), *report["role"].values(), *report["evaluation"].values()]
         for figures in (*groups, report["last_answer"]):
