@@ -24,6 +24,7 @@ Try it:
   cory train imdb-tiny-ppo           one agent that learns by plain PPO, the baseline
   cory train lr=3e-5 updates=100     any setting, as key=value
   cory train --resume runs/NAME      go on where a run stopped
+  cory runs                          what there is, and how it stands
   cory tune --over exchange_period=1,5,null   which setting is best
   cory study imdb --tier 1 --out runs/study   PPO against CORY, and ablations
   cory evaluate runs/NAME            its policies beside the untouched base

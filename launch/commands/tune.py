@@ -1,6 +1,8 @@
 """`cory tune`: searches over settings with Ray Tune, such as the exchange period."""
 
 import argparse
+import importlib.util
+import math
 import shlex
 import shutil
 import sys
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from launch.display.terminal import Voice
     from launch.search.outcome import TrialResult
     from launch.search.search import Search
+    from launch.search.space import Axis
 
 USAGE = """cory tune [PRESET|FILE] [-c FILE ...] [key=value ...] --over key=VALUES ... [options]
        cory tune --resume DIR"""
@@ -34,6 +37,7 @@ examples:
   cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
   cory tune imdb-tiny --over lr=log:1e-5:1e-3 --over exchange_period=1,5 --samples 8 --scheduler asha
   cory tune imdb-tiny --over lr=log:1e-5:1e-3 --samples 8 --scheduler pbt
+  cory tune imdb-tiny --over lr=log:1e-5:1e-3 --over clip=uniform:0.1:0.3 --search optuna --samples 20 --max-minutes 90
   cory tune --resume runs/search
 
 Ctrl-C lets each running trial finish its update, and saves it.
@@ -81,6 +85,22 @@ def _parser() -> Parser:
         "--samples", type=int, metavar="N", help="draws from ranges (default: 1); under pbt, the trials (default: 4)"
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="run every point with so many seeds, for intervals")
+    parser.add_argument(
+        "--search",
+        choices=("optuna",),
+        dest="algorithm",
+        help="optuna: choose each trial's values by how those before it ended (TPE; extra `optuna`); --samples says "
+        "how many trials (default: all lists, and random draws from ranges)",
+    )
+    parser.add_argument(
+        "--metric",
+        choices=("combined_reward", "task_reward"),
+        help="what is best, held out (default: combined_reward); task_reward is the same as eval_kl_coef=0",
+    )
+    parser.add_argument(
+        "--max-updates", type=int, metavar="N", help="stop and save all after so many updates of all trials together"
+    )
+    parser.add_argument("--max-minutes", type=float, metavar="M", help="stop and save all after so many minutes")
     parser.add_argument("--concurrent", type=int, metavar="N", help="trials at a time (default: as many as fit)")
     parser.add_argument("--out", type=_folder, metavar="DIR", help="the search's (default: runs/tune-NAME-TIME)")
     parser.add_argument(
@@ -118,6 +138,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.run_folder.locks import lock_folder
     from launch.run_folder.manifest import own_version
     from launch.run_folder.storage import check_place
+    from launch.search.budget import Budget
     from launch.search.outcome import UNFINISHED, results_of
     from launch.search.search import (
         Search,
@@ -130,12 +151,14 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         run_trials,
     )
     from launch.search.space import points
-    from launch.training import preflight
+    from launch.training import preflight, tracking
     from launch.training.start import starting_policies
 
     if options.resume:
-        if options.words or options.config or options.over or options.out or options.scheduler:
-            raise CommandError("--resume takes everything from the search: leave out all but --quiet and --debug.")
+        if any((options.words, options.config, options.over, options.out, options.scheduler, options.algorithm)):
+            raise CommandError(
+                "--resume takes everything from the search: leave out all but a budget, --quiet, --debug."
+            )
         search, folder, name, resume = Search.read(options.resume), options.resume, "", True
     else:
         if options.go_on and not options.out:
@@ -149,9 +172,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         elif folder is not None:
             check_free(folder)
     checked = points(search.settings, search.axes)
-    for tracker in ("wandb", "mlflow"):
-        if getattr(search.settings, tracker):
-            raise CommandError(f"{tracker}=true: trials of a search are sent nowhere. Set {tracker}=false.")
+    tracking.check(search.settings)
     session.quiet_libraries(options.debug)
     preflight.check(checked[0])
     if not resume:
@@ -165,6 +186,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     voice = Voice(output.own_output(), total, done=past, quiet=options.quiet, bar=not options.debug)
     voice.say(_what(search))
     voice.say(f"Search folder: {folder}" + (" (going on)" if resume else ""))
+    budget = Budget(options.max_updates, options.max_minutes)
     interrupts = Interrupts(
         lambda: voice.say("Running trials finish their update and are saved. Ctrl-C again aborts at once.", True)
     )
@@ -172,7 +194,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     started = time.monotonic()
     with lock, interrupts:
         try:
-            trials = run_trials(folder, search, voice, interrupts, resume=resume, debug=options.debug)
+            trials = run_trials(folder, search, voice, interrupts, budget, resume=resume, debug=options.debug)
             results = results_of(trials, search.axes, search.settings.updates)
             exit_code = report(results, search, folder, voice, time.monotonic() - started)
         except KeyboardInterrupt:
@@ -183,6 +205,9 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
                 shutil.rmtree(folder)
             raise
         if any(result.status == UNFINISHED for result in results) or len(results) < search.trials:
+            if interrupts.requested is None and budget.spent:
+                voice.say(f"The budget is spent after {counted(budget.taken, 'update')}. {go_on}", True)
+                return exit_code
             voice.say(f"Stopped. {go_on}", True)
             return interrupts.exit_code
     return exit_code
@@ -209,13 +234,22 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     if not axes:
         raise CommandError("Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.")
     pbt = options.scheduler == "pbt"
-    for name in ("samples", "seeds", "concurrent"):
+    for name in ("samples", "seeds", "concurrent", "max_updates"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise CommandError(f"--{name} {value}: at least 1.")
+            raise CommandError(f"--{name.replace('_', '-')} {value}: at least 1.")
+    if options.max_minutes is not None and not 0 < options.max_minutes < math.inf:
+        raise CommandError(f"--max-minutes {options.max_minutes:g}: above 0.")
+    if options.metric == "task_reward":
+        if settings.eval_kl_coef:
+            raise CommandError("--metric task_reward is eval_kl_coef=0, but that is set otherwise. Leave one out.")
+        settings = settings.model_copy(update={"eval_kl_coef": 0.0})
+    optuna = options.algorithm == "optuna"
+    if optuna:
+        _check_optuna(options, axes)
     samples = options.samples or (4 if pbt else 1)
     listed = all(axis.scale is None for axis in axes)
-    if options.samples and listed and not pbt:
+    if options.samples and listed and not (pbt or optuna):
         raise CommandError("--samples is for ranges, and --over lists its values. To repeat points, use --seeds.")
     if options.seeds and SEED in (axis.key for axis in axes):
         raise CommandError("--seeds and --over seed say the same twice. Leave one out.")
@@ -245,19 +279,38 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
         )
     if options.scheduler:
         check_evaluations(settings, options.scheduler)
-    found = Search(pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent)
+    found = Search(
+        pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent, options.algorithm
+    )
     return found, request.name
+
+
+def _check_optuna(options: argparse.Namespace, axes: "list[Axis]") -> None:
+    if importlib.util.find_spec("optuna") is None:
+        raise CommandError(
+            "--search optuna needs the package optuna, which is not installed. Run `pip install optuna`."
+        )
+    if options.scheduler == "pbt" or options.seeds:
+        raise CommandError(
+            "--search optuna goes with neither --scheduler pbt nor --seeds: it chooses one trial after another. Leave "
+            "them out; run the best values with --seeds afterwards."
+        )
+    if not options.samples:
+        raise CommandError("--search optuna needs a number of trials: --samples 20, for example.")
+    for axis in axes:
+        axis.distribution()
 
 
 def _what(search: "Search") -> str:
     axes = " and ".join(axis.word for axis in search.axes)
     seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
+    chosen = " Each is chosen by how those before it ended." if search.algorithm else ""
     how = {None: "", "asha": " Bad ones are stopped early.", "pbt": " Bad ones continue as clones of good ones."}
     settings = search.settings
     updates = counted(settings.updates, "update")
     return (
         f"A search over {axes}: {search.trials} trials{seeds}, {updates} of {settings.queries} queries "
-        f"each.{how[search.scheduler]}\n"
+        f"each.{chosen}{how[search.scheduler]}\n"
         f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, mean of the policies."
     )
 

@@ -89,30 +89,38 @@ class Many(NamedTuple):
         lock = try_lock(lock_file)
         if lock is None:
             raise CommandError(f"Another process writes {self.out}. Wait for it, or name another file with --out.")
+        part = Journal(self.out.with_name(f".{self.out.name}.part"), number="batch")
         with lock:
-            part, batches = Journal(self.out.with_name(f".{self.out.name}.part"), number="batch"), self.batches
-            done = self._begun(part)
-            voice.set_back(done)
-            if done:
-                voice.say(f"{done} of {len(batches)} batches were done before.")
-            if done < len(batches):
-                voice.stage("Loading the policies")
-                self.chain.load(self.backend, min(len(batches[0]), AT_ONCE[self.backend]))
-            voice.stage("Answering")
-            voice.begin()
             try:
-                for number, batch in list(enumerate(batches))[done:]:
-                    part.append({"batch": number, "rows": self._rows(batch)})
-                    left = voice.advance()
-                    if not voice.has_bar:
-                        voice.say(f"  {number + 1}/{len(batches)} batches  {left}")
-            except KeyboardInterrupt:
-                voice.say(f"{len(part.read()) - 1} of {len(batches)} batches are kept; the same command goes on.")
-                raise
-            rows = [row for each in part.read()[1:] for row in each["rows"]]
-            replace_text(self.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-            part.path.unlink()
-            lock_file.unlink()
+                self._answer(part, voice)
+            finally:
+                if len(part.read()) < 2:  # nothing is done that could be gone on with, or all is
+                    part.path.unlink(missing_ok=True)
+                    lock_file.unlink()
+
+    def _answer(self, part: Journal, voice: Voice) -> None:
+        """Does what is left to do; `part` keeps what is done, and is gone when the file is there."""
+        batches, done = self.batches, self._begun(part)
+        voice.set_back(done)
+        if done:
+            voice.say(f"{done} of {len(batches)} batches were done before.")
+        if done < len(batches):
+            voice.stage("Loading the policies")
+            self.chain.load(self.backend, len(batches[0]))
+        voice.stage("Answering")
+        voice.begin()
+        try:
+            for number, batch in list(enumerate(batches))[done:]:
+                part.append({"batch": number, "rows": self._rows(batch)})
+                left = voice.advance()
+                if not voice.has_bar:
+                    voice.say(f"  {number + 1}/{len(batches)} batches  {left}")
+        except KeyboardInterrupt:
+            voice.say(f"{len(part.read()) - 1} of {len(batches)} batches are kept; the same command goes on.")
+            raise
+        rows = [row for each in part.read()[1:] for row in each["rows"]]
+        replace_text(self.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        part.path.unlink()
 
     def _begun(self, part: Journal) -> int:
         """Returns the number of batches that are done; begins anew where the file is to hold something else."""
@@ -125,8 +133,8 @@ class Many(NamedTuple):
         return 0
 
     def _rows(self, batch: Sequence[tuple[Query, int]]) -> list[dict[str, object]]:
-        answers = self.chain.answer_all(batch)
-        return [
-            {"row": query.id, "sample": sample, **({"columns": query.columns} if query.columns else {}), **answered}
-            for (query, sample), answered in zip(batch, answers, strict=True)
-        ]
+        rows: list[dict[str, object]] = []
+        for (query, sample), answered in zip(batch, self.chain.answer_all(batch), strict=True):
+            columns = json.loads(json.dumps(query.columns, default=str))  # a table may hold dates and the like
+            rows.append({"row": query.id, "sample": sample, **({"columns": columns} if columns else {}), **answered})
+        return rows

@@ -26,6 +26,7 @@ from launch.display.terminal import Voice
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
+from launch.search.budget import Budget
 from launch.search.space import METRIC, SEED, TIME, Axis, points, read_axes
 from policies.settings.core_yaml import read_yaml, write_yaml
 from policies.settings.placement import Process, cpus, processes
@@ -46,6 +47,9 @@ KEPT = 4
 """Checkpoints of a trial that are kept under PBT: a clone may start from its donor's while that goes on."""
 
 
+_KEPT = ("scheduler", "samples", "seeds", "concurrent", "algorithm")
+
+
 class Search(NamedTuple):
     """What is searched."""
 
@@ -56,11 +60,13 @@ class Search(NamedTuple):
     samples: int
     seeds: int
     concurrent: int | None
+    algorithm: str | None = None
+    """`optuna`: what a trial tries is chosen by how those before it ended; None: all lists, and random draws."""
 
     @property
     def trials(self) -> int:
         """How many there will be."""
-        if self.scheduler == "pbt":
+        if self.scheduler == "pbt" or self.algorithm is not None:
             return self.samples
         count = self.samples * self.seeds
         for axis in self.axes:
@@ -72,6 +78,8 @@ class Search(NamedTuple):
 
         Members of a population differ in their seeds too: else two with the same values would be the same run twice.
         """
+        if self.algorithm is not None:
+            return self.settings.model_dump()  # the algorithm puts its values in
         population_based = self.scheduler == "pbt"
         drawn = {axis.key: axis.domain(grid=not population_based) for axis in self.axes}
         seeds = self.samples if population_based else self.seeds
@@ -86,7 +94,7 @@ class Search(NamedTuple):
         """Writes `search.yaml`; its first line is the command."""
         kept = {
             "over": [axis.word for axis in self.axes],
-            **{name: getattr(self, name) for name in ("scheduler", "samples", "seeds", "concurrent")},
+            **{name: getattr(self, name) for name in _KEPT},
             "settings": self.settings.model_dump(),
         }
         replace_text(folder / SEARCH, f"# {origin}\n{write_yaml(kept)}")
@@ -155,9 +163,7 @@ def check_same(folder: Path, search: Search) -> None:
     """
     there = Search.read(folder)
     old, new = ({**s._asdict(), "over": [axis.word for axis in s.axes]} for s in (there, search))
-    other = [
-        f"{key} {old[key]}" for key in ("over", "scheduler", "samples", "seeds", "concurrent") if old[key] != new[key]
-    ]
+    other = [f"{key} {old[key]}" for key in ("over", *_KEPT) if old[key] != new[key]]
     settings = search.settings.model_dump()
     other += [f"{key}={value}" for key, value in there.settings.model_dump().items() if value != settings[key]]
     if other:
@@ -172,17 +178,26 @@ def resume_command(folder: Path) -> str:
 
 
 def run_trials(
-    folder: Path, search: Search, voice: Voice, interrupts: Interrupts, *, resume: bool, debug: bool
+    folder: Path,
+    search: Search,
+    voice: Voice,
+    interrupts: Interrupts,
+    budget: Budget,
+    *,
+    resume: bool,
+    debug: bool,
 ) -> "list[Trial]":
-    """Runs all trials in a locked folder, or those that are left.
+    """Runs all trials in a locked folder, or those that are left, as far as the budget goes.
 
     Returns:
-        The trials: finished, failed, or neither where `interrupts`, which is entered, was asked to stop.
+        The trials: finished, failed, or neither where `interrupts`, which is entered, was asked to stop, or the budget
+        is spent.
 
     Raises:
         CommandError: one trial, or as many as are to run at a time, ask for more than Ray has.
     """
     from launch.search.stop import Stop
+    from launch.search.tracked import Tracked
 
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
@@ -202,8 +217,8 @@ def run_trials(
         voice.stage("Running trials")
         if resume:
             Journal(folder / REPORTS, TIME).cut_after(search.settings.updates)  # what a kill left of a line
-        stop = Stop(interrupts, search.settings.checkpoint_every)
-        callbacks = [_progress(folder, search, voice), stop]
+        stop = Stop(interrupts, search.settings.checkpoint_every, budget)
+        callbacks = [_progress(folder, search, voice), Tracked(folder), stop]
         tuner = _restored(folder, search, callbacks) if resume else _tuner(folder, search, callbacks)
         voice.begin()
         interrupts.training = True
@@ -257,11 +272,14 @@ def _tuner(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner"
             num_samples=1 if search.scheduler == "pbt" else search.samples,
             scheduler=_scheduler(search),
             # What is drawn is drawn once for all points of the grid, so for all seeds.
-            search_alg=BasicVariantGenerator(
+            search_alg=_optuna(search)
+            if search.algorithm is not None
+            else BasicVariantGenerator(
                 constant_grid_search=search.scheduler != "pbt",
                 random_state=settings.seed,
                 max_concurrent=search.concurrent or 0,
             ),
+            max_concurrent_trials=search.concurrent if search.algorithm is not None else None,
             trial_name_creator=trial_name,
             trial_dirname_creator=trial_name,
         ),
@@ -279,6 +297,14 @@ def _tuner(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner"
             verbose=0,
         ),
     )
+
+
+def _optuna(search: Search) -> Any:
+    """Optuna's tree-structured Parzen estimator."""
+    from ray.tune.search.optuna import OptunaSearch
+
+    space = {f"cory_settings/{axis.key}": axis.distribution() for axis in search.axes}
+    return OptunaSearch(space=space, metric=METRIC, mode="max", seed=search.settings.seed)
 
 
 def _scheduler(search: Search) -> Any:

@@ -73,6 +73,23 @@ class Axis(NamedTuple):
             return tune.grid_search(list(self.values)) if grid else tune.choice(list(self.values))
         return self._range()
 
+    def distribution(self) -> Any:
+        """The axis for Optuna.
+
+        Raises:
+            CommandError: its values are lists, which Optuna cannot choose among.
+        """
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        if self.scale is None:
+            if any(isinstance(value, list) for value in self.values):
+                raise CommandError(f"--over {self.word}: --search optuna cannot choose among lists. Leave it out.")
+            return CategoricalDistribution(self.values)
+        low, high = self.ends
+        if _is_whole(self.key):
+            return IntDistribution(int(low), int(high), log=self.scale == LOG)
+        return FloatDistribution(low, high, log=self.scale == LOG)
+
     def mutations(self) -> Any:
         """What population-based training may change a value into."""
         return list(self.values) if self.scale is None else self._range()

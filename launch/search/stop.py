@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in a search: each running trial finishes its update and is saved, then Tune ends."""
+"""Ctrl-C, SIGTERM, a spent budget: each running trial of a search finishes its update and is saved, then Tune ends."""
 
 import os
 import signal
@@ -7,14 +7,16 @@ from typing import Any
 from ray.tune import Callback
 
 from launch.console.interrupts import Interrupts
+from launch.search.budget import Budget
 
 
 class Stop(Callback):
     """Ends a search when that is asked for, and notes how its trials stood."""
 
-    def __init__(self, interrupts: Interrupts, checkpoint_every: int) -> None:
-        """Takes what is asked to stop, and the updates between checkpoints."""
+    def __init__(self, interrupts: Interrupts, checkpoint_every: int, budget: Budget | None = None) -> None:
+        """Takes what is asked to stop, the updates between checkpoints, and what the search may take."""
         self.interrupts: Interrupts | None = interrupts
+        self.budget = budget or Budget()
         self.checkpoint_every = checkpoint_every
         self.statuses: dict[str, str] = {}
         """Of each trial, by its id. When Tune ends it lets go of all trials, and then calls all of them finished."""
@@ -27,10 +29,12 @@ class Stop(Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """Notes a new process."""
+        self.budget.begin()
         self._under_way.discard(trial.trial_id)
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
         """Notes that there is something to save."""
+        self.budget.taken += 1
         self._under_way.add(trial.trial_id)
 
     def on_trial_save(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
@@ -41,7 +45,7 @@ class Stop(Callback):
     def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
         """Lets Tune save each running trial after its update, and then end."""
         self.statuses = {trial.trial_id: trial.status for trial in trials}
-        if self.interrupts is None or self.interrupts.requested is None:
+        if self.interrupts is None or (self.interrupts.requested is None and not self.budget.spent):
             return
         running = [trial for trial in trials if trial.status == trial.RUNNING]
         if self._unsaved is None:

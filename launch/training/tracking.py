@@ -4,37 +4,22 @@ import contextlib
 import importlib.util
 import logging
 import os
-import secrets
-import time
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from launch.console.credentials import without_passwords
 from launch.console.errors import CommandError, reason
-from launch.run_folder.layout import METRICS, MLFLOW_ID, TENSORBOARD, WANDB_ID
-from launch.run_folder.records import Update, plain
+from launch.run_folder.layout import METRICS, TENSORBOARD
+from launch.run_folder.records import Sample, Update, plain
+from launch.training.services import MLflow, Tracker, WeightsAndBiases
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 POSITION = "position/"
-STEP = "update"
-"""The metric by which an MLflow run knows its last update."""
 logger = logging.getLogger(__name__)
-
-
-class Tracker(Protocol):
-    """Receives the numbers of every update."""
-
-    name: str
-    """What users know it by."""
-
-    def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update."""
-
-    def close(self, failed: bool) -> None:
-        """Writes what is still held back, and that the run has ended, or failed."""
 
 
 class Trackers:
@@ -51,17 +36,28 @@ class Trackers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+    def close(self, failed: bool) -> None:
+        """Tells all of them that the run has ended, or failed."""
         for tracker in self._opened:
             try:
-                tracker.close(failed=kind is not None)
+                tracker.close(failed)
             except Exception as error:
                 _warn(tracker, error)
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:
         """Records the numbers of one update."""
+        self._tell(lambda tracker: tracker.log(update, figures))
+
+    def show(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
+        """Records sample texts of one update."""
+        self._tell(lambda tracker: tracker.show(update, samples, held_out))
+
+    def _tell(self, say: Callable[[Tracker], None]) -> None:
         for tracker in tuple(self._opened):
             try:
-                tracker.log(update, figures)
+                say(tracker)
             except Exception as error:
                 self._opened.remove(tracker)
                 with contextlib.suppress(Exception):
@@ -74,7 +70,7 @@ def _warn(tracker: Tracker, error: Exception) -> None:
     logger.warning("%s has failed (%s). The run does without it; %s has all numbers.", tracker.name, said, METRICS)
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """TensorBoard event files."""
 
     name = "TensorBoard"
@@ -115,7 +111,7 @@ RUN_WIDE = {
 }
 
 
-class Prometheus:
+class Prometheus(Tracker):
     """Gauges that Ray exports, with its own, at the metrics port of the node that the driver runs on.
 
     Each is tagged with the run, and with the policy or role it is of. Setting one costs microseconds; where the cluster
@@ -158,114 +154,6 @@ class Prometheus:
         """Does nothing: the gauges end with the process."""
 
 
-class WeightsAndBiases:
-    """One Weights & Biases run, continued under the same id when training is resumed.
-
-    Its own variables, such as WANDB_PROJECT, WANDB_NAME, WANDB_ENTITY and WANDB_RUN_GROUP, say where and how it is
-    kept.
-    """
-
-    name = "Weights & Biases"
-
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        """Opens the run; its id is kept in the run's folder.
-
-        Raises:
-            CommandError: Weights & Biases refuses, as without a login.
-        """
-        import wandb
-
-        remembered = folder / WANDB_ID
-        if not remembered.exists():
-            remembered.write_text(secrets.token_hex(4))
-        try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT") or "cory",
-                name=os.environ.get("WANDB_NAME") or folder.name,
-                id=remembered.read_text(),
-                resume="allow",
-                dir=os.environ.get("WANDB_DIR") or str(folder),
-                config=settings.model_dump(),
-            )
-        except wandb.Error as error:
-            raise CommandError(
-                f"Weights & Biases refuses to start: {error} To do without: WANDB_MODE=offline, or wandb=false."
-            ) from error
-
-    def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update."""
-        self._run.log(dict(figures), step=update)
-
-    def close(self, failed: bool) -> None:
-        """Ends the run, and the process that sends its numbers."""
-        import wandb
-
-        try:
-            self._run.finish(exit_code=int(failed))
-        finally:
-            wandb.teardown()  # else one that has died is asked again when this process ends, or by the next run in it
-
-
-class MLflow:
-    """One MLflow run where MLFLOW_TRACKING_URI says, continued under the same id when training is resumed.
-
-    A thread of MLflow's sends the numbers, so a slow server costs training nothing. One that is gone is asked again for
-    a minute (MLFLOW_HTTP_REQUEST_MAX_RETRIES: how often); MLflow then reports on standard error what it could not send.
-    """
-
-    name = "MLflow"
-
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        """Opens the run; its id is kept in the run's folder.
-
-        Raises:
-            CommandError: MLflow refuses, or does not answer.
-        """
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        # With MLflow's own default, an address that does not answer is reported after four minutes.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")
-        import mlflow
-        from mlflow.entities import Param
-        from mlflow.exceptions import MlflowException
-
-        self._last = -1
-        remembered = folder / MLFLOW_ID
-        try:
-            self._client = mlflow.MlflowClient()
-            if remembered.exists():
-                self._run = remembered.read_text()
-                self._client.update_run(self._run, status="RUNNING")
-                self._last = int(self._client.get_run(self._run).data.metrics.get(STEP, -1))
-                return
-            experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "cory"))
-            self._run = self._client.create_run(experiment.experiment_id, run_name=folder.name).info.run_id
-            params = [Param(name, str(value)) for name, value in settings.model_dump().items()]
-            self._client.log_batch(self._run, params=params)
-            remembered.write_text(self._run)
-        except MlflowException as error:
-            said = without_passwords(str(error).splitlines()[0])
-            raise CommandError(f"MLflow refuses to start: {said} To do without: mlflow=false.") from error
-
-    def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update, unless it was done before the run went back to a checkpoint."""
-        from mlflow.entities import Metric
-
-        if update <= self._last:
-            return  # MLflow would keep both
-        now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, update) for name, value in {STEP: update, **figures}.items()]
-        self._client.log_batch(self._run, metrics=metrics, synchronous=False)
-
-    def close(self, failed: bool) -> None:
-        """Waits until all numbers are sent, and ends the run."""
-        import mlflow
-        from mlflow.exceptions import MlflowException
-
-        mlflow.flush_async_logging()
-        with contextlib.suppress(MlflowException):
-            self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
-
-
 def check(settings: Settings) -> None:
     """Refuses, before anything is started, settings whose tracker is not there.
 
@@ -291,12 +179,35 @@ def open_trackers(folder: Path, settings: Settings, after: int | None) -> Tracke
     Raises:
         CommandError: one of them refuses.
     """
-    trackers: list[Tracker] = [TensorBoard(folder / TENSORBOARD, after), Prometheus(folder.name, settings)]
+    own = [TensorBoard(folder / TENSORBOARD, after), Prometheus(folder.name, settings)]
+    return Trackers([*own, *open_services(folder, settings)])
+
+
+def open_services(folder: Path, settings: Settings, group: str | None = None) -> list[Tracker]:
+    """Opens the trackers that are others' programs, as far as settings name them.
+
+    Args:
+        folder: of the run, which is called after it.
+        settings: of the run.
+        group: what it is a part of, as a search, beside others in this process; `end_services` when all are closed.
+
+    Raises:
+        CommandError: one of them refuses.
+    """
+    trackers: list[Tracker] = []
     if settings.wandb:
-        trackers.append(WeightsAndBiases(folder, settings))
+        trackers.append(WeightsAndBiases(folder, settings, group))
     if settings.mlflow:
-        trackers.append(MLflow(folder, settings))
-    return Trackers(trackers)
+        trackers.append(MLflow(folder, settings, group))
+    return trackers
+
+
+def end_services() -> None:
+    """Ends the processes of trackers of which a group was opened."""
+    if "wandb" in sys.modules:
+        import wandb
+
+        wandb.teardown()
 
 
 def figures_of(line: Update) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -231,9 +231,11 @@ class _Run:
         self.run.metrics.append(line)
         self.trackers.log(line["update"], figures_of(line))
 
-    def _keep(self, update: int, samples: Sequence[Mapping[str, object]], held_out: bool) -> None:
-        for sample in samples:
+    def _keep(self, update: int, samples: Sequence[object], held_out: bool) -> None:
+        kept = cast(list[Sample], plain(samples))
+        for sample in kept:
             self.run.samples.append({"update": update, "held_out": held_out, **sample})
+        self.trackers.show(update, kept, held_out)
 
 
 def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:

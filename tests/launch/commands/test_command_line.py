@@ -12,7 +12,7 @@ from policies.settings.files import presets
 from tests.launch.conftest import ENVIRONMENT, Cory
 
 Refusal = Callable[..., str]
-COMMANDS = ("train", "study", "evaluate", "plot", "report", "generate", "export", "validate")
+COMMANDS = ("train", "study", "evaluate", "runs", "compare", "plot", "report", "generate", "export", "validate")
 
 
 def refused(result: "subprocess.CompletedProcess[str]") -> str:

@@ -1,6 +1,7 @@
 """`cory generate` from a file into a file, several answers to a query, and conversations."""
 
 import dataclasses
+import datetime
 import json
 import os
 import select
@@ -17,6 +18,7 @@ import pytest
 from cory_env.tasks import Query
 from cory_env.tokenizer import load_tokenizer
 from launch.commands.generate import main
+from launch.console.errors import CommandError
 from launch.models import many
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
@@ -132,9 +134,11 @@ def test_tables_and_conversations_are_read(
 
     assert asked(policies_run, talks, tmp_path / "no.jsonl") == 2
     assert "Row 1 is a conversation, but this run was trained without a chat template" in capsys.readouterr().err
-    pq.write_table(pa.table({"question": QUERIES}), table)
+    dates = [datetime.date(2020, 1, day) for day in (1, 2, 3, 4)]
+    pq.write_table(pa.table({"question": QUERIES, "day": dates}), table)
     assert asked(policies_run, Path(f"{table}?query=question"), tmp_path / "table.jsonl", "--roles", "llm_1") == 0
-    assert [row["query"] for row in rows(tmp_path / "table.jsonl")] == QUERIES
+    found = rows(tmp_path / "table.jsonl")
+    assert [row["query"] for row in found] == QUERIES and found[1]["columns"] == {"day": "2020-01-02"}
 
 
 def test_columns_fill_prompts_that_hold_them(policies_run: RunDirectory, tmp_path: Path) -> None:
@@ -161,6 +165,18 @@ def test_vllm_answers_where_it_is_installed(
     assert by_vllm.returncode == 0 and by_vllm.stdout == "vllm.jsonl: 4 answers, by vllm.\n", by_vllm.stderr
     assert asked(policies_run, source, tmp_path / "own.jsonl", "--temperature", "0") == 0
     assert rows(tmp_path / "vllm.jsonl") == rows(tmp_path / "own.jsonl")
+
+
+def test_an_answering_that_fails_before_anything_is_done_leaves_nothing(
+    policies_run: RunDirectory, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise CommandError("no engine")
+
+    monkeypatch.setattr(TrainedChain, "load", refused)
+    before = sorted(tmp_path.iterdir())
+    assert asked(policies_run, source, tmp_path / "out.jsonl") == 2
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -11,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.commands.tune import main
+from launch.commands.tune import main, parse, read_search
 from launch.console.errors import CommandError
 from launch.run_folder.layout import LOCK
-from launch.search.search import Search, begun, check_same, recorded
+from launch.search.search import Search, _optuna, begun, check_same, recorded
 from launch.search.space import pinned, read_axes
 from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, begin
@@ -139,8 +141,13 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "lora_alpha=16,32", "--scheduler", "pbt"), "cannot change lora_alpha while a trial runs"),
         (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"), "the first of these is after 50 of 45"),
         (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
-        (("--over", "lr=1e-5", "wandb=true"), "Set wandb=false"),
-        (("--over", "lr=1e-5", "mlflow=true"), "Set mlflow=false"),
+        (("--over", "lr=1e-5", "mlflow=true"), "mlflow=true needs MLFLOW_TRACKING_URI"),
+        (("--over", "lr=1e-5", "--max-updates", "0"), "--max-updates 0: at least 1."),
+        (("--over", "lr=1e-5", "--max-minutes", "nan"), "--max-minutes nan: above 0."),
+        (
+            ("--over", "lr=1e-5", "--metric", "task_reward", "eval_kl_coef=0.1"),
+            "--metric task_reward is eval_kl_coef=0",
+        ),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (("--resume", "taken"), "has no search.yaml"),
         (("--over", "lr=1e-5", "--continue"), "--continue needs the search's folder"),
@@ -156,8 +163,68 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert main(["backend=transformers", *words] if "--resume" not in words else list(words)) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
     assert not (tmp_path / "taken" / LOCK).exists()
+
+
+def test_the_metric_task_reward_leaves_the_kl_out() -> None:
+    words = ["imdb-tiny", "backend=transformers", "--over", "lr=1e-5,1e-4"]
+    assert read_search(parse(words))[0].settings.report_kl_coef == 0.1
+    assert read_search(parse([*words, "--metric", "task_reward"]))[0].settings.report_kl_coef == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "--search optuna needs a number of trials: --samples 20"),
+        (("--samples", "4", "--seeds", "2"), "goes with neither --scheduler pbt nor --seeds"),
+        (("--samples", "4", "--over", "model=[a,b],c"), "--search optuna cannot choose among lists"),
+    ],
+)
+def test_a_search_by_optuna_that_cannot_be_is_refused(words: tuple[str, ...], says: str) -> None:
+    pytest.importorskip("optuna")
+    with pytest.raises(CommandError, match=re.escape(says)):
+        read_search(parse(["backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words]))
+
+
+def test_optuna_chooses_from_ranges_and_lists_and_is_kept_with_the_search(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    axes = ["--over", "lr=log:1e-5:1e-1", "--over", "epochs=uniform:1:3", "--over", "exchange_period=1,5,null"]
+    search, _ = read_search(parse(["backend=transformers", *axes, "--search", "optuna", "--samples", "9"]))
+    assert search.trials == 9
+    search.write(tmp_path, "cory tune")
+    assert Search.read(tmp_path) == search
+    tried, best = [], _optuna(search)
+    for number in range(40):
+        found = best.suggest(str(number))["cory_settings"]
+        tried.append(found)
+        best.on_trial_complete(str(number), {"combined_reward": -abs(math.log10(found["lr"]) + 2)})
+    assert {each["exchange_period"] for each in tried} == {1, 5, None}
+    assert {each["epochs"] for each in tried} == {1, 2, 3}
+    assert all(1e-5 <= each["lr"] <= 1e-1 for each in tried)
+    far = [sum(abs(math.log10(each["lr"]) + 2) for each in part) for part in (tried[:10], tried[-10:])]
+    assert far[1] < 0.75 * far[0]  # it learns where the best is
+
+
+@pytest.mark.slow
+def test_a_search_by_optuna_stops_at_its_budget_and_goes_on(cory: Cory, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    words = ("--over", "lr=log:1e-4:1e-2", "--search", "optuna", "--samples", "2", "--concurrent", "1")
+    settings = (*SEARCH, "updates=2", "wandb=true")
+    offline = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
+    first = cory("tune", *settings, *words, "--max-updates", "3", "--out", "found", **offline)
+    assert first.returncode == 0, first.stderr
+    assert "The budget is spent after 3 updates. Go on with:\n  cory tune --resume found" in first.stdout
+    second = cory("tune", "--resume", "found", **offline)
+    assert second.returncode == 0, second.stderr
+    with (tmp_path / "found" / "results.csv").open() as file:
+        results = list(csv.DictReader(file))
+    assert [result["status"] for result in results] == ["done", "done"]
+    assert results[0]["lr"] != results[1]["lr"]
+    for result in results:
+        assert (tmp_path / "found" / result["trial"] / "wandb.id").exists()

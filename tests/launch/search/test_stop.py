@@ -1,6 +1,7 @@
 """When a search that is asked to stop ends, with Tune's trials but without its processes."""
 
 import signal
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -9,6 +10,7 @@ from ray.tune import CheckpointConfig
 from ray.tune.experiment import Trial
 
 from launch.console.interrupts import Interrupts
+from launch.search.budget import Budget
 from launch.search.stop import Stop
 
 
@@ -62,3 +64,30 @@ def test_a_search_in_which_nothing_runs_ends_at_once(ends: list[int]) -> None:
     interrupts.requested = signal.SIGTERM
     stop.on_step_end(1, [trial("waiting", Trial.PENDING)])
     assert ends == [signal.SIGUSR1]
+
+
+def test_a_budget_of_updates_is_of_all_trials_together_and_ends_a_search_as_ctrl_c_does(ends: list[int]) -> None:
+    stop = Stop(Interrupts(lambda: None), checkpoint_every=10, budget=Budget(updates=3))
+    trials = [trial(name, Trial.RUNNING) for name in ("first", "second")]
+    for one in (*trials, trials[0]):
+        stop.on_step_end(1, trials)
+        assert not ends and one.checkpoint_freq == 10
+        stop.on_trial_result(1, trials, one, {})
+    stop.on_step_end(2, trials)
+    assert not ends and [one.checkpoint_freq for one in trials] == [1, 1]
+    for one in trials:
+        stop.on_trial_save(3, trials, one)
+    stop.on_step_end(3, trials)
+    assert ends == [signal.SIGUSR1]
+
+
+def test_a_budget_of_time_begins_with_the_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, now = Budget(minutes=2), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stop = Stop(Interrupts(lambda: None), checkpoint_every=10, budget=budget)
+    now[0] += 1000
+    assert not budget.spent
+    for _ in range(2):
+        stop.on_trial_start(1, [], trial("first", Trial.RUNNING))
+        now[0] += 61
+        assert budget.spent == (now[0] > 1200)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launch.console.errors import CommandError
+from launch.training.services import mlflow_tags
 from launch.training.tracking import check
 from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record
@@ -81,8 +82,10 @@ import json, pathlib, sys, time
 from launch.training.tracking import WeightsAndBiases, figures_of
 from policies.settings.settings import Settings
 
+RESPONSES = [{"role": "pioneer", "policy": "llm_2", "text": "is a wonder", "task_reward": 0.5}]
 for text, failed in zip(sys.stdin, (True, False)):  # a run that failed, and was resumed
     tracker = WeightsAndBiases(pathlib.Path(sys.argv[1]), Settings(lr=2e-5))
+    tracker.show(json.loads(text)["update"], [{"query": "This film", "responses": RESPONSES}], held_out=True)
     tracker.log(json.loads(text)["update"], figures_of(json.loads(text)))
     tracker.close(failed)
     time.sleep(1.1)  # W&B names an offline run's folder by the second it began in
@@ -107,6 +110,10 @@ def test_weights_and_biases_keeps_a_run_without_a_network_and_under_one_id(tmp_p
         figure = run.updates()[update]["policy"]["llm_1"]["kl"]
         assert re.search(rb"policy/llm_1/kl\W{1,3}" + re.escape(str(figure).encode()), file.read_bytes())
         assert exit_code_in(file) == (1 if update == 1 else 0)
+        (table,) = (file.parent / "files" / "media" / "table" / "samples").glob("held_out*.table.json")
+        kept = json.loads(table.read_text())
+        assert kept["columns"] == ["update", "query", "role", "policy", "response", "task_reward"]
+        assert kept["data"] == [[update, "This film", "pioneer", "llm_2", "is a wonder", 0.5]]
 
 
 def test_the_variables_of_weights_and_biases_say_where_and_how_a_run_is_kept_but_not_its_id(tmp_path: Path) -> None:
@@ -216,32 +223,42 @@ ends = []
 for line, failed in ((lines[0], True), (lines[0], False), (lines[1], False)):  # it failed, went back, and goes on
     session(line, failed)
     ends.append(client.get_run((run / "mlflow.id").read_text()).info.status)
-(experiment,) = client.search_experiments(filter_string="name = 'cory'")
+(experiment,) = client.search_experiments(filter_string="name = 'theirs'")
 (kept,) = client.search_runs([experiment.experiment_id])
 history = [(point.step, point.value) for point in client.get_metric_history(kept.info.run_id, "policy/llm_1/kl")]
 session({**lines[1], "update": 3}, spoil=True)
-print(json.dumps([refused, ends, dict(kept.info), kept.data.params, history]))
+print(json.dumps([refused, ends, dict(kept.info), kept.data.params, kept.data.tags, history]))
 """
 
 
 def test_mlflow_keeps_a_run_and_goes_on_with_it_and_stops_nothing_when_it_fails_later(tmp_path: Path) -> None:
     run = record(tmp_path / "here", Settings(updates=12), updates=range(3))
+    own = {"MLFLOW_EXPERIMENT_NAME": "theirs", "MLFLOW_TAGS": '{"team": "a", "task": "films"}'}
     written = subprocess.run(
         [sys.executable, "-c", TO_MLFLOW, str(run.path), str(tmp_path / "mlflow.db")],
-        env={**ENVIRONMENT, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"},
+        env={**ENVIRONMENT, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", **own},
         input="".join(json.dumps(line) + "\n" for line in run.updates()[1:]),
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert written.returncode == 0, written.stderr
-    refused, ends, kept, params, history = json.loads(written.stdout)
+    refused, ends, kept, params, tags, history = json.loads(written.stdout)
     assert re.fullmatch(r"MLflow refuses to start: .*127.0.0.1.* To do without: mlflow=false\.", refused)
     assert "opensesame" not in refused
     assert kept["run_id"] == (run.path / "mlflow.id").read_text()
     assert (kept["run_name"], params["lr"], ends) == ("here", "2e-05", ["FAILED", "FINISHED", "FINISHED"])
+    found = {name: tags[name] for name in ("team", "task", "model", "algorithm", "agents")}
+    assert found == {"team": "a", "task": "films", "model": "imdb-gpt2-tiny", "algorithm": "PPO", "agents": "2"}
     assert history == [[update, run.updates()[update]["policy"]["llm_1"]["kl"]] for update in (1, 2)]
     assert "file is not a database" in written.stderr
+
+
+def test_tags_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ("team", "[1]"):
+        monkeypatch.setenv("MLFLOW_TAGS", wrong)
+        with pytest.raises(CommandError, match="MLFLOW_TAGS must be a JSON object"):
+            mlflow_tags(Settings())
 
 
 def test_a_tracker_that_is_not_there_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

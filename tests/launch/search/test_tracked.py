@@ -1,0 +1,55 @@
+"""What trackers are told of the trials of a search: a run each, in one group, several of them at once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from policies.settings.settings import Settings
+from tests.launch.conftest import ENVIRONMENT, record
+from tests.launch.training.test_tracking import exit_code_in, record_in
+
+TRIALS = """
+import json, pathlib, sys
+from launch.search.tracked import Tracked
+from policies.settings.settings import Settings
+
+class Trial:
+    def __init__(self, name):
+        self.trial_id = name
+        self.config = {"cory_settings": Settings(wandb=True).model_dump()}
+    def __str__(self):
+        return self.trial_id
+
+folder = pathlib.Path(sys.argv[1])
+tracked, trials = Tracked(folder), [Trial("trial_0"), Trial("trial_1")]
+lines = [json.loads(line) for line in sys.stdin]
+for line in lines:
+    for trial in trials:
+        (folder / str(trial)).mkdir(exist_ok=True, parents=True)
+        tracked.on_trial_result(1, trials, trial, {"cory": line})
+tracked.on_trial_error(1, trials, trials[0])
+for trial in trials[1:]:
+    tracked.on_trial_result(1, trials, trial, {"cory": {**lines[-1], "update": 3}})
+tracked.on_experiment_end(trials)
+"""
+
+
+def test_trials_at_the_same_time_are_runs_of_one_group_and_one_that_fails_ends_no_other(tmp_path: Path) -> None:
+    updates = record(tmp_path / "run", Settings(updates=12), updates=range(3)).updates()[1:]
+    written = subprocess.run(
+        [sys.executable, "-c", TRIALS, str(tmp_path / "search")],
+        env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},
+        input="".join(json.dumps(line) + "\n" for line in updates),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (written.returncode, written.stderr) == (0, "")
+    for trial, code in (("trial_0", 1), ("trial_1", 0)):
+        folder = tmp_path / "search" / trial
+        (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+        kept = record_in(file, "run").run
+        assert (kept.project, kept.run_group, kept.display_name) == ("cory", "search", trial)
+        assert exit_code_in(file) == code
+        assert file.read_bytes().count(b"policy/llm_1/kl") >= 3 - code
