@@ -54,7 +54,7 @@ def forked(
             process.join()
         _, told, errors = (stream.read_text() for stream in streams)
         assert process.exitcode is not None
-        return CompletedProcess((call.__name__, *arguments), process.exitcode, told, errors)
+        return CompletedProcess(call.__name__, process.exitcode, told, errors)
 
 
 def _begin(
