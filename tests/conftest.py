@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,27 +26,36 @@ LONGEST = (
     "test_nodes_lost",
     "test_learner_killed",
     "test_scale",
+    "test_mesh",
+    "test_playing",
     "test_runners",
-    "test_vllm_generator",
-    "test_mishaps",
     "test_cory_vllm",
-    "test_long_run",
-    "test_learning",
-    "test_tune",
-    "test_tuning",
-    "test_evaluation",
-    "test_training",
-    "test_serving",
-    "test_model_families",
+    "test_vllm_generator",
     "test_cory",
-    "test_study",
-    "test_command_line",
+    "test_code",
+    "test_learning",
+    "test_learners",
+    "test_session",
+    "test_mishaps",
+    "test_long_run",
+    "test_tune",
+    "test_serving",
+    "test_tensor_parallel",
+    "test_vllm_processes",
     "test_smollm2",
+    "test_tracking",
+    "test_average",
+    "test_chain_runner",
 )
 
-
-WITH_VLLM = ("test_vllm_generator", "test_conversations", "test_model_families")
-"""Run in one process, as importing vLLM takes some ten seconds."""
+TOGETHER = {
+    "vllm": ("test_vllm_generator", "test_conversations", "test_model_families", "test_weight_transfer"),
+    "forked": (
+        *("test_mesh", "test_sharding", "test_mesh_fp64", "test_saving", "test_policy_learner", "test_training"),
+        *("test_evaluation", "test_study", "test_ending", "test_command_line"),
+    ),
+}
+"""Files that run in one process, as importing vLLM takes some ten seconds, and what `tests.preloaded` imports eight."""
 
 
 @pytest.fixture(scope="session")
@@ -72,12 +82,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    """Keeps in one process what one file holds, and those of `WITH_VLLM`."""
+    """Keeps in one process what one file holds, and those of `TOGETHER`."""
     from xdist.scheduler import LoadFileScheduling
 
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "vllm" if file.endswith(tuple(f"/{name}.py" for name in WITH_VLLM)) else file
+            return next((group for group, names in TOGETHER.items() if Path(file).stem in names), file)
 
     return Together(config, log)

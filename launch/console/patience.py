@@ -7,6 +7,8 @@ from typing import TypeVar
 T = TypeVar("T")
 PATIENCE = 60.0
 """Seconds in which a network or a server may come back, for who only follows what goes on elsewhere."""
+PAUSE = 2.0
+"""Seconds between two tries."""
 
 
 def patiently(
@@ -40,4 +42,4 @@ def patiently(
             if not failed:
                 tell(error)
             failed = True
-        time.sleep(2.0)
+        time.sleep(PAUSE)

@@ -16,6 +16,7 @@ from launch.main import main
 from launch.run_folder.directory import RunDirectory
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import Settings
+from tests.forked import forked
 from tests.policies.conftest import ray_session
 
 __all__ = ["ray_session"]
@@ -36,6 +37,16 @@ def cory(tmp_path: Path) -> Cory:
         command = [sys.executable, "-m", "launch.main", *words]
         env = {**ENVIRONMENT, **environment}
         return subprocess.run(command, cwd=tmp_path, env=env, input=said, capture_output=True, text=True, timeout=240)
+
+    return run
+
+
+@pytest.fixture
+def cory_forked(tmp_path: Path) -> Cory:
+    """Runs `cory ...` as `cory` does, in a process that need not import anything: for what is not about its start."""
+
+    def run(*words: str, said: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+        return forked(main, [*words], folder=tmp_path, environment={**ENVIRONMENT, **environment}, said=said)
 
     return run
 

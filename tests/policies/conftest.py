@@ -59,7 +59,14 @@ def weights_of(model: PolicyModel) -> Weights:
 def ray_session() -> Iterator[None]:
     """One local Ray for all tests that need it."""
     # Else it would join any other that runs on this machine, such as another test's.
-    join(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
+    join(
+        address="local",
+        num_cpus=4,
+        resources={"sampling": 1},
+        include_dashboard=False,
+        log_to_driver=False,
+        ignore_reinit_error=True,
+    )
     yield
     ray.shutdown()
 

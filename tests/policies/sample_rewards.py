@@ -47,6 +47,12 @@ def letters(completions: list[str]) -> list[float]:
     return [float(len(text) % 5) for text in completions]
 
 
+def of_all(prompts: list[str], completions: list[str], role: list[str]) -> list[float]:
+    """By all that a reward may be given."""
+    columns = zip(prompts, completions, role, strict=True)
+    return [len(prompt) + len(text) / 10 + len(name) / 100 for prompt, text, name in columns]
+
+
 def longer(completions: list[str]) -> list[float]:
     """Pays for length, so that ending a response is never worth it."""
     return [float(len(text)) for text in completions]

@@ -139,7 +139,7 @@ def test_the_policies_of_a_checkpoint_come_without_optimizers_and_play_as_they_d
     for _ in range(2):
         trained.train()
     trained.save_to_path(tmp_path / "checkpoint")
-    fresh = make_either(num_runners=1)
+    fresh = make_either()
     base = fresh.evaluator.held_out()["evaluation"]
     fresh.load_policies(tmp_path / "checkpoint", 2)
     for name in ("llm_1", "llm_2"):

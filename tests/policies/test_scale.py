@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from multiprocessing import Pipe, get_context
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import ray
 from launch.cluster.session import join
 from policies.cory import Cory, CoryConfig
 from policies.generation.installed import vllm_installed
+from tests.forked import forking
 from tests.policies.conftest import TINY
 
 TIMEOUT = 270.0  # seconds
@@ -51,7 +52,7 @@ def build(**settings: Any) -> Cory:
 def in_own_session(scenario: Callable[..., Any], *arguments: Any) -> Any:
     """Runs a scenario in a new process, with a Ray of its own; ends the process if it hangs."""
     ours, theirs = Pipe()
-    process = get_context("spawn").Process(target=with_ray, args=(theirs, scenario, *arguments))
+    process = forking().Process(target=with_ray, args=(theirs, scenario, *arguments))
     process.start()
     theirs.close()
     try:

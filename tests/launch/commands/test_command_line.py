@@ -148,11 +148,11 @@ def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(
     ],
 )
 def test_what_ray_has_no_room_for_leaves_no_folder(
-    cory: Cory, cluster: dict[str, str], tmp_path: Path, words: list[str]
+    cory_forked: Cory, cluster: dict[str, str], tmp_path: Path, words: list[str]
 ) -> None:
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
     own = {**cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    said = cory(*words, "num_runners=1", "gpus_per_runner=1", **own)
+    said = cory_forked(*words, "num_runners=1", "gpus_per_runner=1", **own)
     assert said.returncode == 2 and "Ray has no room for" in said.stderr, said.stderr
     places = (tmp_path / "runs", tmp_path / "cache" / "cory-rllib" / "runs")
     assert not [path for place in places if place.is_dir() for path in place.iterdir()]

@@ -106,6 +106,7 @@ def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboar
 def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
     dashboard: Dashboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("launch.console.patience.PAUSE", 0.05)
     for action in ("logs", "stop"):
         dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
         dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad"), (502, "bad"), job("SUCCEEDED")]

@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +21,6 @@ from policies.settings.files import presets
 from policies.settings.memory import Memory, learner, runner, shapes
 from policies.settings.placement import Process, processes
 from policies.settings.settings import Settings, make_settings
-from tests.launch.conftest import ENVIRONMENT
-
-ON_CLUSTER = """
-import os
-import ray
-from launch.commands.plan import plan
-from launch.cluster.session import join
-
-join(address="local", num_cpus=1, resources={"sampling": 1}, include_dashboard=False, log_to_driver=False)
-os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-for runners in (1, 2):
-    print("code", plan(["imdb-tiny", "runner_resources=sampling=1", f"num_runners={runners}"]))
-ray.shutdown()
-"""
 
 
 def test_the_estimate_is_near_what_the_benchmarks_measured() -> None:
@@ -277,14 +261,16 @@ def test_the_preset_like_the_released_code_is_planned_with_a_model_at_hand(
     assert capsys.readouterr().out.endswith("It fits.\n")
 
 
-def test_a_cluster_is_asked_for_what_its_nodes_have() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", ON_CLUSTER], env=ENVIRONMENT, capture_output=True, text=True, timeout=200
-    )
-    assert result.returncode == 0, result.stderr
-    one, two = result.stdout.split("code 0\n")  # Ray is asked for no CPU of the driver
-    assert re.search(r"^node [\d.]+: 1 runner, 1 driver\nIt fits\.$", one, re.MULTILINE)
+def test_a_cluster_is_asked_for_what_its_nodes_have(
+    cluster: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster["RAY_ADDRESS"])
+    words = ["imdb-tiny", "runner_resources=sampling=1", "runner_threads=4"]  # Ray is asked for no CPU of the driver
+    assert plan([*words, "num_runners=1"]) == 0
+    assert re.search(r"^node [\d.]+: 1 runner, 1 driver\nIt fits\.$", capsys.readouterr().out, re.MULTILINE)
+    assert plan([*words, "num_runners=2"]) == 1
     assert re.search(
-        r"^Lacking: no room for 1 of 2 runners: node [\d.]+ has 0 CPUs and 0 sampling left\.$", two, re.MULTILINE
+        r"^Lacking: no room for 1 of 2 runners: node [\d.]+ has 0 CPUs and 0 sampling left\.$",
+        capsys.readouterr().out,
+        re.MULTILINE,
     )
-    assert two.endswith("code 1\n")

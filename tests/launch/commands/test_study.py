@@ -41,11 +41,11 @@ CHANGED = "  cory: {label: Both}\n  new: {lr: 1.0}\n  broken: {also: [new], tier
 
 
 def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
-    cory: Cory, cory_here: Cory, cluster: dict[str, str], tmp_path: Path
+    cory_forked: Cory, cory_here: Cory, cluster: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     (tmp_path / "mine.yaml").write_text(TWO)
-    result = cory("study", "mine.yaml", "--out", "study", **cluster)
+    result = cory_forked("study", "mine.yaml", "--out", "study", **cluster)
     assert result.returncode == 1, result.stderr + result.stdout
     assert "Left out: absent needs nowhere, which is not there. Make it: make it" in result.stdout
     assert "broken, seed 0, failed: There is no task 'nope'." in result.stdout

@@ -4,7 +4,11 @@ import pytest
 
 from launch.commands import validate
 
+OTHER = "reward=tests.policies.sample_rewards:letters"  # the preset's own loads a classifier, as `validate imdb` does
 
-@pytest.mark.parametrize("words", [["drafts-tiny-team"], ["imdb-tiny", "num_agents=1"], ["imdb-tiny", "credit=chain"]])
+
+@pytest.mark.parametrize(
+    "words", [["drafts-tiny-team"], ["imdb-tiny", "num_agents=1", OTHER], ["imdb-tiny", "credit=chain", OTHER]]
+)
 def test_a_preset_is_put_together_as_for_training(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert validate.main(words) == 0, capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from launch.commands import evaluate, train
 from policies.generation.installed import vllm_installed
+from tests.forked import forked
 from tests.launch.conftest import ENVIRONMENT
 from tests.launch.training.test_training import SMALL
 
@@ -91,9 +92,8 @@ def of_three() -> None:
 def play(scenario: str, folder: Path, of: str = __name__, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Plays a scenario of a module, this one or another, in a process of its own."""
     (folder / "my_rewards.py").write_text(REWARD)
-    code = f"from {of} import {scenario}; {scenario}()"
-    command, env = [sys.executable, "-c", code], {**ENVIRONMENT, **environment}
-    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
+    function = getattr(import_module(of), scenario)
+    result = forked(function, folder=folder, environment={**ENVIRONMENT, **environment})
     assert result.returncode == 0, result.stderr
     return result
 

@@ -190,6 +190,7 @@ def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
 
     monkeypatch.setattr(Storage, "refresh", shaky)
     monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr("launch.console.patience.PAUSE", 0.05)
     monkeypatch.setattr("launch.console.patience.PATIENCE", 0.0)
     assert watch.main([storage.uri]) == 2
     assert "Error: The bucket cannot be read: no network." in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """How a run ends: nothing of it is lost by a signal that comes late, or by what fails after the last update."""
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,47 +9,40 @@ from typing import Any, cast
 import pytest
 
 from launch.console.interrupts import Interrupts
+from launch.display import curves
 from launch.display.terminal import Terminal
 from launch.run_folder.directory import RunDirectory
+from launch.run_folder.mirror import create_run
 from launch.training import training
 from launch.training.saving import Saving
 from policies.settings.settings import Settings
+from tests.forked import forked
 from tests.launch.conftest import ENVIRONMENT, record
-
-ENDING = """
-import signal, sys
-from pathlib import Path
-from launch.display import curves
-from launch.run_folder.mirror import create_run
-from launch.training import training
-from tests.launch.conftest import record
 from tests.launch.run_folder.conftest import SETTINGS
+from tests.launch.run_folder.test_checkpoints import write
 
-uri, recorded, happens = sys.argv[1:]
-run = create_run(uri)
-run.write_settings(SETTINGS, "cory train")
-for line in record(Path(recorded), SETTINGS).updates():
-    run.metrics.append(line)
-run.checkpoints.save(12, lambda folder: (folder / "weights").write_text("learned"))
 
-def work(self, *_):  # all updates are done
-    self.interrupts.training = True
-    return 12
+def ending(uri: str, recorded: Path, happens: str) -> int:
+    """Ends a run whose updates are all done, while something happens."""
+    run = create_run(uri)
+    run.write_settings(SETTINGS, "cory train")
+    for line in record(recorded, SETTINGS).updates():
+        run.metrics.append(line)
+    run.checkpoints.save(12, write)
 
-training._Run.work = work
+    def work(self: training._Run, *_: object) -> int:
+        self.interrupts.training = True
+        return 12
 
-def draw(*_):
-    if happens == "signal":
+    def draw(*_: object) -> None:
+        if happens == "defect":
+            raise ValueError("no fonts")
         signal.raise_signal(signal.SIGTERM)
-    elif happens == "signals":
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-    else:
-        raise ValueError("no fonts")
+        if happens == "signals":
+            signal.raise_signal(signal.SIGTERM)
 
-curves.draw = draw
-raise SystemExit(training.train(run, SETTINGS, 0, quiet=True, debug=True))
-"""
+    training._Run.work, curves.draw = work, draw  # type: ignore[assignment, method-assign]
+    return training.train(run, SETTINGS, 0, quiet=True, debug=True)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +50,12 @@ raise SystemExit(training.train(run, SETTINGS, 0, quiet=True, debug=True))
     [("signal", 0, ""), ("signals", 143, "Update 12 is saved. Go on with"), ("defect", 1, "ValueError: no fonts")],
 )
 def test_what_happens_after_the_last_update_costs_nothing_of_a_run(
-    tmp_path: Path, happens: str, code: int, said: str
+    cluster: dict[str, str], tmp_path: Path, happens: str, code: int, said: str
 ) -> None:
     place = tmp_path / "storage" / "run"
-    ended = subprocess.run(
-        [sys.executable, "-c", ENDING, f"file://{place}", str(tmp_path / "recorded"), happens],
-        env={**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    own = {**ENVIRONMENT, **cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    arguments = (f"file://{place}", tmp_path / "recorded", happens)
+    ended = forked(ending, *arguments, folder=tmp_path, environment=own)
     assert (ended.returncode, said in ended.stdout + ended.stderr) == (code, True), ended.stdout + ended.stderr
     local = list((tmp_path / "cache" / "cory-rllib" / "runs").iterdir())
     if happens == "signals":  # the second one aborts at once, and all is on this machine

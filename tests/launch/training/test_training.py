@@ -26,7 +26,9 @@ def updates_in(file: Path) -> list[int]:
     return [json.loads(line)["update"] for line in file.read_text().splitlines()]
 
 
-def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, cory_here: Cory, tmp_path: Path) -> None:
+def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(
+    cory_forked: Cory, cory_here: Cory, cluster: dict[str, str], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     process = begin(tmp_path, "train", *SMALL, "dtype=fp32", "prompt=Go on:\n{query}", "--out", "run")
@@ -50,7 +52,8 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, cory_here: C
     # As if killed between the metrics and the checkpoint of the next update.
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"update": stopped[-1] + 1}) + "\n" + '{"torn": ')
-    resumed = cory("train", "--resume", "run", "num_runners=1", "micro_batch=2")  # as on another machine
+    other = ("num_runners=1", "micro_batch=2")  # as on another machine
+    resumed = cory_forked("train", "--resume", "run", *other, **cluster)
     assert resumed.returncode == 0, resumed.stderr
     assert f"going on after update {stopped[-1]}" in resumed.stdout
     assert updates_in(run / "metrics.jsonl") == [0, 1, 2, 3]
@@ -74,16 +77,13 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(cory: Cory, cory_here: C
         for measured in ("task_reward", "ended", "repetition"):
             del response[measured]
     said = "\n".join(sample["query"] for sample in last)
-    answer = ["generate", "run", "--checkpoint", "latest", "--json"]
-    export = ["export", "run", "--policy", "llm_2", "--out", "llm_2"]
-    used = begin(tmp_path, code=f"from launch.main import main; assert main({answer}) == main({export}) == 0")
-    told, errors = used.communicate(said, timeout=120)
-    assert (used.returncode, errors) == (0, "llm_2 then llm_1, after update 3 of run\n")
-    *answers, exported = told.splitlines()
-    assert [json.loads(line) for line in answers] == [
+    answered = cory_here("generate", "run", "--checkpoint", "latest", "--json", said=said)
+    assert answered.returncode == 0 and "llm_2 then llm_1, after update 3 of run\n" in answered.stderr
+    assert [json.loads(line) for line in answered.stdout.splitlines()] == [
         {"query": sample["query"], "responses": sample["responses"]} for sample in last
     ]
-    assert exported.startswith("llm_2: llm_2 after update ")
+    exported = cory_here("export", "run", "--policy", "llm_2", "--out", "llm_2")
+    assert exported.returncode == 0 and exported.stdout.startswith("llm_2: llm_2 after update ")
     assert load_file(tmp_path / "llm_2" / "model.safetensors")["transformer.wte.weight"].shape == (4096, 256)
 
 
@@ -124,10 +124,10 @@ def test_a_run_stopped_as_ray_stops_a_job_is_saved_although_what_sends_its_numbe
 
 
 def test_an_update_with_a_gradient_that_is_not_finite_is_refused_and_its_batch_kept(
-    cory: Cory, cluster: dict[str, str], tmp_path: Path
+    cory_forked: Cory, cluster: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    result = cory("train", *SMALL, "lr=1e30", "grad_clip=null", "--out", "run", **cluster)
+    result = cory_forked("train", *SMALL, "lr=1e30", "grad_clip=null", "--out", "run", **cluster)
     assert result.returncode == 2 and "Traceback" not in result.stderr
     assert "The gradient of llm_1 is not finite in update 2" in result.stderr
     assert "Update 0 is saved. Go on with:\n  cory train --resume run" in result.stderr

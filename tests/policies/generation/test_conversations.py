@@ -11,7 +11,7 @@ from cory_env.tokenizer import load_tokenizer
 from policies.generation.generator import Request, Response
 from policies.generation.installed import vllm_installed
 from policies.generation.vllm_generator import VLLMGenerator
-from tests.policies.generation.test_vllm_generator import MODEL, ask, make_generator
+from tests.policies.generation.test_vllm_generator import MODEL, ask, close, make_generator
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
@@ -24,7 +24,7 @@ def generator() -> Iterator[VLLMGenerator]:
     """Two engines."""
     generator = make_generator(["llm_1", "llm_2"])
     yield generator
-    generator.close()
+    close([generator])
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from policies.models.weights import checksum
 from policies.self_test import perturb
 from policies.settings.settings import make_settings
 from tests.policies.conftest import MakeCory, make_model, weights_of
+from tests.policies.generation.test_vllm_generator import close
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {
@@ -123,8 +124,7 @@ def engines() -> Iterator[list[VLLMGenerator]]:
     """Those of this process, which are closed together: they share its distributed state."""
     engines: list[VLLMGenerator] = []
     yield engines
-    for generator in engines:
-        generator.close()
+    close(engines)
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")

@@ -18,7 +18,7 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Digest, Weights
 from policies.self_test import perturb
 from tests.policies.conftest import make_model, weights_of
-from tests.policies.generation.test_vllm_generator import MODEL, make_generator
+from tests.policies.generation.test_vllm_generator import MODEL, close, make_generator
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
@@ -34,7 +34,7 @@ PROMPTS = [[5, 6, 7], [8, 9]]
 def generator() -> Iterator[VLLMGenerator]:
     found = make_generator(weight_transfer="gloo", max_prompt=16)
     yield found
-    found.close()
+    close([found])
 
 
 @pytest.fixture(scope="module")

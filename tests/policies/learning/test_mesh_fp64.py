@@ -12,7 +12,7 @@ import torch.distributed as dist
 from policies.learning.averaging import move_to_mean
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.sharding import learner_mesh
-from tests.policies.learning.ranks import run_ranks
+from tests.forked import run_ranks
 from tests.policies.learning.test_policy_learner import path
 from tests.policies.learning.test_sharding import batch, llama, make_learner
 

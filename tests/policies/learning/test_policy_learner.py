@@ -26,7 +26,7 @@ from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora
 from policies.self_test import perturb
-from tests.policies.learning.ranks import run_ranks
+from tests.forked import run_ranks
 
 VOCAB = 64
 PROMPT_LENGTHS, LENGTHS = [3, 9, 1, 6, 2, 5], [1, 8, 3, 5, 2, 7]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from policies.learning import stored_policy
 from policies.learning.sharding import learner_mesh
-from tests.policies.learning.ranks import run_ranks
+from tests.forked import run_ranks
 from tests.policies.learning.test_policy_learner import path
 from tests.policies.learning.test_sharding import learn, make_learner
 

@@ -26,7 +26,7 @@ from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 from policies.models.stored_weights import StoredWeights
 from policies.self_test import perturb
-from tests.policies.learning.ranks import run_ranks
+from tests.forked import run_ranks
 from tests.policies.learning.test_policy_learner import VOCAB, path, played, ready
 
 __all__ = ["path"]

@@ -22,7 +22,7 @@ from tests.policies.conftest import TINY
 
 CHAINS: list[dict[str, Any]] = [
     {"num_agents": 1},
-    {"num_agents": 2, "reward": "cory_env.rewards.sentiment:positive_logit"},
+    {"num_agents": 2, "reward": "tests.policies.sample_rewards:of_all"},
     {"num_agents": 3},
     {"num_agents": 4, "weights": "lora", "observed": "last"},
     {"num_agents": 4, "weights": "lora", "observed": "best"},

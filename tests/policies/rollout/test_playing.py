@@ -28,7 +28,7 @@ def played_by(algorithm: Cory, update: int, mapping: RoleMapping) -> list[list[s
 @pytest.mark.parametrize(
     "settings",
     [
-        {"exchange_period": 1},
+        pytest.param({"exchange_period": 1}, marks=pytest.mark.slow),  # as the last, but without teams
         {"exchange_period": 2, "average_period": 1},
         {"exchange_period": 1, "num_policies": 4, "minibatch": 2},
     ],
@@ -107,11 +107,16 @@ def test_queries_of_a_runner_that_is_killed_while_it_plays_ahead_are_played_all_
         assert shaken.train()["cory"]["weight_version_lag"] == 1
 
 
-def test_what_fails_while_playing_ahead_is_raised_by_the_update_that_needs_it(
-    make_cory: MakeCory, tmp_path: Path
+def test_what_fails_is_raised_by_the_update_that_needs_it_which_can_be_done_again_or_the_run_be_ended(
+    make_cory: MakeCory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag = tmp_path / "trouble"
     algorithm = make_cory(**AHEAD, reward=f"{REWARDS}:troubled?flag={flag}")
+    flag.write_text("fail")
+    with pytest.raises(RewardError, match=r"tests\.policies\.sample_rewards:troubled"):
+        algorithm.train()  # the first update, which nobody plays ahead
+    assert algorithm.updates == 0
+    flag.unlink()
     algorithm.train()
     flag.write_text("fail")
     assert algorithm.train()["cory"]["weight_version_lag"] == 1
@@ -120,14 +125,6 @@ def test_what_fails_while_playing_ahead_is_raised_by_the_update_that_needs_it(
         algorithm.train()
     assert algorithm.updates == 2
     assert algorithm.train()["cory"]["weight_version_lag"] == 0
-
-
-def test_an_update_that_fails_while_runners_play_ahead_can_be_done_again_or_the_run_be_ended(
-    make_cory: MakeCory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flag = tmp_path / "trouble"
-    algorithm = make_cory(**AHEAD, reward=f"{REWARDS}:troubled?flag={flag}")
-    algorithm.train()
 
     def lost(*_: Any) -> None:
         raise LearnerError("A learner's process died.")
@@ -139,7 +136,7 @@ def test_an_update_that_fails_while_runners_play_ahead_can_be_done_again_or_the_
             algorithm.train()
         if not trouble:
             assert algorithm.train()["cory"]["weight_version_lag"] == 0
-    assert algorithm.updates == 2
+    assert algorithm.updates == 4
     monkeypatch.setattr(runners, "_FAREWELL", 1.0)
     started = time.monotonic()
     algorithm.stop()

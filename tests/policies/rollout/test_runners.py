@@ -99,13 +99,6 @@ def texts(report: dict[str, Any]) -> list[list[str]]:
     return [[response["text"] for response in sample["responses"]] for sample in report["samples"]]
 
 
-def test_a_reward_that_fails_in_a_runner_reaches_the_driver_as_what_it_is(make_cory: MakeCory) -> None:
-    algorithm = make_cory(num_runners=1, queries=4, minibatch=4, reward=f"{REWARDS}:boom")
-    with pytest.raises(RewardError, match=r"tests\.policies\.sample_rewards:boom"):
-        algorithm.train()
-    assert algorithm.updates == 0
-
-
 @pytest.mark.slow
 def test_a_reward_that_hangs_longer_than_a_rollout_may_take_is_named_all_the_same(make_cory: MakeCory) -> None:
     hanging = {"reward": f"{REWARDS}:hang", "reward_timeout": 5.0, "generation_timeout": 8.0}

@@ -1,0 +1,77 @@
+"""Processes that are forked from one that has imported what learning and training need, which takes 8 seconds of CPU.
+
+Each is a process of its own in all else. What importing does is for tests that start a Python of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from torch.multiprocessing import start_processes
+
+
+def forking() -> ForkServerContext:
+    """The context that forks them, all from one process for each of the tests' own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.preloaded"])
+    return context
+
+
+def run_ranks(rank: Callable[..., None], count: int, *arguments: object) -> None:
+    """Calls `rank(number, *arguments)` in processes 0 … `count` - 1, and raises what one of them raises."""
+    start_processes(rank, arguments, nprocs=count, start_method=forking().get_start_method())
+
+
+def forked(
+    call: Callable[..., int | None], *arguments: object, folder: Path, environment: Mapping[str, str], said: str = ""
+) -> CompletedProcess[str]:
+    """Calls a function as a program of its own, which ends with what it returns.
+
+    Args:
+        call: the function, of a module.
+        arguments: that it takes.
+        folder: where it works.
+        environment: all its variables.
+        said: what it reads.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        streams = [Path(own, name) for name in ("stdin", "stdout", "stderr")]
+        for stream, text in zip(streams, (said, "", ""), strict=True):
+            stream.write_text(text)
+        process = forking().Process(target=_begin, args=(streams, folder, dict(environment), call, arguments))
+        process.start()
+        process.join(240)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        _, told, errors = (stream.read_text() for stream in streams)
+        assert process.exitcode is not None
+        return CompletedProcess(call.__name__, process.exitcode, told, errors)
+
+
+def _begin(
+    streams: list[Path],
+    folder: Path,
+    environment: dict[str, str],
+    call: Callable[..., int | None],
+    arguments: tuple[object, ...],
+) -> None:
+    for number, stream in enumerate(streams):
+        os.dup2(os.open(stream, os.O_RDWR), number)
+    sys.stdin = os.fdopen(0)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    try:
+        raise SystemExit(call(*arguments))
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out

@@ -1,0 +1,12 @@
+"""What processes that are forked (`tests.forked`) have imported, as quietly as the `cory` command does."""
+
+from importlib import import_module
+
+from launch.cluster.session import quiet_libraries
+
+quiet_libraries(debug=False)
+for _name in (
+    *("policies.cory", "launch.commands.train", "launch.commands.evaluate", "launch.display.curves"),
+    *("tests.policies.learning.test_mesh_fp64", "tests.policies.learning.test_saving"),
+):
+    import_module(_name)
