@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from cory_env.tasks.template import placeholders
@@ -39,37 +40,11 @@ class TrainedChain:
                 than a query.
             ModelError: there is no base model any more.
         """
-        settings = trained.settings
-        task, tokenizers = load_task(settings)
-        _check_prompts(task, settings.knowledge_transfer and len(players) > 1)
-        if settings.knowledge_transfer and settings.observed == "best" and len(players) > 2:
-            raise CommandError(
-                "From the third one on, the policies of this run see the best of the earlier responses, and which one "
-                f"that is only the reward can tell. Let fewer answer: --roles {','.join(players[:2])}."
-            )
-        if settings.lora is not None and AVERAGE in players:
-            raise CommandError(
-                "The mean of adapters has a higher rank than they, so it cannot answer here. Write it with `cory "
-                "export --policy mean`, or name policies of the run with --roles."
-            )
         self.players = players
         self.temperature = max(temperature, COLDEST)
         self.seed = seed
-        read_by = [player if player in tokenizers else settings.modules[0] for player in players]  # the mean is no LLM
-        self.chain = settings.make_chain(task, tokenizers, read_by)
-        policies = tuple(dict.fromkeys(players))
-        self.generator = TransformersGenerator(
-            {policy: model_path(trained.base(policy)) for policy in policies},
-            dtype=settings.dtype,
-            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-            trust_remote_code=settings.trust_remote_code,
-            lora=settings.lora,
-            quantization=settings.quantization,
-        )
-        for policy in policies:
-            weights = trained.weights(policy)
-            trained.check_base(policy, weights, self.generator.own[policy])
-            self.generator.load(policy, weights, trained.update)
+        self.chain = chain_of(trained, players)
+        self.generator = transformers_generator(trained, tuple(dict.fromkeys(players)))
 
     def answer(self, number: int, text: str, printer: TokenPrinter | None = None) -> Answered:
         """Lets the chain answer a query.
@@ -101,6 +76,57 @@ class TrainedChain:
             if printer is not None:
                 printer.line("")
         return {"query": text, "responses": responses}
+
+
+def chain_of(trained: Trained, players: Sequence[str]) -> Chain:
+    """Returns the chain that policies of a run play, as they read and write it.
+
+    Args:
+        trained: whose they are.
+        players: in the order they answer.
+
+    Raises:
+        CommandError: the task's data is not as it was, a prompt needs more than a query, or one of them cannot answer.
+        ModelError: there is no base model any more.
+    """
+    settings = trained.settings
+    task, tokenizers = load_task(settings)
+    _check_prompts(task, settings.knowledge_transfer and len(players) > 1)
+    if settings.knowledge_transfer and settings.observed == "best" and len(players) > 2:
+        raise CommandError(
+            "From the third one on, the policies of this run see the best of the earlier responses, and which one "
+            f"that is only the reward can tell. Let fewer answer: --roles {','.join(players[:2])}."
+        )
+    if settings.lora is not None and AVERAGE in players:
+        raise CommandError(
+            "The mean of adapters has a higher rank than they, so it cannot answer here. Write it with `cory "
+            "export --policy mean`, or name policies of the run with --roles."
+        )
+    read_by = [player if player in tokenizers else settings.modules[0] for player in players]  # the mean is no LLM
+    return settings.make_chain(task, tokenizers, read_by)
+
+
+def transformers_generator(trained: Trained, policies: Sequence[str]) -> TransformersGenerator:
+    """Loads policies of a run, each once.
+
+    Raises:
+        CommandError: the checkpoint or the base model is not as it was.
+        ModelError: there is no base model any more.
+    """
+    settings = trained.settings
+    generator = TransformersGenerator(
+        {policy: model_path(trained.base(policy)) for policy in policies},
+        dtype=settings.dtype,
+        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        trust_remote_code=settings.trust_remote_code,
+        lora=settings.lora,
+        quantization=settings.quantization,
+    )
+    for policy in policies:
+        weights = trained.weights(policy)
+        trained.check_base(policy, weights, generator.own[policy])
+        generator.load(policy, weights, trained.update)
+    return generator
 
 
 def _check_prompts(task: Task, later: bool) -> None:
