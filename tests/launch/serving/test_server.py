@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from cory_env.chain import Chain
+from cory_env.tasks import Task
+from cory_env.tokenizer import load_tokenizer
 from launch.commands.serve import main
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, chain_of
@@ -21,6 +24,7 @@ from launch.run_folder.directory import RunDirectory
 from launch.serving import server
 from launch.serving.answers import Served, Writing
 from launch.serving.desk import Desk
+from launch.serving.requests import ChatRequest, RequestError
 from policies.generation.vllm_generator import vllm_installed
 from tests.launch.conftest import CHECKOUT, ENVIRONMENT
 from tests.policies.sample_rewards import letters
@@ -237,3 +241,16 @@ def test_by_vllm_it_answers_as_generate_does_and_ends_cleanly_at_sigterm(
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_run_with_chat_takes_conversations_and_any_other_a_single_message() -> None:
+    tokenizer = load_tokenizer()
+    tokenizer.chat_template = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}assistant:"
+    task = Task(name="custom", train=[], test=[], reward="r:r", prompt_template="Q: {query}")
+    served = Served("llm_1", ("llm_1",), Chain(task, tokenizer, num_agents=1, chat=True))
+    said = [{"role": "developer", "content": "Be kind."}, *user("Hi"), {"role": "assistant", "content": "Ho"}, *user()]
+    asked = server._query(ChatRequest(model="llm_1", messages=said), served, 0)
+    (prompt,) = served.chain.encode_first([asked])
+    assert tokenizer.decode(prompt) == f"system: Be kind.\nuser: Hi\nassistant: Ho\nuser: Q: {QUERY}\nassistant:"
+    with pytest.raises(RequestError, match="The last message must be the user's"):
+        server._query(ChatRequest(model="llm_1", messages=said[:-1]), served, 0)
