@@ -29,6 +29,7 @@ Try it:
   cory study imdb --tier 1 --out runs/study   PPO against CORY, and ablations
   cory evaluate runs/NAME            its policies beside the untouched base
   cory generate runs/NAME            ask what it trained
+  cory serve runs/NAME               let OpenAI's clients ask it
   cory submit --storage DIR -- train the same on a Ray cluster
 
 `cory COMMAND --help` says more; `cory --version` prints the version.

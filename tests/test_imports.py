@@ -12,8 +12,8 @@ HOUSE = Path(__file__).parents[1]
 FLOORS = {
     "cory_rllib": ("", "use", "runs"),
     "launch": (
-        *("main", "commands", "report", "study", "search", "models", "evaluation", "training", "display"),
-        *("run_folder", "cluster", "console"),
+        *("main", "commands", "report", "study", "search", "serving", "harness", "models", "evaluation", "training"),
+        *("display", "run_folder", "cluster", "console"),
     ),
     "policies": (
         *("influence", "checkpoint", "cory_config", "cory", "rllib_settings", "role_exchange", "evaluator"),
@@ -21,6 +21,7 @@ FLOORS = {
         *("rollout", "rllib", "settings", "generation", "learning", "models"),
     ),
     "cory_env": (
+        "inspect_task",
         "cory_v0",
         "validate",
         "rewarding",

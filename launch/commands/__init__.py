@@ -12,6 +12,7 @@ COMMANDS = {
     "plot": "Draw the curves of a run.",
     "report": "Write one HTML file about any number of runs.",
     "generate": "Let the trained chain answer queries.",
+    "serve": "Serve the trained policies, and their chain, by OpenAI's API.",
     "export": "Write a trained policy as a Hugging Face folder.",
     "validate": "Check a task's data, prompts and reward, without a model.",
     "submit": "Send a command to a Ray cluster as a job.",

@@ -1,6 +1,7 @@
 """`cory evaluate`: measures a run's policies, or a model, on held-out queries, beside the untouched base."""
 
 import argparse
+import contextlib
 import math
 import shlex
 import sys
@@ -46,6 +47,7 @@ examples:
   cory evaluate runs/NAME data=other.jsonl temperature=0.7
   cory evaluate runs/ALONE --agents 2          # a policy never trained in a chain, as the observer of itself
   cory evaluate ./my-model task=custom data=questions.jsonl reward=my_rewards:score max_response=12 --solved-at 1
+  cory evaluate runs/NAME --lm-eval hellaswag,gsm8k --limit 200   # other people's tasks (docs/evaluations.md)
 
 A killed evaluation goes on when the same command is given again. Checkpoints are pickles, which can run code: evaluate
 your own runs only.
@@ -97,6 +99,13 @@ def _parser() -> Parser:
         help="task reward from which a response is correct (default: the task's)",
     )
     parser.add_argument(
+        "--lm-eval", metavar="T,...", help="run these tasks of lm-evaluation-harness instead, base and policies"
+    )
+    parser.add_argument(
+        "--lm-eval-tasks-folder", type=local_path, metavar="DIR", help="a folder of task files for --lm-eval"
+    )
+    parser.add_argument("--limit", type=_positive, metavar="N", help="of --lm-eval: N documents of each task")
+    parser.add_argument(
         "--out",
         type=local_path,
         metavar="DIR",
@@ -118,6 +127,10 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.run_folder.storage import check_place
     from launch.training import preflight
 
+    if options.lm_eval is not None:
+        return _lm_eval(options)
+    if options.limit or options.lm_eval_tasks_folder:
+        raise CommandError("--limit and --lm-eval-tasks-folder belong to --lm-eval TASKS. For a run's task: --queries.")
     run_directory = _run_in(options.target)
     if options.checkpoint and run_directory is None:
         raise CommandError(f"--checkpoint chooses among those of a run, but {options.target} is a model.")
@@ -154,6 +167,49 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     if code == 0:
         _report(plan, scoring, folder, voice, shlex.join(["cory", "evaluate", *words]))
     return code
+
+
+def _lm_eval(options: argparse.Namespace) -> int:
+    """Runs lm-evaluation-harness on the base and the policies of a run.
+
+    Raises:
+        CommandError: no such run, checkpoint or task, or the harness is not installed.
+    """
+    from launch.cluster import session
+    from launch.console import output
+
+    session.quiet_libraries(options.debug)
+    from rich.console import Console
+
+    from launch.harness import lm_eval
+    from launch.models.trained import open_trained
+    from launch.run_folder.locks import lock_folder
+
+    if options.words or options.config or options.task:
+        raise CommandError("--lm-eval brings its own tasks and sampling: leave out settings, --task and -c.")
+    lm_eval.check_installed()
+    folder = options.lm_eval_tasks_folder
+    if folder is not None and not folder.is_dir():
+        raise CommandError(f"There is no folder {folder}, which --lm-eval-tasks-folder names.")
+    trained = open_trained(options.target, options.checkpoint)
+    wanted = lm_eval.Wanted(lm_eval.tasks_of(options.lm_eval), folder, options.limit)
+    name = f"{trained.folder.name}-lm-eval-{wanted.fingerprint(trained)}"
+    stored = trained.run.storage is not None
+    place = (
+        Path("evaluations") / f"{trained.run.path.name}-{name}" if stored else trained.run.path / "evaluation" / name
+    )
+    place = options.out or place
+    place.mkdir(parents=True, exist_ok=True)
+    told = output.own_output()
+    quiet = contextlib.nullcontext() if options.debug else output.output_into(place / "log.txt")
+    with lock_folder(place), quiet:
+        found = lm_eval.measure(
+            trained, wanted, place, lambda label: print(f"Measuring {label}", file=told, flush=True)
+        )
+    if not options.quiet:
+        Console().print(lm_eval.shown(found))
+    print(f"Results     {place}")
+    return 0
 
 
 def _run_in(target: str) -> "RunDirectory | None":

@@ -1,15 +1,14 @@
 """The chain of a run's trained policies, in this process: queries in, each role's response out; many at once or one."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-
+from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.message import Message
 from cory_env.tasks import Query, Task
 from cory_env.tasks.template import placeholders
 from launch.console.errors import CommandError
+from launch.models.generators import transformers_generator, vllm_generator
 from launch.models.token_printer import TokenPrinter
 from launch.models.trained import Trained
 from launch.run_folder.records import Answer, Answered
@@ -17,10 +16,7 @@ from launch.training.preflight import load_task
 from policies.generation.generator import EVALUATION_STREAM, Generator, Request, Sampling, sampling_seed
 from policies.generation.token_stream import TokenStream
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.models.adapters import adapted
-from policies.models.language_model import empty_language_model
-from policies.models.lora import Lora
-from policies.models.model_names import AVERAGE, model_path
+from policies.models.model_names import AVERAGE
 from policies.rollout.dealing import Deal
 from policies.rollout.game import Game, InPlay
 
@@ -51,28 +47,12 @@ class TrainedChain:
                 than a query.
             ModelError: there is no base model any more.
         """
-        settings = trained.settings
-        task, tokenizers = load_task(settings)
-        later = settings.knowledge_transfer and len(players) > 1
-        self.columns = columns_of(task, later)
+        self.chain = chain_of(trained, players, many=many)
+        self.columns = columns_of(self.chain.task, len(self.chain.roles) > 1 and trained.settings.knowledge_transfer)
         """Those that prompts hold beside the query."""
-        if not many:
-            _check_prompts(task, later)
-        if settings.knowledge_transfer and settings.observed == "best" and len(players) > 2:
-            raise CommandError(
-                "From the third one on, the policies of this run see the best of the earlier responses, and which one "
-                f"that is only the reward can tell. Let fewer answer: --roles {','.join(players[:2])}."
-            )
-        if settings.lora is not None and AVERAGE in players:
-            raise CommandError(
-                "The mean of adapters has a higher rank than they, so it cannot answer here. Write it with `cory "
-                "export --policy mean`, or name policies of the run with --roles."
-            )
         self.players = players
         self.temperature = max(temperature, COLDEST)
         self.seed = seed
-        read_by = [player if player in tokenizers else settings.modules[0] for player in players]  # the mean is no LLM
-        self.chain = settings.make_chain(task, tokenizers, read_by)
         self._trained = trained
         if not many:
             self.load("transformers", 1)
@@ -89,40 +69,11 @@ class TrainedChain:
             EngineStartError: vLLM could not start.
             ModelError: there is no base model any more.
         """
-        trained, settings = self._trained, self._trained.settings
         policies = tuple(dict.fromkeys(self.players))
-        models = {policy: model_path(trained.base(policy)) for policy in policies}
-        common: dict[str, Any] = {
-            "dtype": settings.dtype,
-            "device": torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-            "trust_remote_code": settings.trust_remote_code,
-            "lora": settings.lora,
-        }
         if backend == "vllm":
-            from policies.generation.vllm_generator import VLLMGenerator
-
-            self.generator = VLLMGenerator(
-                models,
-                **common,
-                max_prompt=settings.max_prompt,
-                max_response=settings.max_response,
-                max_sequences=at_once,
-                tensor_parallel=settings.tensor_parallel,
-            )
-            own = {
-                policy: _parameters(models[policy], settings.trust_remote_code, settings.lora) for policy in policies
-            }
+            self.generator = vllm_generator(self._trained, policies, at_once)
         else:
-            generator = TransformersGenerator(models, **common, quantization=settings.quantization)
-            self.generator, own = generator, generator.own
-        for policy in policies:
-            weights = trained.weights(policy)
-            trained.check_base(policy, weights, own[policy])
-            loaded = self.generator.load(policy, weights, trained.update)
-            if loaded.stale:
-                raise CommandError(
-                    f"The engine kept weights of the base, such as {loaded.stale[0]}: try --backend transformers."
-                )
+            self.generator = transformers_generator(self._trained, policies)
 
     def fits(self, queries: Sequence[Query]) -> None:
         """Refuses queries of which a role's prompt does not fit, even without any reference.
@@ -215,12 +166,34 @@ class TrainedChain:
         return Answered(query=episode.query.raw, responses=responses)
 
 
-def _parameters(path: str, trust_remote_code: bool, lora: Lora | None) -> dict[str, torch.Tensor]:
-    """Returns what is trained of a model, without its values: all parameters, or the adapter's."""
-    model = empty_language_model(path, trust_remote_code)
-    if lora is None:
-        return dict(model.named_parameters())
-    return {name: parameter for name, parameter in adapted(model, lora).named_parameters() if parameter.requires_grad}
+def chain_of(trained: Trained, players: Sequence[str], *, many: bool = False) -> Chain:
+    """Returns the chain that policies of a run play, as they read and write it.
+
+    Args:
+        trained: whose they are.
+        players: in the order they answer.
+        many: queries are rows, with columns that prompts may hold.
+
+    Raises:
+        CommandError: the task's data is not as it was, a prompt needs more than a query, or one of them cannot answer.
+        ModelError: there is no base model any more.
+    """
+    settings = trained.settings
+    task, tokenizers = load_task(settings)
+    if not many:
+        _check_prompts(task, settings.knowledge_transfer and len(players) > 1)
+    if settings.knowledge_transfer and settings.observed == "best" and len(players) > 2:
+        raise CommandError(
+            "From the third one on, the policies of this run see the best of the earlier responses, and which one "
+            f"that is only the reward can tell. Let fewer answer: --roles {','.join(players[:2])}."
+        )
+    if settings.lora is not None and AVERAGE in players:
+        raise CommandError(
+            "The mean of adapters has a higher rank than they, so it cannot answer here. Write it with `cory "
+            "export --policy mean`, or name policies of the run with --roles."
+        )
+    read_by = [player if player in tokenizers else settings.modules[0] for player in players]  # the mean is no LLM
+    return settings.make_chain(task, tokenizers, read_by)
 
 
 def _check_prompts(task: Task, later: bool) -> None:

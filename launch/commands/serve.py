@@ -1,0 +1,166 @@
+"""`cory serve RUN`: trained policies, and their chain, behind an address that OpenAI's clients know."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.console.errors import CommandError
+from launch.console.parser import Parser, run
+
+if TYPE_CHECKING:
+    from launch.models.trained import Trained
+    from launch.serving.desk import Backend
+
+KEY = "CORY_API_KEY"
+"""The variable that holds what --api-key says, where others could read a command."""
+CHAIN = "chain"
+
+EPILOG = """Clients find each policy, such as llm_1, under its name, and the chain as `chain`: its policies answer in
+turn, and the last response is the answer; the earlier ones are its `drafts` (docs/serving.md).
+
+  POST /v1/chat/completions   a query, or a conversation where the run has chat=true
+  POST /v1/completions        a policy goes on from a text as it is; the chain answers it as a query
+  GET  /v1/models, /health
+
+Several clients are answered at once. Ctrl-C or SIGTERM ends it when the answers that it has begun are written.
+
+examples:
+  cory serve runs/demo
+  cory serve runs/demo --roles llm_1 --port 8001
+  cory serve runs/demo --host 0.0.0.0 --api-key KEY       or CORY_API_KEY in the environment
+  curl localhost:8000/v1/completions -d '{"model": "chain", "prompt": "This movie"}'
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0 when it was ended by Ctrl-C or SIGTERM; 2 after a user's mistake.
+    """
+    parser = Parser(
+        prog="cory serve",
+        description="Serve the policies of a run, and their chain, by OpenAI's API.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or its URI")
+    parser.add_argument(
+        "--roles",
+        default=CHAIN,
+        metavar="P,...",
+        help="the chain's policies in the order they answer, or one alone (default: chain, as training left them)",
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="C", help="best, latest or an update's number (default: best, or else latest)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
+    parser.add_argument("--port", type=_port, default=8000, help="0: one that is free (default: 8000)")
+    parser.add_argument("--api-key", metavar="KEY", help=f"what clients must bring (default: ${KEY}, or else nothing)")
+    parser.add_argument(
+        "--backend", choices=("vllm", "transformers"), help="(default: vllm, where it is installed and can)"
+    )
+    parser.add_argument("--at-once", type=_positive, default=32, metavar="N", help="responses at once (default: 32)")
+    parser.add_argument("--max-prompt", type=_positive, metavar="N", help="tokens (default: the run's)")
+    parser.add_argument("--max-response", type=_positive, metavar="N", help="tokens (default: the run's)")
+    parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
+    options = parser.parse_args(argv)
+    return run(lambda: serve(options), debug=options.debug)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Loads the policies and answers clients.
+
+    Raises:
+        CommandError: no such run, checkpoint or policy, a port in use, or prompts that need more than a query.
+        EngineStartError: vLLM could not start.
+    """
+    from launch.cluster import session
+    from launch.console import output
+
+    session.quiet_libraries(options.debug)
+    from launch.models.trained import open_trained
+    from launch.serving import server
+
+    trained = open_trained(options.run, options.checkpoint)
+    limits = {"max_prompt": options.max_prompt, "max_response": options.max_response}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    trained = trained._replace(settings=trained.settings.model_copy(update=given))
+    roles = options.roles.replace(" ", "")
+    players = trained.players if roles == CHAIN else trained.named(roles.split(","))
+    try:
+        place = server.listen(options.host, options.port)
+    except OSError as error:
+        raise CommandError(
+            f"{options.host}:{options.port} cannot be listened at: {error.strerror}. Choose another --port or --host."
+        ) from error
+    with place:
+        from launch.models.trained_chain import chain_of
+        from launch.serving.answers import Served
+        from launch.serving.desk import Desk
+
+        policies = tuple(dict.fromkeys(players))
+        models = {policy: Served(policy, (policy,), chain_of(trained, [policy])) for policy in policies}
+        if len(players) > 1:
+            models[CHAIN] = Served(CHAIN, players, chain_of(trained, players))
+        name = _backend(options.backend, trained)
+        print(f"{' then '.join(players)}, after update {trained.update} of {options.run}: loading.", file=sys.stderr)
+        quiet = contextlib.nullcontext() if options.debug else output.output_into(Path(os.devnull))
+        with quiet:  # C++ and engines heed no other setting
+            backend = _load(name, trained, policies, options.at_once)
+        desk = Desk(backend)
+        api_key = options.api_key or os.environ.get(KEY) or None
+        address = f"http://{options.host}:{place.getsockname()[1]}/v1"
+
+        def ready() -> None:
+            print(f"Serving {', '.join(models)} at {address} ({name}). Ctrl-C ends it.", file=sys.stderr, flush=True)
+
+        server.serve(server.Server(desk, models, trained.settings.temperature, api_key), place, ready)
+        desk.close()
+    print("Ended.", file=sys.stderr)
+    return 0
+
+
+def _backend(wanted: str | None, trained: Trained) -> str:
+    """Returns the backend to generate with.
+
+    Raises:
+        CommandError: vLLM is asked for, but cannot.
+    """
+    from policies.generation.installed import vllm_installed
+
+    quantised = trained.settings.quantization != "none"
+    if wanted == "vllm" and not vllm_installed():
+        raise CommandError(
+            "vLLM is not installed. Run `pip install 'cory-rllib[vllm]'`, or use --backend transformers."
+        )
+    if wanted == "vllm" and quantised:
+        raise CommandError("vLLM does not serve a base that is quantised as in training. Use --backend transformers.")
+    return wanted or ("vllm" if vllm_installed() and not quantised else "transformers")
+
+
+def _load(name: str, trained: Trained, policies: tuple[str, ...], at_once: int) -> Backend:
+    if name == "vllm":
+        from launch.serving.vllm_backend import VLLMBackend
+
+        return VLLMBackend(trained, policies, at_once)
+    from launch.serving.transformers_backend import TransformersBackend
+
+    return TransformersBackend(trained, policies, at_once)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"it is {text}, but must be a whole number from 0 to 65535")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it is {text}, but must be a whole number above 0")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Trained policies in other people's evaluations."""

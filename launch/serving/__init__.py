@@ -1,0 +1,1 @@
+"""Trained policies behind an address that clients of OpenAI's know."""

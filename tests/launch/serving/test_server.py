@@ -1,0 +1,256 @@
+"""`cory serve` as OpenAI's own client sees it: the answers of `cory generate`, drafts, streams, and errors."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cory_env.chain import Chain
+from cory_env.tasks import Task
+from cory_env.tokenizer import load_tokenizer
+from launch.commands.serve import main
+from launch.models.trained import open_trained
+from launch.models.trained_chain import TrainedChain, chain_of
+from launch.run_folder.directory import RunDirectory
+from launch.serving import server
+from launch.serving.answers import Served, Writing
+from launch.serving.desk import Desk
+from launch.serving.requests import ChatRequest, RequestError
+from policies.generation.installed import vllm_installed
+from tests.launch.conftest import CHECKOUT, ENVIRONMENT
+from tests.policies.sample_rewards import letters
+
+openai = pytest.importorskip("openai")
+
+QUERY = "This movie"
+CHAIN = ("llm_2", "llm_1")
+KEY = "secret"
+INSPECT = os.environ.get("CORY_INSPECT")
+
+
+def client(address: str, key: str = KEY) -> Any:
+    return openai.OpenAI(base_url=address, api_key=key, max_retries=0, timeout=100)
+
+
+@pytest.fixture(scope="module")
+def asked(policies_run: RunDirectory) -> Iterator[Any]:
+    """A client of a server in this process, of the run's best checkpoint, by transformers."""
+    from aiohttp import web
+
+    from launch.serving.transformers_backend import TransformersBackend
+
+    trained = open_trained(policies_run.path)
+    desk = Desk(TransformersBackend(trained, CHAIN, 8))
+    models = {policy: Served(policy, (policy,), chain_of(trained, [policy])) for policy in CHAIN}
+    models["chain"] = Served("chain", CHAIN, chain_of(trained, CHAIN))
+    place = server.listen("127.0.0.1", 0)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    runner = web.AppRunner(server.Server(desk, models, 0.7, KEY).app, handler_cancellation=True)
+
+    async def begin() -> None:
+        await runner.setup()
+        await web.SockSite(runner, place).start()
+
+    asyncio.run_coroutine_threadsafe(begin(), loop).result(30)
+    yield client(f"http://127.0.0.1:{place.getsockname()[1]}/v1")
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    desk.close()
+
+
+def answers(
+    run: RunDirectory, players: tuple[str, ...], temperature: float, seed: int = 0, count: int = 1
+) -> list[Any]:
+    """What `cory generate` answers to the query, as so many queries."""
+    chain = TrainedChain(open_trained(run.path), players, temperature, seed)
+    return [[each["text"] for each in chain.answer(number, QUERY)["responses"]] for number in range(count)]
+
+
+def user(text: str = QUERY) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def test_the_policies_and_their_chain_are_its_models(asked: Any) -> None:
+    assert [model.id for model in asked.models.list()] == ["llm_2", "llm_1", "chain"]
+    assert asked.models.retrieve("chain").id == "chain"
+
+
+def test_a_seed_brings_what_generate_answers_and_the_chain_brings_its_drafts(
+    asked: Any, policies_run: RunDirectory
+) -> None:
+    expected = answers(policies_run, CHAIN, 0.7, seed=3, count=2)
+    reply = asked.chat.completions.create(model="chain", messages=user(), seed=3, n=2)
+    for choice, (draft, answer) in zip(reply.choices, expected, strict=True):
+        assert choice.message.content == answer
+        assert choice.message.drafts == [{"role": "pioneer", "policy": "llm_2", "content": draft}]
+    as_text = asked.completions.create(model="chain", prompt=[QUERY, QUERY], seed=3)
+    assert [choice.text for choice in as_text.choices] == [answer for _, answer in expected]
+    assert as_text.usage.completion_tokens == reply.usage.completion_tokens == 32
+
+
+def test_a_stream_brings_the_drafts_first_and_then_the_same_answer_in_pieces(asked: Any) -> None:
+    whole = asked.chat.completions.create(model="chain", messages=user(), seed=5)
+    options = {"include_usage": True}
+    chunks = list(
+        asked.chat.completions.create(model="chain", messages=user(), seed=5, stream=True, stream_options=options)
+    )
+    assert chunks[0].choices[0].delta.drafts == whole.choices[0].message.drafts
+    pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+    assert "".join(pieces) == whole.choices[0].message.content and sum(map(bool, pieces)) > 3
+    assert chunks[-2].choices[0].finish_reason == "length" and chunks[-1].usage == whole.usage
+
+
+def test_a_policy_goes_on_from_a_text_and_ends_before_a_stop_text(asked: Any, policies_run: RunDirectory) -> None:
+    ((text,),) = answers(policies_run, ("llm_1",), 0)
+    (choice,) = asked.completions.create(model="llm_1", prompt=QUERY, temperature=0).choices
+    assert (choice.text, choice.finish_reason) == (text, "length") and not hasattr(choice, "drafts")
+    stop = text[5:9]
+    (choice,) = asked.completions.create(model="llm_1", prompt=QUERY, temperature=0, stop=stop).choices
+    assert (choice.text, choice.finish_reason) == (text[: text.index(stop)], "stop")
+    (choice,) = asked.completions.create(model="llm_1", prompt=QUERY, temperature=0, max_tokens=2).choices
+    assert text.startswith(choice.text) and len(choice.text) < len(text)
+
+
+def test_clients_at_once_get_what_each_gets_alone(asked: Any) -> None:
+    seeds = range(6)
+
+    def ask(seed: int) -> str:
+        return str(asked.completions.create(model=CHAIN[seed % 2], prompt=QUERY, seed=seed).choices[0].text)
+
+    together: dict[int, str] = {}
+    threads = [threading.Thread(target=lambda seed=seed: together.update({seed: ask(seed)})) for seed in seeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == {seed: ask(seed) for seed in seeds}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "said"),
+    [
+        ({"model": "llm_7"}, 404, "model_not_found", "This server has: llm_2, llm_1, chain."),
+        ({"messages": user("word " * 200)}, 400, "context_length_exceeded", "needs a prompt of"),
+        ({"messages": [{"role": "system", "content": "Be kind."}, *user()]}, 400, None, "without a chat template"),
+        ({"top_p": 0.9}, 400, "unsupported_parameter", "sampled by temperature alone"),
+        ({"temperature": -1}, 400, None, "temperature: Input should be greater than"),
+        ({"messages": []}, 400, None, "messages: List should have at least 1 item"),
+        ({"messages": user("word " * 200), "stream": True}, 400, "context_length_exceeded", "needs a prompt of"),
+    ],
+)
+def test_what_cannot_be_answered_is_an_error_of_openai(
+    asked: Any, fields: dict[str, Any], status: int, code: str | None, said: str
+) -> None:
+    with pytest.raises(openai.APIStatusError) as raised:
+        asked.chat.completions.create(**{"model": "chain", "messages": user(), **fields})
+    assert (raised.value.status_code, raised.value.code) == (status, code)
+    assert said in raised.value.body["message"]
+
+
+def test_a_wrong_key_is_refused_and_a_wrong_path_is_not_found(asked: Any) -> None:
+    with pytest.raises(openai.AuthenticationError, match="The API key is missing or wrong"):
+        client(str(asked.base_url), "other").models.list()
+    with pytest.raises(openai.NotFoundError, match="Not Found: POST /v1/embeddings"):
+        asked.embeddings.create(model="llm_1", input=QUERY)
+
+
+@pytest.mark.skipif(INSPECT is None, reason="CORY_INSPECT names no `inspect`, which has an environment of its own")
+def test_inspect_asks_the_chain_and_scores_by_the_tasks_reward(asked: Any, tmp_path: Path) -> None:
+    queries = [QUERY, "The acting", "I did not expect"]
+    data = tmp_path / "queries.jsonl"
+    data.write_text("".join(json.dumps({"query": text}) + "\n" for text in queries))
+    words = ["-T", "name=custom", "-T", f"data={data}", "-T", "reward=tests.policies.sample_rewards:letters"]
+    model = [
+        "--model",
+        "openai-api/cory/chain",
+        "--temperature",
+        "0",
+        "--log-dir",
+        str(tmp_path),
+        "--log-format",
+        "json",
+    ]
+    subprocess.run(
+        [str(INSPECT), "eval", "cory_env/inspect_task.py", *words, *model],
+        cwd=CHECKOUT,
+        env={**ENVIRONMENT, "CORY_BASE_URL": str(asked.base_url), "CORY_API_KEY": KEY},
+        check=True,
+        timeout=200,
+    )
+    (log,) = tmp_path.glob("*.json")
+    results = json.loads(log.read_text())["results"]["scores"][0]["metrics"]
+    replies = [asked.chat.completions.create(model="chain", messages=user(text), temperature=0) for text in queries]
+    rewards = letters([reply.choices[0].message.content for reply in replies])
+    assert results["mean"]["value"] == pytest.approx(sum(rewards) / len(rewards)) and len(set(rewards)) > 1
+
+
+def test_text_that_may_become_a_stop_text_is_held_back() -> None:
+    writing = Writing(lambda tokens: "".join(map(chr, tokens)), ["END"])
+    assert [writing.add([ord(letter)]) for letter in "aENbEND"] == ["a", "", "", "ENb", "", "", ""]
+    assert writing.stopped and (writing.end(), writing.text) == ("", "aENb")
+    writing = Writing(lambda tokens: "".join(map(chr, tokens)), ["END"])
+    assert (writing.add([ord("E")]), writing.end()) == ("", "E")
+
+
+def test_what_cannot_be_served_is_one_sentence(policies_run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    with server.listen("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        assert main([str(policies_run.path), "--port", port]) == 2
+    assert f"Error: 127.0.0.1:{port} cannot be listened at: Address already in use." in capsys.readouterr().err
+    assert main([str(policies_run.path), "--roles", "llm_7", "--port", "0"]) == 2
+    assert "has no policy `llm_7`" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+def test_by_vllm_it_answers_as_generate_does_and_ends_cleanly_at_sigterm(
+    policies_run: RunDirectory, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch.main", "serve", str(policies_run.path), "--port", "0"],
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "CORY_API_KEY": KEY},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        said = [process.stderr.readline(), process.stderr.readline()]
+        found = re.search(r"Serving llm_2, llm_1, chain at (\S+) \(vllm\)", said[-1])
+        assert found, said
+        asked = client(found[1])
+        expected = answers(policies_run, CHAIN, 0)
+        reply = asked.chat.completions.create(model="chain", messages=user(), temperature=0).choices[0].message
+        assert [[reply.drafts[0]["content"], reply.content]] == expected
+        first, again = (asked.completions.create(model="llm_1", prompt=QUERY, seed=2, n=3) for _ in range(2))
+        assert [each.text for each in first.choices] == [each.text for each in again.choices]
+        process.send_signal(signal.SIGTERM)
+        assert (process.wait(timeout=60), process.stderr.read()) == (0, "Ended.\n")
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_run_with_chat_takes_conversations_and_any_other_a_single_message() -> None:
+    tokenizer = load_tokenizer()
+    tokenizer.chat_template = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}assistant:"
+    task = Task(name="custom", train=[], test=[], reward="r:r", prompt_template="Q: {query}")
+    served = Served("llm_1", ("llm_1",), Chain(task, tokenizer, num_agents=1, chat=True))
+    said = [{"role": "developer", "content": "Be kind."}, *user("Hi"), {"role": "assistant", "content": "Ho"}, *user()]
+    asked = server._query(ChatRequest(model="llm_1", messages=said), served, 0)
+    (prompt,) = served.chain.encode_first([asked])
+    assert tokenizer.decode(prompt) == f"system: Be kind.\nuser: Hi\nassistant: Ho\nuser: Q: {QUERY}\nassistant:"
+    with pytest.raises(RequestError, match="The last message must be the user's"):
+        server._query(ChatRequest(model="llm_1", messages=said[:-1]), served, 0)
