@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cory_env.tasks import Task
+from cory_env.tasks import Query, Task
 from cory_env.tasks.task import Split
 from cory_rllib.runs import Run, chain_of, load_run
 from launch.console.errors import CommandError
@@ -52,10 +52,15 @@ def generate(
         CommandError: there is no such run, checkpoint or policy, or prompts need more than a query.
         QueryTooLong: a query does not fit the prompt that the policies were trained with.
     """
+    from launch.models.many import AT_ONCE
+
+    texts = [queries] if isinstance(queries, str) else queries
     chain = chain_of(_policies(source, checkpoint), roles, temperature, seed)
-    return [
-        chain.answer(number, query) for number, query in enumerate([queries] if isinstance(queries, str) else queries)
-    ]
+    asked = [Query(number, text) for number, text in enumerate(texts)]
+    chain.fits(asked)
+    size = AT_ONCE["transformers"]
+    batches = [asked[start : start + size] for start in range(0, len(asked), size)]
+    return [answered for batch in batches for answered in chain.answer_all([(query, 0) for query in batch])]
 
 
 def evaluate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -90,7 +91,7 @@ def serve(options: argparse.Namespace) -> int:
     trained = open_trained(options.run, options.checkpoint)
     limits = {"max_prompt": options.max_prompt, "max_response": options.max_response}
     given = {name: limit for name, limit in limits.items() if limit is not None}
-    trained = trained._replace(settings=trained.settings.model_copy(update=given))
+    trained = dataclasses.replace(trained, settings=trained.settings.model_copy(update=given))
     roles = options.roles.replace(" ", "")
     players = trained.players if roles == CHAIN else trained.named(roles.split(","))
     try:
