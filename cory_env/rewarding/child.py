@@ -25,9 +25,10 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import NamedTuple, SupportsFloat
 
+from cory_env.named import SpecError, load_function
+from cory_env.pickled import shown
 from cory_env.rewarding.messages import Batch, Reply
-from cory_env.rewarding.pickled import shown
-from cory_env.rewarding.spec import SpecError, load_function, parse_sum, short_names
+from cory_env.rewarding.spec import parse_sum, short_names
 
 PARENT_CHECK = 1.0  # seconds between looks at whether the parent lives, where its pipe's end is held open by others
 

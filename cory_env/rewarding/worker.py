@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
+from cory_env.pickled import shown
 from cory_env.rewarding.messages import Batch, Reply
-from cory_env.rewarding.pickled import shown
 from cory_env.rewarding.process import RewardProcess
 from cory_env.rewarding.spec import parse_sum
 

@@ -3,16 +3,19 @@
 `make_task("imdb")` and `make_task("gsm8k")` are the paper's tasks, `make_task("arithmetic")` is an easy one that needs
 no data, `make_task("drafts")` one in which an earlier answer matters, `make_task("code")` asks for programs,
 `make_task("math", data=...)` for mathematics, and
-`make_task("custom", data=..., reward=...)` is a user's own file. To add a task, write a `make` function like those and
-list it in `TASKS`.
+`make_task("custom", data=..., reward=...)` is a user's own file. To add a task, write a `make` function like those: in
+a package of your own its name, `make_task("my_package.riddles:make")`, is enough; one of this package is listed in
+`TASKS`.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from cory_env.message import Message
+from cory_env.named import load_function
 from cory_env.tasks import arithmetic, code, custom, drafts, gsm8k, imdb, mathematics
 from cory_env.tasks.arithmetic import Operations
 from cory_env.tasks.openings import cut_queries
@@ -55,7 +58,8 @@ def make_task(
     """Builds the task called `name`; every setting left at None keeps the task's own.
 
     Args:
-        name: One of `TASKS`.
+        name: One of `TASKS`, or `module:function`, which returns a `Task` and is called with those of `data`,
+            `eval_data`, `reward`, `prompt` and `observer_prompt` that it names.
         data: The training queries: a file or a hub data set (see `cory_env.tasks.rows`).
         eval_data: The held-out queries. Without it, every tenth row of `data` is held out.
         reward: The reward function as `module:function`.
@@ -70,14 +74,16 @@ def make_task(
             first ones, or where they are rows of `data` every second one. With 0 all are `test`, and choose too.
 
     Raises:
-        ValueError: No task has this name, or a setting is missing, out of range or belongs to another task.
+        ValueError: No task has this name, or a setting is missing, out of range or belongs to another task. Of a
+            function of one's own also what that raises.
         DataError: A data file cannot be used.
         TemplateError: A template lacks a placeholder or names one that cannot be filled.
     """
-    if name not in TASKS:
+    if ":" not in name and name not in TASKS:
         known = sorted(TASKS, key=lambda task: -SequenceMatcher(None, name, task).ratio())
         raise ValueError(
-            f"There is no task {name!r}. The known tasks are: {', '.join(known)}. Set task to one of them."
+            f"There is no task {name!r}. The known tasks are: {', '.join(known)}. Set task to one of them, or to "
+            "module:function for a task of your own."
         )
     own = {"digits": digits, "operations": operations} if name == "arithmetic" else {}
     for setting, value in (("digits", digits), ("operations", operations)):
@@ -88,9 +94,9 @@ def make_task(
             )
     if min_query is not None and (max_query is None or min_query > max_query):
         raise ValueError(f"min_query={min_query}, but max_query={max_query}. Set max_query to {min_query} or more.")
-    task = TASKS[name](
-        data=data, eval_data=eval_data, reward=reward, prompt=prompt, observer_prompt=observer_prompt, **own
-    )
+    given: dict[str, object] = {"data": data, "eval_data": eval_data, "reward": reward, "prompt": prompt}
+    given |= {"observer_prompt": observer_prompt, **own}
+    task = TASKS[name](**given) if name in TASKS else _own_task(name, given)
     if max_query is not None:
         assert tokenizer is not None
         shortest = max_query if min_query is None else min_query
@@ -100,3 +106,24 @@ def make_task(
         return task
     chosen, test = choose_validation(task.test, validation, alternately=data is not None and eval_data is None)
     return replace(task, validation=chosen, test=test)
+
+
+def _own_task(name: str, given: Mapping[str, object]) -> Task:
+    """Calls a user's function, `module:function`, for a task.
+
+    Raises:
+        SpecError: there is no such function.
+        ValueError: it does not know a setting that is given, or returns no task.
+    """
+    function = load_function(name, "task")
+    parameters = inspect.signature(function).parameters
+    takes = parameters.keys() if all(each.kind != each.VAR_KEYWORD for each in parameters.values()) else given.keys()
+    if strange := [setting for setting, value in given.items() if value is not None and setting not in takes]:
+        raise ValueError(
+            f"The task {name} takes no {' and no '.join(strange)}. Leave {'it' if len(strange) == 1 else 'them'} out, "
+            "or let its function name what it takes."
+        )
+    task = function(**{setting: value for setting, value in given.items() if value is not None})
+    if not isinstance(task, Task):
+        raise ValueError(f"The task {name} is a {type(task).__name__}. Let the function return a cory_env.tasks.Task.")
+    return task

@@ -1,6 +1,6 @@
 """Puts together what a run is made of, before anything is started: whatever is wrong with it is one sentence."""
 
-from cory_env.rewarding.pickled import shown
+from cory_env.pickled import shown
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
 from cory_env.validate import Report, check_columns, check_lengths
@@ -37,6 +37,7 @@ def check(settings: Settings) -> Task:
 
     Raises:
         CommandError: they do not.
+        CreditError: a credit scheme of the user's own cannot be used.
     """
     task, tokenizers = load_task(settings)
     if settings.backend == "vllm" and not vllm_installed():
@@ -44,6 +45,10 @@ def check(settings: Settings) -> Task:
             "backend=vllm needs the package vllm, which is not installed. Run `pip install 'cory-rllib[vllm]'`, or "
             "leave backend out, or set backend=transformers."
         )
+    if ":" in settings.credit:
+        from policies.learning.credit import check_scheme  # brings torch along
+
+        check_scheme(settings.credit, settings.num_agents)
     try:
         first = {id(tokenizer): module_id for module_id, tokenizer in reversed(tokenizers.items())}
         chains = [settings.make_chain(task, tokenizers, [each] * settings.num_agents) for each in first.values()]

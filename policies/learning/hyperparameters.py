@@ -12,7 +12,7 @@ KLEstimator = Literal["full", "k1", "k3"]
 class Credit(NamedTuple):
     """Who of a chain is paid for what; the settings of the same names."""
 
-    credit: Literal["sum", "chain"] = "sum"
+    credit: str = "sum"
     partner_reward: float = 1.0
     chain_gamma: float = 1.0
     chain_lam: float = 1.0

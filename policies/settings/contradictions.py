@@ -190,9 +190,14 @@ def _refuse_credit(settings: Fields) -> None:
                     f"{name}={value:g} has no effect with credit={settings.credit}. Set credit={scheme}, or leave "
                     f"{name} out."
                 )
-    share = {"sum": "partner_reward", "chain": "chain_gamma"}[settings.credit]
+    share = {"sum": "partner_reward", "chain": "chain_gamma"}.get(settings.credit)
+    if share is None and ":" not in settings.credit:
+        raise ValueError(
+            f"credit={settings.credit} is not known. Set it to sum, to chain, or to a function of your own as "
+            "module:function."
+        )
     if settings.rewarded == "last" and settings.num_agents > 1:
-        if getattr(settings, share) == 0:
+        if share is not None and getattr(settings, share) == 0:
             raise ValueError(
                 f"rewarded=last pays earlier agents by their share in the last one's reward, and {share}=0 leaves "
                 f"them nothing. Set {share} above 0, or rewarded=all."
@@ -202,7 +207,7 @@ def _refuse_credit(settings: Fields) -> None:
                 "rewarded=last pays agents for what their responses do to the last one's, and knowledge_transfer=false "
                 "hides these from it. Set rewarded=all, or knowledge_transfer=true."
             )
-    if settings.credit == "sum" or settings.chain_gamma == 0 or settings.num_agents == 1:
+    if settings.credit != "chain" or settings.chain_gamma == 0 or settings.num_agents == 1:
         return
     if not settings.knowledge_transfer:
         raise ValueError(

@@ -36,7 +36,7 @@ class Fields(BaseModel):
 
     # What is trained, on what.
     task: str = of_task("imdb")
-    """Name of the task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb` or `math`."""
+    """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, or your own (docs/tasks.md)."""
     data: str | None = of_task(None)
     """The training queries, instead of the task's own: a .jsonl, .csv or .parquet file, or a data set `hub:OWNER/NAME`.
     Settings may follow: `?query=COLUMN`, and those of a data set, `&split=train&config=...&revision=...`."""
@@ -103,9 +103,9 @@ class Fields(BaseModel):
     observed: Observed = of_sampling("all")
     """Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward. For `best`, rewards are
     computed position by position instead of all at once."""
-    credit: Literal["sum", "chain"] = of_learning("sum")
+    credit: str = of_learning("sum")
     """Who is paid for what (docs/credit.md): `sum`, every agent for the others' rewards too, as in the paper; `chain`,
-    each for its own reward and those of the agents after it, the chain being one trajectory."""
+    each for its own reward and those of the agents after it; or a function of your own, `module:function`."""
     rewarded: Rewarded = of_learning("all")
     """Whose rewards are paid out by `credit`: those of `all`, or the `last` agent's alone, so that the agents before it
     learn only from what it got. What is reported of each agent stays its own task reward."""
@@ -349,7 +349,7 @@ class Fields(BaseModel):
     @property
     def pays_for_others(self) -> bool:
         """Whether an agent is paid for the rewards of others."""
-        share = self.partner_reward if self.credit == "sum" else self.chain_gamma
+        share = {"sum": self.partner_reward, "chain": self.chain_gamma}.get(self.credit, 1)
         return self.num_agents > 1 and share != 0
 
     @property

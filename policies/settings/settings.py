@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ValidationError, field_validator, model_validator
 
 from cory_env.chain import Chain
-from cory_env.rewarding.pickled import name_of
+from cory_env.pickled import name_of
 from cory_env.rewarding.spec import weighted
 from cory_env.tasks import Task, make_task
 from cory_env.tokenizer import alike, load_tokenizer, tokens_holding
@@ -264,7 +264,9 @@ def put_over(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     result = {**values, **changes}
     models = result.get("model")
     llms = result.get("num_policies") or result.get("num_agents")
-    idle = ["partner_reward"] if result.get("credit", "sum") == "chain" else ["chain_gamma", "chain_lam"]
+    described = {"sum": ["partner_reward"], "chain": ["chain_gamma", "chain_lam"]}
+    described.pop(result.get("credit", "sum"), None)
+    idle = [name for names in described.values() for name in names]
     if llms == 1 or (isinstance(models, list) and any(model != models[0] for model in models)):
         idle += ["average_period", "average_share", "evaluate_average"]
         idle += ["select_by"] if result.get("select_by") == "mean" else []

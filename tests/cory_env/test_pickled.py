@@ -8,8 +8,9 @@ from functools import partial
 
 import pytest
 
-from cory_env.rewarding.pickled import name_of, shown
-from cory_env.rewarding.spec import SpecError, load_function, short_names, weighted
+from cory_env.named import SpecError, load_function
+from cory_env.pickled import name_of, shown
+from cory_env.rewarding.spec import short_names, weighted
 from cory_env.rewarding.worker import Reward, RewardError, RewardWorker
 from policies.settings.settings import SettingsError, make_settings
 from tests.cory_env import sample_rewards
@@ -27,7 +28,7 @@ def test_a_module_s_function_is_known_by_its_name_and_others_carry_their_code() 
     assert name_of(getattr(sample_rewards, named)) == f"tests.cory_env.sample_rewards:{named}"
     spec = name_of(of_length(4))
     assert spec.startswith("pickled:near:") and shown(spec) == "near"
-    assert list(load_function(spec)(completions=["four", "five!"])) == [0, -1]  # type: ignore[call-overload]
+    assert list(load_function(spec)(completions=["four", "five!"])) == [0, -1]
 
 
 def test_functions_of_no_module_are_scored_in_their_process_and_told_apart() -> None:

@@ -205,3 +205,35 @@ def test_a_template_s_column_that_a_hand_made_query_lacks_is_named() -> None:
     task = Task(name="x", train=[], test=[], reward=REWARD, prompt_template="{query} {unit}")
     with pytest.raises(TemplateError, match=r"asks for 'unit'.*it has query"):
         task.prompt(Query(0, "a"))
+
+
+OWN = """
+from cory_env.tasks import Query, Task
+
+def make(data=None, reward="tests.cory_env.sample_rewards:length", held_out="1"):
+    texts = [f"{data or 'Say'} {n}" for n in range(5)]
+    queries = [Query(n, text) for n, text in enumerate(texts)]
+    return Task(name="own", train=queries, test=queries[: int(held_out)], reward=reward)
+
+def nothing():
+    return None
+"""
+
+
+def test_a_task_of_a_package_of_one_s_own_is_named_by_its_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "sayings.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = make_task("own_package.sayings:make?held_out=4", data="Tell", validation=2)
+    assert [query.text for query in task.train] == [f"Tell {n}" for n in range(5)]
+    assert (len(task.queries("validation")), len(task.test), task.reward) == (2, 2, REWARD)
+    for name, given, why in (
+        ("make", {"prompt": "{query}!"}, "takes no prompt. Leave it out"),
+        ("nothing", {}, "is a NoneType. Let the function return a cory_env.tasks.Task"),
+        ("make", {"digits": 2}, "digits=2 belongs to the task arithmetic"),
+        ("none", {}, "has no function 'none'. Correct the task's name"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            make_task(f"own_package.sayings:{name}", **given)

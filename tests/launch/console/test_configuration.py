@@ -4,7 +4,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from cory_env.rewarding.spec import parse_spec
+from cory_env.named import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.console.configuration import (
     as_yaml,

@@ -1,9 +1,12 @@
 """What agents are paid, against numbers worked out by hand."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
-from policies.learning.credit import along_chain, collective, pay
+from policies.learning.credit import CreditError, along_chain, check_scheme, collective, pay
 from policies.learning.estimation import Estimation
 from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.learning.rows import Rows
@@ -141,3 +144,41 @@ def test_a_team_reward_is_the_last_answers_alone_and_reaches_the_others_by_the_s
 def test_an_agent_alone_is_the_last_one() -> None:
     alone = {"llm_1": rows([0, 1], [0, 0], [3.0, 4.0])}
     assert pay(alone, Credit(rewarded="last"), {})["llm_1"].tolist() == [3.0, 4.0]
+
+
+SCHEMES = """
+def improvement(task_rewards, share="1"):
+    paid = task_rewards.clone()
+    paid[:, 1:] += float(share) * (task_rewards[:, 1:] - task_rewards[:, :-1])
+    task_rewards.zero_()
+    return paid
+
+def of_first(task_rewards):
+    return task_rewards[:, 0]
+
+def fails(task_rewards):
+    raise KeyError("nobody")
+
+def infinite(task_rewards):
+    return task_rewards / 0
+"""
+
+
+def test_a_scheme_of_one_s_own_is_a_function_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_schemes.py").write_text(SCHEMES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    played = {"llm_1": rows([0, 1], [0, 0], [1.0, 2.0]), "llm_2": rows([0, 1], [1, 1], [4.0, 0.0])}
+    paid = pay(played, Credit(credit="own_schemes:improvement?share=0.5"), {})
+    assert paid["llm_1"].tolist() == [1.0, 2.0] and paid["llm_2"].tolist() == [5.5, -1.0]
+    last = pay(played, Credit(credit="own_schemes:improvement", rewarded="last"), {})
+    assert last["llm_1"].tolist() == [0.0, 0.0] and last["llm_2"].tolist() == [8.0, 0.0]
+    check_scheme("own_schemes:improvement", 3)
+    for name, why in (
+        ("of_first", r"returned \(2,\) for task rewards of \(2, 3\)"),
+        ("fails", "raised KeyError: 'nobody'"),
+        ("infinite", "returned NaN or infinity"),
+        ("nowhere", "has no function 'nowhere'. Correct the credit's name"),
+    ):
+        with pytest.raises(CreditError, match=why):
+            check_scheme(f"own_schemes:{name}", 3)

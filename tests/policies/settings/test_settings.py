@@ -51,6 +51,9 @@ def test_defaults_are_the_papers() -> None:
             {"credit": "chain", "partner_reward": 0.5},
             "partner_reward=0.5 has no effect with credit=chain. Set",
         ),
+        ({"credit": "own"}, "credit=own is not known. Set it to sum, to chain, or to a function of your own"),
+        ({"credit": "own:scheme", "chain_gamma": 0.5}, "chain_gamma=0.5 has no effect with credit=own:scheme"),
+        ({"credit": "own:scheme", "rewarded": "last", "knowledge_transfer": False}, "hides these from it"),
         ({"chain_lam": 0.5}, "chain_lam=0.5 has no effect with credit=sum. Set credit=chain, or leave chain_lam out"),
         ({"credit": "chain", "knowledge_transfer": False}, "hides from it. Set chain_gamma=0"),
         ({"rewarded": "last", "partner_reward": 0}, "partner_reward=0 leaves them nothing. Set partner_reward above"),
@@ -75,7 +78,6 @@ def test_defaults_are_the_papers() -> None:
         ({"advantage": "rloo", "num_generations": 2, "gamma": 0.9}, "gamma=0.9 has no effect. Set gamma=1."),
         ({"seed": 2**31}, "Setting `seed`=2147483648: Input should be less than 2147483648."),
         ({"temperature": 0.005}, "vLLM samples at 0.01 or above"),
-        ({"num_runners": 0}, "Use num_runners=1, or backend=transformers."),
         ({"max_lag": 2}, "Setting `max_lag`=2: Input should be less than or equal to 1."),
         (
             {"max_lag": 1, "num_runners": 0, "backend": "transformers"},
