@@ -25,6 +25,7 @@ NAMES = (
     "adapters",
     "sharding",
     "sync",
+    "engines",
     "memory",
     "against_trl",
     "time_to_reward",
