@@ -58,8 +58,9 @@ def vllm_generator(trained: Trained, policies: Sequence[str], at_once: int) -> V
     found = {policy: trained.weights(policy) for policy in policies}
     for policy, path in models.items():  # before engines start, which takes long
         model = empty_language_model(path, settings.trust_remote_code)
-        model = model if settings.lora is None else adapted(model.requires_grad_(False), settings.lora)
-        own = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        if settings.lora is not None:
+            model = adapted(model.requires_grad_(False), settings.lora)
+        own = {name: each for name, each in model.named_parameters() if settings.lora is None or each.requires_grad}
         trained.check_base(policy, found[policy], own)
     generator = VLLMGenerator(
         models,

@@ -37,7 +37,7 @@ def check(settings: Settings) -> Task:
 
     Raises:
         CommandError: they do not.
-        CreditError: a credit scheme of the user's own cannot be used.
+        SpecError, CreditError: a credit scheme of the user's own cannot be loaded, or used.
     """
     task, tokenizers = load_task(settings)
     if settings.backend == "vllm" and not vllm_installed():
@@ -45,10 +45,10 @@ def check(settings: Settings) -> Task:
             "backend=vllm needs the package vllm, which is not installed. Run `pip install 'cory-rllib[vllm]'`, or "
             "leave backend out, or set backend=transformers."
         )
-    if ":" in settings.credit:
+    if (credit := settings.credited).own is not None:
         from policies.learning.credit import check_scheme  # brings torch along
 
-        check_scheme(settings.credit, settings.num_agents)
+        check_scheme(credit, settings.num_agents)
     try:
         first = {id(tokenizer): module_id for module_id, tokenizer in reversed(tokenizers.items())}
         chains = [settings.make_chain(task, tokenizers, [each] * settings.num_agents) for each in first.values()]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from cory_env.named import SpecError, load_function
 from policies.learning.estimation import Estimation
 from policies.learning.hyperparameters import Credit
 from policies.learning.rows import Rows, at_position
@@ -79,43 +78,42 @@ class CreditError(ValueError):
     """A credit scheme of the user's cannot be used; the message says why."""
 
 
-def by_own_scheme(name: str, task_rewards: Tensor) -> Tensor:
+def by_own_scheme(credit: Credit, task_rewards: Tensor) -> Tensor:
     """A user's scheme: a function that is called with `task_rewards` and returns what each response is paid.
 
     Args:
-        name: `module:function`, or `module:function?setting=value`, as a reward is named.
+        credit: with the function, and its name.
         task_rewards: `[C, n]`, float64.
 
     Returns:
         `[C, n]`, float64.
 
     Raises:
-        CreditError: there is no such function, it raised, or it returned anything but as many finite numbers.
+        CreditError: it raised, or returned anything but as many finite numbers.
     """
+    assert credit.own is not None
     try:
-        paid = load_function(name, "credit")(task_rewards.clone())
-    except SpecError as error:
-        raise CreditError(str(error)) from error
+        paid = torch.as_tensor(credit.own(task_rewards.clone()), dtype=torch.float64)
     except Exception as error:
-        raise CreditError(f"The credit {name} raised {type(error).__name__}: {error}") from error
-    found = torch.as_tensor(paid, dtype=torch.float64)
-    if found.shape != task_rewards.shape:
+        raise CreditError(f"The credit {credit.credit} raised {type(error).__name__}: {error}") from error
+    if paid.shape != task_rewards.shape:
         raise CreditError(
-            f"The credit {name} returned {tuple(found.shape)} for task rewards of {tuple(task_rewards.shape)} (chains, "
-            "agents). Let it return what each response is paid, in the same places."
+            f"The credit {credit.credit} returned {tuple(paid.shape)} for task rewards of {tuple(task_rewards.shape)} "
+            "(chains, agents). Let it return what each response is paid, in the same places."
         )
-    if not found.isfinite().all():
-        raise CreditError(f"The credit {name} returned NaN or infinity. Let it return finite numbers.")
-    return found
+    if not paid.isfinite().all():
+        raise CreditError(f"The credit {credit.credit} returned NaN or infinity. Let it return finite numbers.")
+    return paid
 
 
-def check_scheme(name: str, agents: int) -> None:
-    """Tries a user's scheme on the rewards of two chains.
+def check_scheme(credit: Credit, agents: int) -> None:
+    """Tries a user's scheme, if there is one, on the rewards of two chains.
 
     Raises:
         CreditError: it cannot be used.
     """
-    by_own_scheme(name, torch.arange(2.0 * agents, dtype=torch.float64).view(2, agents))
+    if credit.own is not None:
+        by_own_scheme(credit, torch.arange(2.0 * agents, dtype=torch.float64).view(2, agents))
 
 
 def pay(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Estimation]) -> dict[str, Tensor]:
@@ -154,8 +152,8 @@ def pay(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Esti
         task_rewards = last_alone(task_rewards)
     if credit.credit == "sum":
         paid = collective(task_rewards, credit.partner_reward)
-    elif credit.credit != "chain":
-        paid = by_own_scheme(credit.credit, task_rewards)
+    elif credit.own is not None:
+        paid = by_own_scheme(credit, task_rewards)
     else:
         paid = along_chain(task_rewards, joined, credit.chain_gamma, credit.chain_lam)
     paid[:, 0] = (torch.zeros_like(paid[:, 0]).index_add(0, forks, paid[:, 0]) / forks.bincount(minlength=len(paid)))[

@@ -1,6 +1,7 @@
 """What learning depends on, beside rows and weights."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,8 @@ class Credit(NamedTuple):
     chain_gamma: float = 1.0
     chain_lam: float = 1.0
     rewarded: Rewarded = "all"
+    own: Callable[..., object] | None = None
+    """The user's function that `credit` names, where it names one."""
 
 
 @dataclass(frozen=True)

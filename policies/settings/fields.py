@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from cory_env.chain import Observed, role_names
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
-from policies.learning.hyperparameters import Advantage, Credit, Hyperparameters, KLEstimator, Rewarded
+from policies.learning.hyperparameters import Advantage, Hyperparameters, KLEstimator, Rewarded
 from policies.models.lora import Lora
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.about import (
@@ -340,11 +340,6 @@ class Fields(BaseModel):
         """What the learning of each policy depends on."""
         same = {field.name: getattr(self, field.name) for field in fields(Hyperparameters) if field.name != "steps"}
         return Hyperparameters(**same, steps=self.responses // self.minibatch)
-
-    @property
-    def credited(self) -> Credit:
-        """Who is paid for what."""
-        return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.rewarded)
 
     @property
     def pays_for_others(self) -> bool:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ValidationError, field_validator, model_validator
 
 from cory_env.chain import Chain
+from cory_env.named import load_function
 from cory_env.pickled import name_of
 from cory_env.rewarding.spec import weighted
 from cory_env.tasks import Task, make_task
 from cory_env.tokenizer import alike, load_tokenizer, tokens_holding
+from policies.learning.hyperparameters import Credit
 from policies.models.model_names import AVERAGE, model_path
 from policies.settings.about import Decides, about
 from policies.settings.contradictions import refuse_contradictions
@@ -44,6 +46,16 @@ class Settings(Fields):
         for key in of[self.select_by]:
             found = found[key]
         return found["combined_reward"]
+
+    @property
+    def credited(self) -> Credit:
+        """Who is paid for what.
+
+        Raises:
+            SpecError: the function that `credit` names cannot be loaded.
+        """
+        own = load_function(self.credit, "credit") if ":" in self.credit else None
+        return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.rewarded, own)
 
     @property
     def whole_reward(self) -> str | None:

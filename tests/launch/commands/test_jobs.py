@@ -15,7 +15,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 
 from launch.cluster.client import connect
 from launch.cluster.jobs import check_free, follow
-from launch.cluster.session import ray_session
+from launch.cluster.session import join
 from launch.commands import jobs
 from launch.console.errors import CommandError
 from tests.launch.conftest import ENVIRONMENT
@@ -203,5 +203,5 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     said = rf"^No Ray cluster answers at RAY_ADDRESS={address}: {reason}.*\. Correct it, or"
-    with pytest.raises(CommandError, match=said), ray_session([], debug=False):
-        pass
+    with pytest.raises(CommandError, match=said):
+        join(log_to_driver=False)

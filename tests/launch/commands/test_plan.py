@@ -234,6 +234,10 @@ def test_this_machine_holds_the_preset_and_no_gpu_it_does_not_have(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert plan([]) == 0
     output = capsys.readouterr().out
+    assert re.search(r"^1 driver +0 +0 +\d\.\d \+ \d\.\d \(leads and learns and generates\)$", output, re.MULTILINE)
+    assert output.endswith(": 1 driver\nIt fits.\n")
+    assert plan(["num_runners=1"]) == 0
+    output = capsys.readouterr().out
     assert re.search(r"^1 driver +0 +0 +\d\.\d \(leads and learns\)$", output, re.MULTILINE)
     assert re.search(r"^1 runner +1 +0 +\d\.\d \(2 vLLM engines\)$", output, re.MULTILINE)
     assert output.endswith("It fits.\n")

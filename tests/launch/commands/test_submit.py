@@ -121,7 +121,7 @@ def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Pa
         [*search, "-c", "mine.yaml"],
     ):
         with pytest.raises(CommandError, match=r"of [24] learners"):
-            check_cluster(command, job(), cluster({"CPU": 4.0}), tmp_path)
+            check_cluster(command, job(), cluster({"CPU": 2.0}), tmp_path)
 
 
 @pytest.mark.parametrize("asked", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])

@@ -14,7 +14,7 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.commands.validate import main as validate
 from launch.console.errors import CommandError
 from launch.training.preflight import check
-from policies.generation import vllm_generator
+from policies.generation import installed
 from policies.models.model_check import ModelError
 from policies.settings.settings import make_settings
 from tests.cory_env.test_preference import save_chat_judge
@@ -117,7 +117,7 @@ def test_without_vllm_its_backend_is_refused_with_how_to_install_it(monkeypatch:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(vllm_generator, "version", missing)
+    monkeypatch.setattr(installed, "version", missing)
     assert "pip install 'cory-rllib[vllm]'" in refusal(backend="vllm")
     check(make_settings({"backend": "transformers"}))
 

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from cory_env.named import SpecError
 from policies.learning.credit import CreditError, along_chain, check_scheme, collective, pay
 from policies.learning.estimation import Estimation
 from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.learning.rows import Rows
+from policies.settings.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -164,21 +166,26 @@ def infinite(task_rewards):
 """
 
 
+def own(name: str) -> Credit:
+    return Settings(credit=f"own_schemes:{name}").credited
+
+
 def test_a_scheme_of_one_s_own_is_a_function_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_schemes.py").write_text(SCHEMES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     played = {"llm_1": rows([0, 1], [0, 0], [1.0, 2.0]), "llm_2": rows([0, 1], [1, 1], [4.0, 0.0])}
-    paid = pay(played, Credit(credit="own_schemes:improvement?share=0.5"), {})
+    paid = pay(played, own("improvement?share=0.5"), {})
     assert paid["llm_1"].tolist() == [1.0, 2.0] and paid["llm_2"].tolist() == [5.5, -1.0]
-    last = pay(played, Credit(credit="own_schemes:improvement", rewarded="last"), {})
+    last = pay(played, own("improvement")._replace(rewarded="last"), {})
     assert last["llm_1"].tolist() == [0.0, 0.0] and last["llm_2"].tolist() == [8.0, 0.0]
-    check_scheme("own_schemes:improvement", 3)
+    check_scheme(own("improvement"), 3)
     for name, why in (
         ("of_first", r"returned \(2,\) for task rewards of \(2, 3\)"),
         ("fails", "raised KeyError: 'nobody'"),
         ("infinite", "returned NaN or infinity"),
-        ("nowhere", "has no function 'nowhere'. Correct the credit's name"),
     ):
         with pytest.raises(CreditError, match=why):
-            check_scheme(f"own_schemes:{name}", 3)
+            check_scheme(own(name), 3)
+    with pytest.raises(SpecError, match=r"has no function 'nowhere'. Correct the credit's name"):
+        own("nowhere")
