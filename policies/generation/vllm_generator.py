@@ -14,6 +14,7 @@ import torch
 
 from policies.generation import vllm_lora
 from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
+from policies.generation.vllm_in_process import share_groups, threads_kept
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import key_value_heads
@@ -147,17 +148,18 @@ class VLLMGenerator:
         """
         from vllm import LLM
 
-        set_num_threads = torch.set_num_threads
         try:
-            return LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
+            with threads_kept():
+                engine = LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
         except Exception as error:  # of any kind: vLLM's own, pydantic's, torch's
             raise EngineStartError(
                 f"vLLM could not start an engine for `{self._paths[name]}`: {type(error).__name__}: "
                 f"{' '.join(str(error).split()).rstrip('.')}. If memory is short, lower max_prompt, max_response, "
                 "queries or num_agents."
             ) from error
-        finally:
-            torch.set_num_threads = set_num_threads  # an engine on a CPU makes it do nothing in its whole process
+        if self.in_process:
+            share_groups(engine)
+        return engine
 
     def _cache_bytes(self, path: str, max_sequences: int, trust_remote_code: bool) -> int:
         """KV cache of each of an engine's devices for `max_sequences` full contexts; by default a CPU engine asks for
@@ -379,7 +381,7 @@ class VLLMGenerator:
                 self.load(module_id, weights, held)
 
     def close(self) -> None:
-        """Shuts all engines down together (in-process ones share their process's distributed state)."""
+        """Shuts all engines down."""
         for engine in self.engines.values():
             engine.llm_engine.engine_core.shutdown()
         self.engines.clear()

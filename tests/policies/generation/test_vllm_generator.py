@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def close(generators: Sequence[VLLMGenerator]) -> None:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[VLLMGenerator]]:
-    """Those of this process, which are closed together: they share its distributed state."""
+    """Those of this process, closed together at the end."""
     engines: list[VLLMGenerator] = []
     yield engines
     close(engines)
@@ -312,6 +313,18 @@ def test_an_engine_that_cannot_start_says_why_in_one_line() -> None:
     with pytest.raises(EngineStartError, match=r"could not start an engine .*max_model_len") as raised:
         make_generator(max_prompt=300)  # the bundled model has 256 positions
     assert "\n" not in str(raised.value)
+
+
+def test_an_engine_outlives_others_of_its_process_that_end_or_are_collected(
+    generator: VLLMGenerator, prompts: list[list[int]]
+) -> None:
+    before = generator.generate(prompts, "llm_1", sampling(prompts))
+    ended, collected = make_generator(), make_generator()
+    ended.close()
+    assert generator.generate(prompts, "llm_1", sampling(prompts)) == before
+    del collected
+    gc.collect()
+    assert generator.generate(prompts, "llm_1", sampling(prompts)) == before
 
 
 def test_the_number_of_devices_reaches_the_engine() -> None:
