@@ -23,7 +23,8 @@ from policies.models.weights import Weights, in_shared_memory
 if TYPE_CHECKING:
     from vllm import LLM
 
-_BLOCK_TOKENS = 128  # vLLM's KV-cache block on a CPU
+BLOCK_TOKENS = 32
+"""Of a CPU engine's KV cache; of vLLM's own choice, 128, short contexts leave most empty."""
 _STEP_TOKENS = 4096  # prompt tokens that a CPU engine takes in one step
 _POLL_SECONDS = 0.25
 _DEATH_SECONDS = 10.0
@@ -135,6 +136,7 @@ class VLLMGenerator:
             # A prompt that is cut into chunks makes vLLM 0.32 rewind its request's seed, which CPU generators cannot.
             self._arguments["enable_chunked_prefill"] = False
             self._arguments["max_num_batched_tokens"] = max(_STEP_TOKENS, max_prompt + max_response)
+            self._arguments["block_size"] = BLOCK_TOKENS
             for name, path in self._paths.items():
                 self._caches[name] = self._cache_bytes(path, max_sequences, trust_remote_code)
             self._check_memory(sum(self._caches.values()) * tensor_parallel, max_sequences)
@@ -171,8 +173,8 @@ class VLLMGenerator:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = max(key_value_heads(config) // self.tensor_parallel, 1)
         size = 2 if self._arguments["dtype"] == "bfloat16" else 4
-        blocks = max_sequences * -(-int(self._arguments["max_model_len"]) // _BLOCK_TOKENS) + 16
-        return int(blocks * _BLOCK_TOKENS * 2 * config.num_hidden_layers * heads * width * size)
+        blocks = max_sequences * -(-int(self._arguments["max_model_len"]) // BLOCK_TOKENS) + 16
+        return int(blocks * BLOCK_TOKENS * 2 * config.num_hidden_layers * heads * width * size)
 
     def _check_memory(self, needed: int, max_sequences: int) -> None:
         """Refuses KV caches beyond the free memory: the system would grant them, and kill the process in mid-run.

@@ -93,7 +93,7 @@ def by_own_scheme(credit: Credit, task_rewards: Tensor) -> Tensor:
     """
     assert credit.own is not None
     try:
-        paid = torch.as_tensor(credit.own(task_rewards.clone()), dtype=torch.float64)
+        paid = torch.as_tensor(credit.own(task_rewards.clone()), dtype=torch.float64).clone()  # it may be expanded
     except Exception as error:
         raise CreditError(f"The credit {credit.credit} raised {type(error).__name__}: {error}") from error
     if paid.shape != task_rewards.shape:

@@ -140,7 +140,7 @@ class Fields(BaseModel):
     seed: int = of_sampling(0, ge=0, lt=2**31)
     """Seed of everything that is drawn: query order, responses, mini-batches."""
     num_runners: int = of_computing(1, ge=0)
-    """Rollout processes; 0 generates in the driver (`transformers` only)."""
+    """Rollout processes; 0 generates in the driver (`transformers`, and vLLM on a CPU)."""
     num_learners: int = of_computing(0, ge=0)
     """Learner processes; 0 learns in the driver."""
     shards_per_policy: int | None = of_computing(None, ge=1)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from policies.generation.vllm_generator import BLOCK_TOKENS
 from policies.learning import logits, offloaded_adam
 from policies.learning.sharding import blocks_of
 from policies.models.adapters import linear_layers
@@ -23,8 +24,6 @@ from policies.settings.settings import Settings
 
 LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0.3e9}
 """Bytes of a process before it holds a model, as measured (benchmarks/README.md)."""
-BLOCK = 128
-"""Tokens of a KV-cache block on a CPU."""
 GPU_SHARE = 0.9
 """What a vLLM engine takes of its share of a GPU."""
 NF4 = 0.5
@@ -228,13 +227,15 @@ def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
     at_once = min(settings.chains, 256)
     context = settings.max_prompt + settings.max_response
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
+    if settings.num_runners == 0:
+        libraries -= LIBRARIES["learner"]  # which the driver has already
     split = settings.tensor_parallel
     if settings.backend == "vllm":
-        blocks = at_once * -(-context // BLOCK) + 16
+        blocks = at_once * -(-context // BLOCK_TOKENS) + 16
         parts = {
             "weights": float(size) * sum(model.parameters for model in engines) / split,
             "adapters": adapters,  # on each device, at most
-            "KV caches": float(blocks * BLOCK * size * sum(max(m.heads // split, 1) * m.head for m in engines)),
+            "KV caches": float(blocks * BLOCK_TOKENS * size * sum(max(m.heads // split, 1) * m.head for m in engines)),
         }
         if device.type == "cpu":
             parts = {name: split * held for name, held in parts.items()}

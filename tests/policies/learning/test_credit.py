@@ -155,6 +155,9 @@ def improvement(task_rewards, share="1"):
     task_rewards.zero_()
     return paid
 
+def of_team(task_rewards):
+    return task_rewards.mean(1, keepdim=True).expand_as(task_rewards)
+
 def of_first(task_rewards):
     return task_rewards[:, 0]
 
@@ -179,6 +182,8 @@ def test_a_scheme_of_one_s_own_is_a_function_in_a_file(tmp_path: Path, monkeypat
     assert paid["llm_1"].tolist() == [1.0, 2.0] and paid["llm_2"].tolist() == [5.5, -1.0]
     last = pay(played, own("improvement")._replace(rewarded="last"), {})
     assert last["llm_1"].tolist() == [0.0, 0.0] and last["llm_2"].tolist() == [8.0, 0.0]
+    forked = {"llm_1": rows([0], [0], [2.0]), "llm_2": rows([0, 1], [1, 1], [4.0, 0.0], forks=[0, 0])}
+    assert pay(forked, own("of_team"), {})["llm_2"].tolist() == [3.0, 1.0]  # though what it returns shares memory
     check_scheme(own("improvement"), 3)
     for name, why in (
         ("of_first", r"returned \(2,\) for task rewards of \(2, 3\)"),
