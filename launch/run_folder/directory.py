@@ -8,6 +8,7 @@ tensorboard/     the metrics again, for TensorBoard
 wandb/           with `wandb`, what Weights & Biases keeps
 wandb.id         and the run's id there
 mlflow.id        with `mlflow`, the run's id there
+trackio.id       with `trackio`, the run's name there
 run.id           of a run in storage, what no other run has
 checkpoints/     the last few and `best`
 log.txt          what libraries and rewards printed
@@ -38,6 +39,7 @@ from launch.run_folder.layout import (
     RUN_ID,
     SAMPLES,
     TENSORBOARD,
+    TRACKIO_ID,
     WANDB,
     WANDB_ID,
 )
@@ -178,7 +180,8 @@ class RunDirectory:
 
     def _clear(self) -> None:
         """Removes a run that ended before anything of it was saved."""
-        files = (CONFIG, RUN_ID, self.log.name, self.metrics.path.name, self.samples.path.name, WANDB_ID, MLFLOW_ID)
+        own = (CONFIG, RUN_ID, self.log.name, self.metrics.path.name, self.samples.path.name)
+        files = (*own, WANDB_ID, MLFLOW_ID, TRACKIO_ID)
         for entry in self.path.iterdir():
             if entry.name in files:
                 entry.unlink()

@@ -13,6 +13,7 @@ from launch.console.credentials import without_passwords
 from launch.console.errors import CommandError, reason
 from launch.run_folder.layout import METRICS, TENSORBOARD
 from launch.run_folder.records import Sample, Update, plain
+from launch.training.local_dashboard import Trackio
 from launch.training.services import MLflow, Tracker, WeightsAndBiases
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
@@ -158,9 +159,9 @@ def check(settings: Settings) -> None:
     """Refuses, before anything is started, settings whose tracker is not there.
 
     Raises:
-        CommandError: `wandb=true` or `mlflow=true` without the package, or MLflow without an address.
+        CommandError: `wandb=true`, `mlflow=true` or `trackio=true` without the package, or MLflow without an address.
     """
-    for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):
+    for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny"), ("trackio", "trackio")):
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
             raise CommandError(
                 f"{name}=true needs the package {package}, which is not installed. Run `pip install {package}`, or set "
@@ -199,6 +200,8 @@ def open_services(folder: Path, settings: Settings, group: str | None = None) ->
         trackers.append(WeightsAndBiases(folder, settings, group))
     if settings.mlflow:
         trackers.append(MLflow(folder, settings, group))
+    if settings.trackio:
+        trackers.append(Trackio(folder, settings, group))
     return trackers
 
 

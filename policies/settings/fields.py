@@ -296,6 +296,8 @@ class Fields(BaseModel):
     """Also log to Weights & Biases (extra `wandb`)."""
     mlflow: bool = of_writing(False)
     """Also log to MLflow, where MLFLOW_TRACKING_URI says (extra `mlflow`)."""
+    trackio: bool = of_writing(False)
+    """Also log to Trackio's dashboard on this machine (extra `trackio`)."""
 
     @property
     def roles(self) -> tuple[str, ...]:

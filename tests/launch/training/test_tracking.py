@@ -266,7 +266,7 @@ def test_a_tracker_that_is_not_there_is_refused_before_anything_starts(monkeypat
     with pytest.raises(CommandError, match=r"mlflow=true needs MLFLOW_TRACKING_URI: .* Set it, or set mlflow=false\."):
         check(Settings(mlflow=True))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):
+    for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny"), ("trackio", "trackio")):
         with pytest.raises(CommandError, match=f"Run `pip install {package}`, or set {name}=false"):
             check(Settings.model_validate({name: True}))
     check(Settings())

@@ -1,0 +1,55 @@
+"""Trackio keeps a run's numbers, in a database of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from policies.settings.settings import Settings
+from tests.launch.conftest import ENVIRONMENT, record
+
+TO_TRACKIO = """
+import json, pathlib, sys
+from launch.training.tracking import figures_of, open_services
+from policies.settings.settings import Settings
+
+run, again = pathlib.Path(sys.argv[1]), sys.argv[2:]
+first, *rest = map(json.loads, sys.stdin)
+
+def session(*lines):
+    (tracker,) = open_services(run, Settings(trackio=True, lr=3e-5), group="search")
+    for line in lines:
+        response = {"role": "pioneer", "policy": "llm_1", "text": "good", "task_reward": 1.0}
+        tracker.show(line["update"], [{"query": "Is it", "responses": [response]}], True)
+        tracker.log(line["update"], figures_of(line))
+    tracker.close(failed=False)
+
+session(first)
+session(first, *rest)  # goes on from a checkpoint before its first update
+"""
+
+
+def test_trackio_keeps_a_run_goes_on_with_it_and_holds_each_update_once(tmp_path: Path) -> None:
+    run = record(tmp_path / "here", Settings(updates=12), updates=range(3))
+    environment = {**ENVIRONMENT, "TRACKIO_DIR": str(tmp_path / "kept"), "TRACKIO_PROJECT": "theirs"}
+    written = subprocess.run(
+        [sys.executable, "-c", TO_TRACKIO, str(run.path)],
+        env=environment,
+        input="".join(json.dumps(line) + "\n" for line in run.updates()[1:]),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert written.returncode == 0, written.stderr
+    assert written.stdout == ""
+
+    def ask(*words: str) -> Any:
+        command = [str(Path(sys.executable).with_name("trackio")), *words, "--project", "theirs", "--json"]
+        return json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout)
+
+    assert ask("list", "runs")["runs"] == ["here"]
+    metric = ask("get", "metric", "--run", "here", "--metric", "policy/llm_1/kl")
+    points = [(point["step"], point["value"]) for point in metric["values"]]
+    assert points == [(update, run.updates()[update]["policy"]["llm_1"]["kl"]) for update in (1, 2)]
+    assert ask("get", "run", "--run", "here")["config"]["lr"] == 3e-5
