@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
+from cory_env.pickled import shown
 from launch.console.configuration import takes_lists
 from launch.console.errors import CommandError
 from policies.settings.contradictions import refuse_contradictions
@@ -246,10 +247,8 @@ def show_point(point: Mapping[str, Value]) -> str:
 
 
 def show_value(value: Value) -> str:
-    """Returns a value as it is written on the command line, numbers with four digits at most."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:.4g}" if isinstance(value, float) else as_word(value) if isinstance(value, list) else str(value)
+    """Returns a value as it is written on the command line, numbers with four digits at most, a reward without code."""
+    return f"{value:.4g}" if isinstance(value, float) else shown(as_word(value))
 
 
 def exact_value(value: Value) -> str:

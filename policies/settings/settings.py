@@ -10,7 +10,7 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from cory_env.chain import Chain
 from cory_env.named import load_function
-from cory_env.pickled import name_of
+from cory_env.pickled import name_of, shown
 from cory_env.rewarding.spec import weighted
 from cory_env.tasks import Task, make_task
 from cory_env.tokenizer import alike, load_tokenizer, tokens_holding
@@ -68,6 +68,12 @@ class Settings(Fields):
             return None
         rewards = [self.reward] if isinstance(self.reward, str) else self.reward
         return weighted(rewards or [], self.reward_weights)
+
+    def told(self) -> dict[str, Any]:
+        """All settings, for what leaves the run's folder: a reward that was given with its code is its name alone."""
+        rewards = self.reward
+        names = list(map(shown, rewards)) if isinstance(rewards, list) else rewards and shown(rewards)
+        return {**self.model_dump(), "reward": names}
 
     def make_task(self) -> Task:
         """The task, with its queries loaded.
