@@ -208,9 +208,7 @@ def _call_marked(function: Callable[..., object], name: str) -> None:
         marked(**settings)
 
 
-def _read_requests(
-    connection: "Connection[Reply, Request]", parent: int, requests: "queue.Queue[Request]"
-) -> None:
+def _read_requests(connection: "Connection[Reply, Request]", parent: int, requests: "queue.Queue[Request]") -> None:
     try:
         while True:
             while not connection.poll(PARENT_CHECK):
