@@ -47,6 +47,14 @@ exit codes:
 """
 
 
+FIXED = {
+    **{name: name for name in ("config", "over", "scheduler", "samples", "seeds", "metric", "concurrent", "out")},
+    "algorithm": "search",
+    "go_on": "continue",
+}
+"""Options that say what a search is, by their attribute."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command.
 
@@ -155,10 +163,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.training.start import starting_policies
 
     if options.resume:
-        if any((options.words, options.config, options.over, options.out, options.scheduler, options.algorithm)):
-            raise CommandError(
-                "--resume takes everything from the search: leave out all but a budget, --quiet, --debug."
-            )
+        _check_resume(options)
         search, folder, name, resume = Search.read(options.resume), options.resume, "", True
     else:
         if options.go_on and not options.out:
@@ -213,6 +218,26 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     return exit_code
 
 
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name in ("samples", "seeds", "concurrent", "max_updates"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise CommandError(f"--{name.replace('_', '-')} {value}: at least 1.")
+    if options.max_minutes is not None and not 0 < options.max_minutes < math.inf:
+        raise CommandError(f"--max-minutes {options.max_minutes:g}: above 0.")
+
+
+def _check_resume(options: argparse.Namespace) -> None:
+    """Refuses what would change a search that goes on, and no budget."""
+    given = [*options.words, *(f"--{option}" for name, option in FIXED.items() if getattr(options, name))]
+    if given:
+        raise CommandError(
+            f"A search goes on as it was: leave out {', '.join(given)}. Only a budget, --quiet and --debug go with "
+            "--resume."
+        )
+    _check_numbers(options)
+
+
 def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Search, str]":
     """Returns the search that the options describe, and what it is named after.
 
@@ -233,13 +258,8 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     axes = read_axes(options.over)
     if not axes:
         raise CommandError("Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.")
+    _check_numbers(options)
     pbt = options.scheduler == "pbt"
-    for name in ("samples", "seeds", "concurrent", "max_updates"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise CommandError(f"--{name.replace('_', '-')} {value}: at least 1.")
-    if options.max_minutes is not None and not 0 < options.max_minutes < math.inf:
-        raise CommandError(f"--max-minutes {options.max_minutes:g}: above 0.")
     if options.metric == "task_reward":
         if settings.eval_kl_coef:
             raise CommandError("--metric task_reward is eval_kl_coef=0, but that is set otherwise. Leave one out.")

@@ -150,6 +150,12 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         ),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (("--resume", "taken"), "has no search.yaml"),
+        (
+            ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--metric", "task_reward", "--continue"),
+            "A search goes on as it was: leave out lr=1, --samples, --seeds, --metric, --continue.",
+        ),
+        (("--resume", "taken", "--concurrent", "1"), "leave out --concurrent."),
+        (("--resume", "taken", "--max-updates", "0"), "--max-updates 0: at least 1."),
         (("--over", "lr=1e-5", "--continue"), "--continue needs the search's folder"),
     ],
 )
