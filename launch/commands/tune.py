@@ -30,8 +30,8 @@ EPILOG = """what to search, by --over, which may be given several times:
   key=log:1e-6:1e-4         drawn from a range, evenly in the logarithm; --samples says how many
   key=uniform:0:1           drawn evenly
 
-The objective is the mean held-out combined reward: task reward - eval_kl_coef * KL. eval_kl_coef is fixed before the
-search, so searching over kl_coef does not move the goal.
+The objective is the held-out combined reward, task reward - eval_kl_coef * KL, of what select_by says: the mean of the
+policies, unless it is set. eval_kl_coef is fixed before the search, so searching over kl_coef does not move the goal.
 
 examples:
   cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
@@ -200,7 +200,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     with lock, interrupts:
         try:
             trials = run_trials(folder, search, voice, interrupts, budget, resume=resume, debug=options.debug)
-            results = results_of(trials, search.axes, search.settings.updates)
+            results = results_of(trials, search.axes, search.settings)
             exit_code = report(results, search, folder, voice, time.monotonic() - started)
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
@@ -327,11 +327,12 @@ def _what(search: "Search") -> str:
     chosen = " Each is chosen by how those before it ended." if search.algorithm else ""
     how = {None: "", "asha": " Bad ones are stopped early.", "pbt": " Bad ones continue as clones of good ones."}
     settings = search.settings
+    whose = {"bare": "mean of the policies", "chain": "of the chain's last answer", "mean": "of the mean of the LLMs"}
     updates = counted(settings.updates, "update")
     return (
         f"A search over {axes}: {search.trials} trials{seeds}, {updates} of {settings.queries} queries "
         f"each.{chosen}{how[search.scheduler]}\n"
-        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, mean of the policies."
+        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, {whose[settings.select_by]}."
     )
 
 

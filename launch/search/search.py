@@ -250,11 +250,12 @@ def check_room(
         room.check([*beside, *trial], nodes)
         if search.concurrent is None:
             continue
-        at_once = [*beside, *(replace(kind, count=search.concurrent * kind.count) for kind in trial)]
+        count = min(search.concurrent, search.trials)
+        at_once = [*beside, *(replace(kind, count=count * kind.count) for kind in trial)]
         _, lacking = room.pack(at_once, nodes)
         if lacking:
             raise CommandError(
-                f"{search.concurrent} trials at a time: {room.refusal(at_once, lacking)} Lower --concurrent or what "
+                f"{count} trials at a time: {room.refusal(at_once, lacking)} Lower --concurrent or what "
                 "each trial asks for, or add nodes."
             )
 
@@ -344,7 +345,7 @@ def _restored(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tun
 def _progress(folder: Path, search: Search, voice: Voice) -> Any:
     from launch.search.progress import Progress
 
-    return Progress(Journal(folder / REPORTS), voice, [axis.key for axis in search.axes], search.settings.updates)
+    return Progress(Journal(folder / REPORTS), voice, [axis.key for axis in search.axes], search.settings)
 
 
 def trial_name(trial: "Trial") -> str:

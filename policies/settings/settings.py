@@ -33,19 +33,23 @@ Tokenizers = dict[str, "PreTrainedTokenizerBase"]
 class Settings(Fields):
     """The settings of one run, which go together; how to make what they describe."""
 
-    def worth(self, found: Mapping[str, Any]) -> Any:
-        """The combined reward by which `select_by` chooses.
+    def choosing(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The figures by whose combined reward `select_by` chooses.
 
         Args:
             found: of an evaluation, with `evaluation` and `last_answer` as in `metrics.jsonl`.
 
         Returns:
-            The number as it stands there; NaN, or None in what was written, where it is not known.
+            As they stand there: NaN, or None in what was written, where one is not known.
         """
         of = {"bare": ("evaluation", "mean"), "chain": ("last_answer",), "mean": ("evaluation", AVERAGE)}
         for key in of[self.select_by]:
             found = found[key]
-        return found["combined_reward"]
+        return found
+
+    def worth(self, found: Mapping[str, Any]) -> Any:
+        """The combined reward by which `select_by` chooses, of an evaluation as in `choosing`."""
+        return self.choosing(found)["combined_reward"]
 
     @property
     def credited(self) -> Credit:
