@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import yaml
@@ -235,4 +236,6 @@ def _results(trained: Trained, policy: str, step: float) -> str:
 
 
 def _block(text: str, language: str = "") -> str:
-    return f"```{language}\n{text.rstrip()}\n```"
+    """Returns a block of code, between fences that are longer than any in the text."""
+    fence = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
