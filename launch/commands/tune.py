@@ -158,7 +158,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         resume_command,
         run_trials,
     )
-    from launch.search.space import points
+    from launch.search.space import asking, points
     from launch.training import preflight, tracking
     from launch.training.start import starting_policies
 
@@ -179,9 +179,10 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     checked = points(search.settings, search.axes)
     tracking.check(search.settings)
     session.quiet_libraries(options.debug)
-    preflight.check(checked[0])
-    if not resume:
-        starting_policies(checked[0])
+    for settings in checked[:1] if resume else asking(checked):
+        preflight.check(settings)
+        if not resume:
+            starting_policies(settings)
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
     new = folder is None or not folder.exists()
     folder = folder or new_folder(name)

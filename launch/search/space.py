@@ -14,7 +14,15 @@ from launch.console.errors import CommandError
 from policies.settings.contradictions import refuse_contradictions
 from policies.settings.core_yaml import QUOTES, Value, as_word, scalar
 from policies.settings.fields import Fields
-from policies.settings.settings import ABOUT, Settings, SettingsError, make_settings, nearest_key, refuse_idle
+from policies.settings.settings import (
+    ABOUT,
+    Settings,
+    SettingsError,
+    deciding,
+    make_settings,
+    nearest_key,
+    refuse_idle,
+)
 
 SEED = "seed"
 TIME = "updates"
@@ -188,6 +196,12 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
         except SettingsError as error:
             raise CommandError(f"--over {show_point(point)}: {error}") from error
     return found
+
+
+def asking(found: Sequence[Settings]) -> list[Settings]:
+    """Returns of many settings those that differ in what is asked, who answers, or how: one of each kind."""
+    keys = sorted(deciding("task", "policy", "sampling"))
+    return list({repr([getattr(each, key) for key in keys]): each for each in found}.values())
 
 
 def _point(axes: Sequence[Axis], values: Sequence[Value]) -> dict[str, Value]:

@@ -142,6 +142,7 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"), "the first of these is after 50 of 45"),
         (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
         (("--over", "lr=1e-5", "mlflow=true"), "mlflow=true needs MLFLOW_TRACKING_URI"),
+        (("--over", "max_prompt=64,5"), "4000 of 4000 queries of train do not fit max_prompt = 5"),
         (("--over", "select_by=bare,chain"), "trials that differ in it do not compare"),
         (("--over", "lr=1e-5", "--max-updates", "0"), "--max-updates 0: at least 1."),
         (("--over", "lr=1e-5", "--max-minutes", "nan"), "--max-minutes nan: above 0."),
