@@ -1,10 +1,10 @@
 """The child process that holds a reward: a function, or several whose weighted sum it is.
 
-    python -m cory_env.rewarding.child SPEC FD PARENT_PID [--die-with-thread]
+    python -m cory_env.rewarding.child FD PARENT_PID [--die-with-thread]
 
-The main thread runs the function. A second thread reads requests and ends the process when the parent is gone, so that
-a function that hangs cannot outlive the run. The parent opens standard output onto standard error, so a `print` does
-no harm.
+The parent's first request is the reward's name. The main thread runs the function. A second thread reads requests and
+ends the process when the parent is gone, so that a function that hangs cannot outlive the run. The parent opens
+standard output onto standard error, so a `print` does no harm.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from typing import NamedTuple, SupportsFloat
 
 from cory_env.named import SpecError, load_function
 from cory_env.pickled import shown
-from cory_env.rewarding.messages import Batch, Reply
+from cory_env.rewarding.messages import Batch, Reply, Request
 from cory_env.rewarding.spec import parse_sum, short_names
 
 PARENT_CHECK = 1.0  # seconds between looks at whether the parent lives, where its pipe's end is held open by others
@@ -208,9 +208,7 @@ def _call_marked(function: Callable[..., object], name: str) -> None:
         marked(**settings)
 
 
-def _read_requests(
-    connection: "Connection[Reply, Batch | None]", parent: int, requests: "queue.Queue[Batch | None]"
-) -> None:
+def _read_requests(connection: "Connection[Reply, Request]", parent: int, requests: "queue.Queue[Request]") -> None:
     try:
         while True:
             while not connection.poll(PARENT_CHECK):
@@ -225,14 +223,16 @@ def _read_requests(
 
 def main() -> None:
     """Loads the functions, says so, and answers batches until the parent is gone."""
-    spec, fd, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
     # A stopped Ray job sends this to all its processes, but the parent still needs rewards to finish its update.
     signal.signal(signal.SIGTERM, lambda *_: None)
     if "--die-with-thread" in sys.argv and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: ends even a function that never yields to Python
-    connection: Connection[Reply, Batch | None] = Connection(fd)
-    requests: queue.Queue[Batch | None] = queue.Queue()
+    connection: Connection[Reply, Request] = Connection(fd)
+    requests: queue.Queue[Request] = queue.Queue()
     threading.Thread(target=_read_requests, args=(connection, parent, requests), daemon=True).start()
+    spec = requests.get()
+    assert isinstance(spec, str)
     try:
         parts = load(spec)
         ready = Reply(needs=tuple(dict.fromkeys(name for part in parts for name in required(part.function))))
@@ -244,12 +244,12 @@ def main() -> None:
     if ready.error:
         return
     while True:
-        batch = requests.get()
-        if batch is None:
+        request = requests.get()
+        if isinstance(request, Batch):
+            connection.send(call_all(parts, request))
+        else:
             for part in parts:
                 prepare(part.function)
-        else:
-            connection.send(call_all(parts, batch))
 
 
 if __name__ == "__main__":

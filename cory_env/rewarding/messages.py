@@ -24,6 +24,10 @@ class Batch:
         )
 
 
+Request = str | Batch | None
+"""A reward's name, which is the first; samples, which are answered; None: load what can be loaded ahead."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """What came of one call, or of the attempt to load the function.

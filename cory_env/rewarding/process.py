@@ -16,7 +16,7 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from cory_env.rewarding.messages import Batch, Reply
+from cory_env.rewarding.messages import Batch, Reply, Request
 from cory_env.rewards.prepared import TIMEOUT
 
 LOOK_AT_CHILD = 0.2  # seconds between looks at whether the child lives, where its pipe's end is held open by others
@@ -34,9 +34,9 @@ class RewardProcess:
         self.spec = spec
         self.timeout = timeout
         self.needs: tuple[str, ...] = ()
-        self._connection: Connection[Batch | None, Reply] | None = None
+        self._connection: Connection[Request, Reply] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[[subprocess.Popen[bytes], Connection[Batch | None, Reply]], RewardProcess] | None
+        self._end: weakref.finalize[[subprocess.Popen[bytes], Connection[Request, Reply]], RewardProcess] | None
         self._end = None
         self._loaded = False
 
@@ -81,8 +81,7 @@ class RewardProcess:
     def _launch(self) -> None:
         """Starts the child."""
         ours, theirs = Pipe()
-        command = [sys.executable, "-P", "-m", "cory_env.rewarding.child", self.spec]
-        command += [str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "cory_env.rewarding.child", str(theirs.fileno()), str(os.getpid())]
         if threading.current_thread() is threading.main_thread():  # another may end long before the process does
             command.append("--die-with-thread")
         # The parent's search path in its order, with the current folder last: user modules resolve, none is shadowed.
@@ -98,6 +97,8 @@ class RewardProcess:
         theirs.close()
         self._connection, self._process = ours, process
         self._end = weakref.finalize(self, _end_process, process, ours)
+        with contextlib.suppress(OSError):  # the child has ended; the next call says so
+            ours.send(self.spec)  # not a word of its command: that is short, and all users of the machine may read it
 
     def _load(self) -> Reply:
         """Waits until the child has loaded the function."""
@@ -126,7 +127,7 @@ class RewardProcess:
             return Reply(error=reason, killed=process.returncode == -signal.SIGKILL)
 
 
-def _end_process(process: subprocess.Popen[bytes], connection: "Connection[Batch | None, Reply]") -> None:
+def _end_process(process: subprocess.Popen[bytes], connection: "Connection[Request, Reply]") -> None:
     """Kills the child and what it started, and waits for it."""
     connection.close()
     with contextlib.suppress(ProcessLookupError):  # all of them are gone

@@ -8,8 +8,6 @@ from cory_env.named import SpecError, parse_spec
 from cory_env.pickled import is_pickled, shown
 
 PLUS, TIMES = " + ", " * "
-LONGEST = 120_000
-"""Characters of a reward's name: Linux hands no more to a process as one word."""
 
 
 def weighted(specs: Sequence[str], weights: Sequence[float] | None = None) -> str:
@@ -32,11 +30,6 @@ def weighted(specs: Sequence[str], weights: Sequence[float] | None = None) -> st
         raise SpecError(
             f"There are {len(specs)} reward functions and {len(weights)} reward_weights. Give each function a weight, "
             "in the same order, or leave reward_weights out."
-        )
-    if sum(map(len, specs)) > LONGEST:
-        raise SpecError(
-            f"The reward functions that were given with their code are {sum(map(len, specs)):,} characters together, "
-            f"more than {LONGEST:,}. Put them into a module, and name them."
         )
     if len(specs) == 1 and weights[0] == 1.0:
         return specs[0]

@@ -218,10 +218,12 @@ def _find(place: str) -> "RunDirectory | None":
 
 def _same(run_directory: "RunDirectory", settings: "Settings") -> "Settings":
     """Returns a run's settings with those of `settings` that may change; the others must be equal."""
+    from cory_env.pickled import shown
+    from policies.settings.core_yaml import as_word
     from policies.settings.settings import make_settings
 
     old, new = run_directory.settings().model_dump(), settings.model_dump()
-    other = [f"{key}={old[key]}" for key in new if new[key] != old[key] and key not in RESUMABLE]
+    other = [f"{key}={shown(as_word(old[key]))}" for key in new if new[key] != old[key] and key not in RESUMABLE]
     if other:
         place = run_directory.shown(run_directory.path)
         raise CommandError(

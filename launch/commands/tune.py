@@ -30,8 +30,8 @@ EPILOG = """what to search, by --over, which may be given several times:
   key=log:1e-6:1e-4         drawn from a range, evenly in the logarithm; --samples says how many
   key=uniform:0:1           drawn evenly
 
-The objective is the mean held-out combined reward: task reward - eval_kl_coef * KL. eval_kl_coef is fixed before the
-search, so searching over kl_coef does not move the goal.
+The objective is the held-out combined reward, task reward - eval_kl_coef * KL, of what select_by says: the mean of the
+policies, unless it is set. eval_kl_coef is fixed before the search, so searching over kl_coef does not move the goal.
 
 examples:
   cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
@@ -45,6 +45,14 @@ Ctrl-C lets each running trial finish its update, and saves it.
 exit codes:
   0 all trials are done; 1 some failed; 2 a mistake that you can correct; 130, 143 you stopped it.
 """
+
+
+FIXED = {
+    **{name: name for name in ("config", "over", "scheduler", "samples", "seeds", "metric", "concurrent", "out")},
+    "algorithm": "search",
+    "go_on": "continue",
+}
+"""Options that say what a search is, by their attribute."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -150,15 +158,12 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         resume_command,
         run_trials,
     )
-    from launch.search.space import points
+    from launch.search.space import asking, points
     from launch.training import preflight, tracking
     from launch.training.start import starting_policies
 
     if options.resume:
-        if any((options.words, options.config, options.over, options.out, options.scheduler, options.algorithm)):
-            raise CommandError(
-                "--resume takes everything from the search: leave out all but a budget, --quiet, --debug."
-            )
+        _check_resume(options)
         search, folder, name, resume = Search.read(options.resume), options.resume, "", True
     else:
         if options.go_on and not options.out:
@@ -174,9 +179,10 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     checked = points(search.settings, search.axes)
     tracking.check(search.settings)
     session.quiet_libraries(options.debug)
-    preflight.check(checked[0])
-    if not resume:
-        starting_policies(checked[0])
+    for settings in checked[:1] if resume else asking(checked):
+        preflight.check(settings)
+        if not resume:
+            starting_policies(settings)
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
     new = folder is None or not folder.exists()
     folder = folder or new_folder(name)
@@ -195,7 +201,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     with lock, interrupts:
         try:
             trials = run_trials(folder, search, voice, interrupts, budget, resume=resume, debug=options.debug)
-            results = results_of(trials, search.axes, search.settings.updates)
+            results = results_of(trials, search.axes, search.settings)
             exit_code = report(results, search, folder, voice, time.monotonic() - started)
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
@@ -211,6 +217,26 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             voice.say(f"Stopped. {go_on}", True)
             return interrupts.exit_code
     return exit_code
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name in ("samples", "seeds", "concurrent", "max_updates"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise CommandError(f"--{name.replace('_', '-')} {value}: at least 1.")
+    if options.max_minutes is not None and not 0 < options.max_minutes < math.inf:
+        raise CommandError(f"--max-minutes {options.max_minutes:g}: above 0.")
+
+
+def _check_resume(options: argparse.Namespace) -> None:
+    """Refuses what would change a search that goes on, and no budget."""
+    given = [*options.words, *(f"--{option}" for name, option in FIXED.items() if getattr(options, name))]
+    if given:
+        raise CommandError(
+            f"A search goes on as it was: leave out {', '.join(given)}. Only a budget, --quiet and --debug go with "
+            "--resume."
+        )
+    _check_numbers(options)
 
 
 def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Search, str]":
@@ -233,13 +259,8 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     axes = read_axes(options.over)
     if not axes:
         raise CommandError("Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.")
+    _check_numbers(options)
     pbt = options.scheduler == "pbt"
-    for name in ("samples", "seeds", "concurrent", "max_updates"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise CommandError(f"--{name.replace('_', '-')} {value}: at least 1.")
-    if options.max_minutes is not None and not 0 < options.max_minutes < math.inf:
-        raise CommandError(f"--max-minutes {options.max_minutes:g}: above 0.")
     if options.metric == "task_reward":
         if settings.eval_kl_coef:
             raise CommandError("--metric task_reward is eval_kl_coef=0, but that is set otherwise. Leave one out.")
@@ -307,11 +328,12 @@ def _what(search: "Search") -> str:
     chosen = " Each is chosen by how those before it ended." if search.algorithm else ""
     how = {None: "", "asha": " Bad ones are stopped early.", "pbt": " Bad ones continue as clones of good ones."}
     settings = search.settings
+    whose = {"bare": "mean of the policies", "chain": "of the chain's last answer", "mean": "of the mean of the LLMs"}
     updates = counted(settings.updates, "update")
     return (
         f"A search over {axes}: {search.trials} trials{seeds}, {updates} of {settings.queries} queries "
         f"each.{chosen}{how[search.scheduler]}\n"
-        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, mean of the policies."
+        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, {whose[settings.select_by]}."
     )
 
 

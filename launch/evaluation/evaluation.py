@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cory_env.chain import role_names
+from cory_env.pickled import is_pickled
 from cory_env.rewarding.spec import parse_sum
 from cory_env.tasks import Split, Task
 from launch.cluster import session
@@ -105,7 +106,8 @@ class Plan(NamedTuple):
         average = {"average": True} if self.settings.evaluate_average else {}  # else as earlier versions wrote it
         return {
             **average,
-            "settings": {**self.settings.model_dump(include=ASKED), "eval_kl_coef": self.settings.report_kl_coef},
+            "settings": {name: value for name, value in self.settings.told().items() if name in ASKED}
+            | {"eval_kl_coef": self.settings.report_kl_coef},
             "at_once": self.settings.chains,
             "reward_code": _code(self.task.reward),
             "model_files": _stamp(map(Path, dict.fromkeys(self.settings.model_paths.values()))),
@@ -312,12 +314,15 @@ def _stamp(folders: Iterable[Path]) -> int:
 
 
 def _code(reward: str) -> int | list[int | None] | None:
-    """Returns a checksum of the file that holds a reward, if there is one: a corrected reward gives other figures."""
-    modules = [name.partition(":")[0] for name, _ in parse_sum(reward)]
-    return _file(modules[0]) if len(modules) == 1 else [_file(module) for module in modules]
+    """Returns a checksum of a reward's code or its file, if there is one: a corrected reward gives other figures."""
+    found = [_checksum(name) for name, _ in parse_sum(reward)]
+    return found[0] if len(found) == 1 else found
 
 
-def _file(module: str) -> int | None:
+def _checksum(reward: str) -> int | None:
+    if is_pickled(reward):
+        return zlib.crc32(reward.encode())
+    module = reward.partition(":")[0]
     file = Path(*module.split(".")).with_suffix(".py")  # in this folder, where rewards are looked for first
     if not file.is_file():
         try:

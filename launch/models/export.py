@@ -70,8 +70,8 @@ def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool, s
         sampling.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        for file in folder.iterdir():
-            file.chmod(0o644)  # safetensors makes files that only their owner can read
+        for file in folder.glob("*.safetensors"):
+            file.chmod(0o644)  # they are made so that only their owner can read them
 
 
 @contextlib.contextmanager

@@ -78,7 +78,8 @@ class Many(NamedTuple):
             voice: shows how far it is; a step is a batch.
 
         Raises:
-            CommandError: another process is at it, the folder cannot be made, or the policies cannot be loaded.
+            CommandError: another process is at it, or was meanwhile, the folder cannot be made, or the policies cannot
+                be loaded.
             GenerationError, EngineStartError: the engine failed.
         """
         try:
@@ -92,6 +93,7 @@ class Many(NamedTuple):
         part = Journal(self.out.with_name(f".{self.out.name}.part"), number="batch")
         with lock:
             try:
+                check_free(self.out)  # another process may have finished it while this one made ready
                 self._answer(part, voice)
             finally:
                 if len(part.read()) < 2:  # nothing is done that could be gone on with, or all is

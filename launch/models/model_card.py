@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.utils import cached_file
 
+from cory_env.pickled import shown as without_code
 from launch.display.tables import shown, written
 from launch.models.exported import base_name
 from launch.models.trained import Trained
@@ -84,14 +86,14 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         results=_results(trained, policy, step),
         kl_coef=settings.report_kl_coef,
         settings=_block(write_yaml(_training(settings)), "yaml"),
-        origin=_block(trained.origin),
+        origin=_block(without_code(trained.origin)),
     )
 
 
 def _training(settings: Settings) -> dict[str, object]:
     """Returns the settings that say what was learned, without those that are unset."""
     told = deciding("task", "policy", "sampling", "learning")
-    return {name: value for name, value in settings.model_dump().items() if name in told and value is not None}
+    return {name: value for name, value in settings.told().items() if name in told and value is not None}
 
 
 def _header(settings: Settings, model: str, adapter: bool) -> str:
@@ -234,4 +236,6 @@ def _results(trained: Trained, policy: str, step: float) -> str:
 
 
 def _block(text: str, language: str = "") -> str:
-    return f"```{language}\n{text.rstrip()}\n```"
+    """Returns a block of code, between fences that are longer than any in the text."""
+    fence = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"

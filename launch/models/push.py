@@ -65,11 +65,15 @@ class Pushing:
             with self._told("written to"):
                 place = self._hub.create_repo(self.name, private=self._private or None, exist_ok=True)
                 if self._private and not self._hub.model_info(self.name).private:
-                    raise HubError(f"{place} is there already, and everybody sees it: make it private first.")
+                    raise HubError(
+                        f"{place} is there already, and everybody sees it: make it private first, at {place}/settings."
+                    )
                 self._hub.upload_folder(repo_id=self.name, folder_path=folder, commit_message=message)
         except HubError as error:
-            later = f"hf upload {self.name} {shlex.quote(str(folder))}"
-            raise HubError(f"{error} The model is in {folder}; `{later}` sends it.") from error
+            later = f"`hf upload {self.name} {shlex.quote(str(folder))}{' --private' * self._private}` sends it"
+            # To a model that is there already that command would send it whoever sees that.
+            later += f", where {self.name} is private or not there yet" * self._private
+            raise HubError(f"{error} The model is in {folder}; {later}.") from error
         return str(place)
 
     @contextlib.contextmanager

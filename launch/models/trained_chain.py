@@ -136,11 +136,12 @@ class TrainedChain:
             sample: which of the query's answers it is.
 
         Raises:
-            QueryTooLong: the query's prompt is longer than `max_prompt`.
+            QueryTooLong: a role's prompt is longer than `max_prompt`; nothing is told then.
+            CommandError: there is a history, but the policies were trained without a chat template.
         """
         query = Query(number, text, history=None if history is None else tuple(history))
+        self.fits([query])
         episode = ChainEpisode(self.chain, query)
-        episode.prompt_ids()  # refuses what is too long before anything is told
         if printer is not None:
             printer.query(text)
         assert isinstance(self.generator, TransformersGenerator)

@@ -66,4 +66,5 @@ def _rows(answers: Responses) -> dict[int, NDArray[np.float64]]:
 
 def settings_that_differ(runs: Sequence[Run]) -> Mapping[str, list[Value]]:
     """Returns each setting in which runs differ, with the value of each run."""
-    return {key: [getattr(run.settings, key) for run in runs] for key in differing(runs)}
+    told = [run.settings.told() for run in runs]
+    return {key: [each[key] for each in told] for key in differing(runs)}

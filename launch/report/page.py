@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from cory_env.pickled import shown
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
 from launch.display.plot import Plot
@@ -82,7 +83,7 @@ def page(runs: Sequence[Run], claims: Sequence[tables.JudgedClaim] = ()) -> Page
         evaluations=[(run.name, each, tables.evaluation_table(each)) for run in ordered for each in run.evaluations],
         samples=[(run, moments) for run in ordered if (moments := moments_of(run))],
         differing=tables.settings_that_differ(arms),
-        settings=[(arm.label, as_yaml(arm.settings)) for arm in arms],
+        settings=[(arm.label, shown(as_yaml(arm.settings))) for arm in arms],
         environments=tables.environments(ordered),
         commands=[(run.name, run.commands) for run in ordered],
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from cory_env.pickled import shown
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
 from launch.run_folder import final, mirror
@@ -142,7 +143,7 @@ def read_run(address: str | Path, name: str) -> Run:
     collapsed = settings.stop_on_collapse and any(line.get("collapsed") for line in updates[-1:])
     diverged = divergence(run)
     lines = (folder / CONFIG).read_text(encoding="utf-8").splitlines()
-    origins = [line.removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
+    origins = [shown(line).removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
     commands = [(command, comment) for command, _, comment in origins]
     seconds = sum(line.get("seconds", {}).get("total", 0.0) for line in updates)
     last_look = _last_look(run, updates)
@@ -292,7 +293,7 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[ArmRuns]:
         if len(others) > 1:
             apart = {key: value for key, value in apart.items() if repr(value) != usual[key]}
         label = [method(settings)] if "num_agents" in keys or not apart else []
-        label += [f"{key}={_shown(value)}" for key, value in apart.items()]
+        label += [f"{key}={_short(value)}" for key, value in apart.items()]
         arms.append(ArmRuns(_joined(label), sorted(some, key=lambda run: run.settings.seed)))
     return arms
 
@@ -314,6 +315,6 @@ def _joined(parts: Sequence[str]) -> str:
     return ", ".join([*parts[:kept], *([f"{len(parts) - kept} more"] if kept < len(parts) else [])])
 
 
-def _shown(value: Value) -> str:
+def _short(value: Value) -> str:
     text = show_value(value)
     return text if len(text) <= 30 else f"{text[:29]}…"

@@ -14,6 +14,7 @@ from launch.display.tables import FINE, MAIN, show, shown, table
 from launch.evaluation.intervals import Estimate, over_seeds
 from launch.run_folder.journal import replace_text
 from launch.search.space import SEED, Axis, exact_value
+from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
@@ -34,7 +35,7 @@ class TrialResult(NamedTuple):
     status: str
     updates: int
     combined_reward: Figure
-    """Held out, mean of the policies, with the search's fixed `eval_kl_coef`, at the last evaluation."""
+    """Held out, as `select_by` says, with the search's fixed `eval_kl_coef`, at the last evaluation."""
     task_reward: Figure
     kl: Figure
     exchanges: int
@@ -64,32 +65,32 @@ class Point(NamedTuple):
         return over_seeds(getattr(trial, name) for trial in self.whole)
 
 
-def results_of(trials: "Sequence[Trial]", axes: Sequence[Axis], updates: int) -> list[TrialResult]:
+def results_of(trials: "Sequence[Trial]", axes: Sequence[Axis], settings: Settings) -> list[TrialResult]:
     """Returns how a search's trials ended.
 
     Args:
         trials: as Tune leaves them.
         axes: what was searched.
-        updates: of a whole trial.
+        settings: of all trials, but for what was searched.
     """
     results = []
     for trial in trials:
-        settings, last = trial.config["cory_settings"], trial.last_result or {}
+        own, last = trial.config["cory_settings"], trial.last_result or {}
         report = last.get("cory", {})
-        mean = report.get("evaluation", {}).get("mean", {})
+        figures = settings.choosing(report) if "evaluation" in report else {}
         # A warning that stood when a scheduler stopped the trial is not why it ended.
-        collapsed = bool(report.get("collapsed")) and settings["stop_on_collapse"]
-        status, why = _status(trial, int(last.get("updates", 0)), collapsed, updates)
+        collapsed = bool(report.get("collapsed")) and own["stop_on_collapse"]
+        status, why = _status(trial, int(last.get("updates", 0)), collapsed, settings.updates)
         results.append(
             TrialResult(
                 trial=str(trial),
-                values={axis.key: settings[axis.key] for axis in axes},
-                seed=settings[SEED],
+                values={axis.key: own[axis.key] for axis in axes},
+                seed=own[SEED],
                 status=status,
                 updates=int(last.get("updates", 0)),
                 combined_reward=_known(last.get("combined_reward")),
-                task_reward=_known(mean.get("task_reward")),
-                kl=_known(mean.get("kl")),
+                task_reward=_known(figures.get("task_reward")),
+                kl=_known(figures.get("kl")),
                 exchanges=int(report.get("exchanges", 0)),
                 seconds=float(last.get("time_total_s", 0.0)),
                 reason=why,

@@ -13,24 +13,25 @@ from launch.display.terminal import Voice
 from launch.run_folder.journal import Journal
 from launch.run_folder.records import Figures, plain
 from launch.search.space import METRIC, SEED, TIME, show_point
+from policies.settings.settings import Settings
 
 
 class Progress(Callback):
     """Tells what Tune's trials do. A step of the bar is an update."""
 
-    def __init__(self, journal: Journal, voice: Voice, keys: Sequence[str], updates: int) -> None:
+    def __init__(self, journal: Journal, voice: Voice, keys: Sequence[str], settings: Settings) -> None:
         """Notes who tells.
 
         Args:
             journal: keeps every report. Tune's own result.json loses some where a trial is paused or its driver killed.
             voice: tells it.
             keys: the settings that are searched.
-            updates: of a whole trial.
+            settings: of all trials, but for these.
         """
         self.journal = journal
         self.voice: Voice | None = voice
         self.keys = [*keys, *([] if SEED in keys else [SEED])]
-        self.updates = updates
+        self.settings = settings
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune keeps its callbacks in a file, where there is no voice."""
@@ -48,9 +49,9 @@ class Progress(Callback):
             return
         left = self.voice.advance()
         if "evaluation" in result["cory"]:
-            mean = cast(Figures, plain(result["cory"]["evaluation"]["mean"]))
-            text = "  ".join(f"{label} {written(key, mean[key]):>6}" for key, label, _ in COLUMNS)
-            done = f"{result[TIME]:>4}/{self.updates:<4}"
+            figures = cast(Figures, plain(dict(self.settings.choosing(result["cory"]))))
+            text = "  ".join(f"{label} {written(key, figures[key]):>6}" for key, label, _ in COLUMNS)
+            done = f"{result[TIME]:>4}/{self.settings.updates:<4}"
             self.voice.say(f"{trial}  {done} {text}  {self._values(trial)}  {left}")
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cory_env.pickled import shown
 from launch.cluster import room, session
 from launch.console import output
 from launch.console.errors import CommandError
@@ -28,7 +29,7 @@ from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
 from launch.search.budget import Budget
 from launch.search.space import METRIC, SEED, TIME, Axis, points, read_axes
-from policies.settings.core_yaml import read_yaml, write_yaml
+from policies.settings.core_yaml import as_word, read_yaml, write_yaml
 from policies.settings.placement import Process, cpus, processes
 from policies.settings.settings import Settings, SettingsError, kept_settings
 
@@ -162,10 +163,12 @@ def check_same(folder: Path, search: Search) -> None:
         CommandError: the folder's differs, in what the message names.
     """
     there = Search.read(folder)
-    old, new = ({**s._asdict(), "over": [axis.word for axis in s.axes]} for s in (there, search))
-    other = [f"{key} {old[key]}" for key in ("over", *_KEPT) if old[key] != new[key]]
+    old, new = ({**s._asdict(), "over": " and ".join(axis.word for axis in s.axes)} for s in (there, search))
+    differing = [key for key in ("over", *_KEPT) if old[key] != new[key]]
+    other = [f"no {key}" if old[key] is None else f"{key} {old[key]}" for key in differing]
     settings = search.settings.model_dump()
-    other += [f"{key}={value}" for key, value in there.settings.model_dump().items() if value != settings[key]]
+    kept = there.settings.model_dump()
+    other += [f"{key}={shown(as_word(kept[key]))}" for key in kept if kept[key] != settings[key]]
     if other:
         raise CommandError(
             f"{folder} holds a search with {', '.join(other)}. Ask for just that, or name another folder with --out."
@@ -247,11 +250,12 @@ def check_room(
         room.check([*beside, *trial], nodes)
         if search.concurrent is None:
             continue
-        at_once = [*beside, *(replace(kind, count=search.concurrent * kind.count) for kind in trial)]
+        count = min(search.concurrent, search.trials)
+        at_once = [*beside, *(replace(kind, count=count * kind.count) for kind in trial)]
         _, lacking = room.pack(at_once, nodes)
         if lacking:
             raise CommandError(
-                f"{search.concurrent} trials at a time: {room.refusal(at_once, lacking)} Lower --concurrent or what "
+                f"{count} trials at a time: {room.refusal(at_once, lacking)} Lower --concurrent or what "
                 "each trial asks for, or add nodes."
             )
 
@@ -341,7 +345,7 @@ def _restored(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tun
 def _progress(folder: Path, search: Search, voice: Voice) -> Any:
     from launch.search.progress import Progress
 
-    return Progress(Journal(folder / REPORTS), voice, [axis.key for axis in search.axes], search.settings.updates)
+    return Progress(Journal(folder / REPORTS), voice, [axis.key for axis in search.axes], search.settings)
 
 
 def trial_name(trial: "Trial") -> str:

@@ -8,12 +8,21 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
+from cory_env.pickled import shown
 from launch.console.configuration import takes_lists
 from launch.console.errors import CommandError
 from policies.settings.contradictions import refuse_contradictions
 from policies.settings.core_yaml import QUOTES, Value, as_word, scalar
 from policies.settings.fields import Fields
-from policies.settings.settings import ABOUT, Settings, SettingsError, make_settings, nearest_key, refuse_idle
+from policies.settings.settings import (
+    ABOUT,
+    Settings,
+    SettingsError,
+    deciding,
+    make_settings,
+    nearest_key,
+    refuse_idle,
+)
 
 SEED = "seed"
 TIME = "updates"
@@ -189,6 +198,12 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
     return found
 
 
+def asking(found: Sequence[Settings]) -> list[Settings]:
+    """Returns of many settings those that differ in what is asked, who answers, or how: one of each kind."""
+    keys = sorted(deciding("task", "policy", "sampling"))
+    return list({repr([getattr(each, key) for key in keys]): each for each in found}.values())
+
+
 def _point(axes: Sequence[Axis], values: Sequence[Value]) -> dict[str, Value]:
     return dict(zip((axis.key for axis in axes), values, strict=True))
 
@@ -246,10 +261,8 @@ def show_point(point: Mapping[str, Value]) -> str:
 
 
 def show_value(value: Value) -> str:
-    """Returns a value as it is written on the command line, numbers with four digits at most."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:.4g}" if isinstance(value, float) else as_word(value) if isinstance(value, list) else str(value)
+    """Returns a value as it is written on the command line, numbers with four digits at most, a reward without code."""
+    return f"{value:.4g}" if isinstance(value, float) else shown(as_word(value))
 
 
 def exact_value(value: Value) -> str:

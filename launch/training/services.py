@@ -82,7 +82,7 @@ class WeightsAndBiases(Tracker):
                 group=os.environ.get("WANDB_RUN_GROUP") or group,
                 reinit="create_new",  # others of its group may be open
                 dir=os.environ.get("WANDB_DIR") or str(folder),
-                config=settings.model_dump(),
+                config=settings.told(),
             )
         except wandb.Error as error:
             raise CommandError(
@@ -153,7 +153,7 @@ class MLflow(Tracker):
             experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "cory"))
             made = self._client.create_run(experiment.experiment_id, run_name=folder.name, tags=tags)
             self._run = made.info.run_id
-            params = [Param(name, str(value)) for name, value in settings.model_dump().items()]
+            params = [Param(name, str(value)) for name, value in settings.told().items()]
             self._client.log_batch(self._run, params=params)
             remembered.write_text(self._run)
         except MlflowException as error:

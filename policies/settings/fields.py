@@ -278,7 +278,7 @@ class Fields(BaseModel):
     """Updates between held-out evaluations."""
     eval_queries: int = of_watching(128, ge=1)
     """Held-out queries of one evaluation in training, which choose the best checkpoint (see `validation`)."""
-    select_by: Literal["bare", "chain", "mean"] = of_watching("bare")
+    select_by: Literal["bare", "chain", "mean"] = of_watching("bare", search=False)
     """What the best checkpoint, or trial of a search, is the best in, by the combined reward: the policies' answers to
     the `bare` query, the last answer of the `chain`, or, with `evaluate_average`, the answers of the LLMs' `mean`."""
     evaluate_average: bool = of_watching(False)

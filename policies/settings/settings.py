@@ -10,7 +10,7 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from cory_env.chain import Chain
 from cory_env.named import load_function
-from cory_env.pickled import name_of
+from cory_env.pickled import name_of, shown
 from cory_env.rewarding.spec import weighted
 from cory_env.tasks import Task, make_task
 from cory_env.tokenizer import alike, load_tokenizer, tokens_holding
@@ -33,19 +33,23 @@ Tokenizers = dict[str, "PreTrainedTokenizerBase"]
 class Settings(Fields):
     """The settings of one run, which go together; how to make what they describe."""
 
-    def worth(self, found: Mapping[str, Any]) -> Any:
-        """The combined reward by which `select_by` chooses.
+    def choosing(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The figures by whose combined reward `select_by` chooses.
 
         Args:
             found: of an evaluation, with `evaluation` and `last_answer` as in `metrics.jsonl`.
 
         Returns:
-            The number as it stands there; NaN, or None in what was written, where it is not known.
+            As they stand there: NaN, or None in what was written, where one is not known.
         """
         of = {"bare": ("evaluation", "mean"), "chain": ("last_answer",), "mean": ("evaluation", AVERAGE)}
         for key in of[self.select_by]:
             found = found[key]
-        return found["combined_reward"]
+        return found
+
+    def worth(self, found: Mapping[str, Any]) -> Any:
+        """The combined reward by which `select_by` chooses, of an evaluation as in `choosing`."""
+        return self.choosing(found)["combined_reward"]
 
     @property
     def credited(self) -> Credit:
@@ -68,6 +72,12 @@ class Settings(Fields):
             return None
         rewards = [self.reward] if isinstance(self.reward, str) else self.reward
         return weighted(rewards or [], self.reward_weights)
+
+    def told(self) -> dict[str, Any]:
+        """All settings, for what leaves the run's folder: a reward that was given with its code is its name alone."""
+        rewards = self.reward
+        names = list(map(shown, rewards)) if isinstance(rewards, list) else rewards and shown(rewards)
+        return {**self.model_dump(), "reward": names}
 
     def make_task(self) -> Task:
         """The task, with its queries loaded.

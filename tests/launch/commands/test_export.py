@@ -51,7 +51,8 @@ def test_plain_transformers_loads_it_and_gives_the_log_probabilities_that_traini
 def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_training_did(tmp_path: Path) -> None:
     base = tmp_path / "base"
     tokenizer = load_tokenizer()
-    tokenizer.chat_template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    tokenizer.chat_template = {"default": template, "other": "{{ messages }}"}
     tokenizer.save_pretrained(base)
     config = GPT2Config(vocab_size=4096, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.3)
     model = GPT2LMHeadModel(config)
@@ -59,6 +60,7 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
     model.save_pretrained(base)
     (base / "README.md").write_text("---\nlicense: mit\n---\n# Base\n")
     settings = Settings(model=str(base), num_agents=1, temperature=1.5, chat=True, system="Be kind.", num_runners=1)
+    settings = settings.model_copy(update={"prompt": "Write\n```python\n{query}\n```"})
     run = record(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
 
@@ -71,12 +73,14 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
     assert generation.eos_token_id == [tokenizer.eos_token_id, 5, 7]
     assert (generation.do_sample, generation.temperature, generation.top_k, generation.top_p) == (True, 1.5, 0, 1.0)
     assert generation.repetition_penalty in (None, 1.0)
+    assert (out / "additional_chat_templates").stat().st_mode & 0o777 == 0o755  # others may look into it
     chat = AutoTokenizer.from_pretrained(out)
     messages = [{"role": "user", "content": "Hello"}]
     assert chat.apply_chat_template(messages, tokenize=False) == "<Hello>"
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["license"] == "mit"
     assert "{'role': 'system', 'content': 'Be kind.'}" in card
+    assert "As pioneer:\n````\nWrite\n```python\n{query}\n```\n````\n" in card
 
 
 def test_the_card_names_base_task_results_and_commands_and_its_example_runs(

@@ -141,6 +141,7 @@ def test_the_mean_of_all_llms_answers_as_their_mean_weights_do(
     ("words", "what"),
     [
         (["word " * 90], "needs a prompt of"),
+        (["word " * 45], "needs a prompt of"),  # of the second alone, which repeats the query
         ([" "], "The query is empty."),
         (["caf\udce9"], "A query is not UTF-8 text"),
         (["This movie", "--roles", "llm_1,llm_7"], "no policy `llm_7`. Its policies are: llm_1, llm_2."),

@@ -179,6 +179,25 @@ def test_an_answering_that_fails_before_anything_is_done_leaves_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_answers_that_another_command_finished_meanwhile_are_not_replaced(
+    policies_run: RunDirectory,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, fits = tmp_path / "out.jsonl", TrainedChain.fits
+
+    def slowly(chain: TrainedChain, queries: Any) -> None:
+        out.write_text("theirs\n")
+        fits(chain, queries)
+
+    monkeypatch.setattr(TrainedChain, "fits", slowly)
+    assert asked(policies_run, source, out) == 2
+    assert "out.jsonl is there already" in capsys.readouterr().err and out.read_text() == "theirs\n"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.jsonl", "queries.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [

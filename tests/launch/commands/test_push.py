@@ -154,8 +154,10 @@ def test_a_model_that_everybody_sees_gets_nothing_that_is_to_be_private(
     hub.private = False
     assert exported(policies_run, tmp_path / "out", MODEL, "--private") == 2
     said = capsys.readouterr().err
-    assert f"{MODEL} is there already, and everybody sees it: make it private first." in said and not hub.files
-    assert f"`hf upload {MODEL} {tmp_path / 'out'}` sends it." in said and (tmp_path / "out" / "README.md").exists()
+    page = f"{hub.address}/{MODEL}"
+    assert f"{page} is there already, and everybody sees it: make it private first, at {page}/settings." in said
+    assert f"`hf upload {MODEL} {tmp_path / 'out'} --private` sends it, where {MODEL} is private or not there" in said
+    assert not hub.files and (tmp_path / "out" / "README.md").exists()
     assert exported(policies_run, tmp_path / "again") == 0 and "README.md" in hub.files
 
 
@@ -170,6 +172,7 @@ def test_a_token_that_may_not_write_there_is_told_and_the_folder_stays(
     assert exported(policies_run, tmp_path / "out") == 2
     said = capsys.readouterr().err
     assert f"Your token may not write to {MODEL} on {hub.address} (You don't have the rights to do this)." in said
+    assert said.endswith(f"`hf upload {MODEL} {tmp_path / 'out'}` sends it.\n")
     assert (tmp_path / "out" / "model.safetensors").exists() and hub.private is None and OWNER not in said
 
 

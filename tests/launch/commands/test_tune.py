@@ -51,7 +51,7 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
     process.communicate(timeout=60)
 
     assert "go on with it by `cory tune --resume found`" in refused(cory(*command))
-    assert "holds a search with over ['lr=0.0001,1e+30']" in refused(cory(*command, "--over", "seed=1", "--continue"))
+    assert "holds a search with over lr=0.0001,1e+30." in refused(cory(*command, "--over", "seed=1", "--continue"))
     resumed = cory(*command, "--continue")
     assert resumed.returncode == 1, resumed.stderr
     assert "trial_00000  goes on from trial_00000 after update" in resumed.stdout
@@ -107,7 +107,7 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "tuner.pkl").touch()
     assert begun(tmp_path)
     check_same(tmp_path, asked)  # no digit is lost on the way
-    with pytest.raises(CommandError, match=r"holds a search with over \['lr=0\.000123456,0\.0001'\], seeds 2\. Ask"):
+    with pytest.raises(CommandError, match=r"holds a search with over lr=0\.000123456,0\.0001, seeds 2\. Ask"):
         check_same(tmp_path, asked._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
     with pytest.raises(CommandError, match="holds a search with queries=256, minibatch=256"):
         check_same(tmp_path, asked._replace(settings=pinned(Settings(queries=8, minibatch=8, backend="transformers"))))
@@ -142,6 +142,8 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"), "the first of these is after 50 of 45"),
         (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
         (("--over", "lr=1e-5", "mlflow=true"), "mlflow=true needs MLFLOW_TRACKING_URI"),
+        (("--over", "max_prompt=64,5"), "4000 of 4000 queries of train do not fit max_prompt = 5"),
+        (("--over", "select_by=bare,chain"), "trials that differ in it do not compare"),
         (("--over", "lr=1e-5", "--max-updates", "0"), "--max-updates 0: at least 1."),
         (("--over", "lr=1e-5", "--max-minutes", "nan"), "--max-minutes nan: above 0."),
         (
@@ -150,6 +152,12 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         ),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (("--resume", "taken"), "has no search.yaml"),
+        (
+            ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--metric", "task_reward", "--continue"),
+            "A search goes on as it was: leave out lr=1, --samples, --seeds, --metric, --continue.",
+        ),
+        (("--resume", "taken", "--concurrent", "1"), "leave out --concurrent."),
+        (("--resume", "taken", "--max-updates", "0"), "--max-updates 0: at least 1."),
         (("--over", "lr=1e-5", "--continue"), "--continue needs the search's folder"),
     ],
 )

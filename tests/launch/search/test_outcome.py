@@ -13,6 +13,7 @@ from launch.display.drawing import save
 from launch.search.outcome import Point, TrialResult, points_of, points_table, results_of, write_csv
 from launch.search.plots import draw_objective
 from launch.search.space import Axis, read_axes
+from policies.settings.settings import Settings, make_settings
 
 KEYS = ("exchange_period", "clip")
 AXES = read_axes(["exchange_period=1,5,null", "lr=log:1e-6:1e-4"])
@@ -77,8 +78,21 @@ def test_a_trial_that_a_scheduler_stopped_is_not_whole_because_a_warning_stood(
     trial = Trial("cory", config={"cory_settings": settings}, stub=True)
     trial.set_status(Trial.TERMINATED)
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
-    (found,) = results_of([trial], AXES, updates=9)
+    (found,) = results_of([trial], AXES, Settings(updates=9))
     assert (found.status, found.updates) == (status, 3)
+
+
+@pytest.mark.parametrize(("select_by", "task_reward"), [("bare", 1.0), ("chain", 2.0), ("mean", 3.0)])
+def test_the_figures_of_a_trial_are_of_those_whose_combined_reward_was_the_goal(
+    select_by: str, task_reward: float
+) -> None:
+    settings = make_settings({"select_by": select_by, "evaluate_average": True, "backend": "transformers"})
+    trial = Trial("cory", config={"cory_settings": settings.model_dump()}, stub=True)
+    evaluation = {"mean": {"task_reward": 1.0, "kl": 1.0}, "llm_mean": {"task_reward": 3.0, "kl": 3.0}}
+    report = {"evaluation": evaluation, "last_answer": {"task_reward": 2.0, "kl": 2.0}}
+    trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": report}
+    (found,) = results_of([trial], AXES, settings)
+    assert (found.task_reward, found.kl) == (task_reward, task_reward)
 
 
 def test_every_trial_is_in_the_file(tmp_path: Path) -> None:

@@ -170,12 +170,13 @@ def test_a_search_that_is_stopped_saves_its_trials_and_goes_on_with_its_clones_a
 
 
 def test_a_search_that_ray_has_no_room_for_is_refused() -> None:
-    def check(concurrent: int | None, **settings: Any) -> None:
+    def check(concurrent: int | None, samples: int = 9, **settings: Any) -> None:
         base = Settings(backend="transformers", num_runners=0, **settings)
-        search = Search(base, [], None, samples=1, seeds=1, concurrent=concurrent)
+        search = Search(base, [], None, samples, seeds=1, concurrent=concurrent)
         check_room(search, [base], [node("a", {"CPU": 3.0}), node("b", {"CPU": 1.0})])
 
     check(4)
+    check(9, samples=4)  # of which no more run
     with pytest.raises(CommandError, match=r"5 trials at a time: .* 1 of 5 drivers with CPU=1 \(.* Lower --concurrent"):
         check(5)
     with pytest.raises(

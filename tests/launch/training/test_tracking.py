@@ -84,7 +84,7 @@ from policies.settings.settings import Settings
 
 RESPONSES = [{"role": "pioneer", "policy": "llm_2", "text": "is a wonder", "task_reward": 0.5}]
 for text, failed in zip(sys.stdin, (True, False)):  # a run that failed, and was resumed
-    tracker = WeightsAndBiases(pathlib.Path(sys.argv[1]), Settings(lr=2e-5))
+    tracker = WeightsAndBiases(pathlib.Path(sys.argv[1]), Settings(reward=lambda completions: [0.0]))
     tracker.show(json.loads(text)["update"], [{"query": "This film", "responses": RESPONSES}], held_out=True)
     tracker.log(json.loads(text)["update"], figures_of(json.loads(text)))
     tracker.close(failed)
@@ -110,6 +110,7 @@ def test_weights_and_biases_keeps_a_run_without_a_network_and_under_one_id(tmp_p
         figure = run.updates()[update]["policy"]["llm_1"]["kl"]
         assert re.search(rb"policy/llm_1/kl\W{1,3}" + re.escape(str(figure).encode()), file.read_bytes())
         assert exit_code_in(file) == (1 if update == 1 else 0)
+        assert b'"lambda"' in file.read_bytes() and b"pickled" not in file.read_bytes()  # of a reward, its name alone
         (table,) = (file.parent / "files" / "media" / "table" / "samples").glob("held_out*.table.json")
         kept = json.loads(table.read_text())
         assert kept["columns"] == ["update", "query", "role", "policy", "response", "task_reward"]
@@ -205,7 +206,7 @@ run, database = map(pathlib.Path, sys.argv[1:])
 lines = [json.loads(line) for line in sys.stdin]
 
 def session(line, failed=False, spoil=False):
-    tracker = MLflow(run, Settings(lr=2e-5))
+    tracker = MLflow(run, Settings(lr=2e-5, reward=lambda completions: [0.0]))
     if spoil:
         database.write_text("no database")
     tracker.log(line["update"], figures_of(line))
@@ -245,7 +246,7 @@ def test_mlflow_keeps_a_run_and_goes_on_with_it_and_stops_nothing_when_it_fails_
     assert written.returncode == 0, written.stderr
     refused, ends, kept, params, tags, history = json.loads(written.stdout)
     assert re.fullmatch(r"MLflow refuses to start: .*127.0.0.1.* To do without: mlflow=false\.", refused)
-    assert "opensesame" not in refused
+    assert "opensesame" not in refused and params["reward"] == "lambda"  # without its code
     assert kept["run_id"] == (run.path / "mlflow.id").read_text()
     assert (kept["run_name"], params["lr"], ends) == ("here", "2e-05", ["FAILED", "FINISHED", "FINISHED"])
     found = {name: tags[name] for name in ("team", "task", "model", "algorithm", "agents")}
