@@ -38,7 +38,7 @@ class Trackio(Tracker):
                 project=os.environ.get("TRACKIO_PROJECT") or "cory",
                 name=remembered.read_text() if known else folder.name,
                 group=group,
-                config=settings.model_dump(),
+                config=settings.told(),
                 resume="allow" if known else "never",
                 embed=False,
             )
