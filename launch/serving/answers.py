@@ -50,6 +50,8 @@ class Choice:
     """An answer while it is written."""
 
     index: int
+    again: bool = False
+    """Its first prompt is that of the choice before it, and not counted again."""
     drafts: list[Draft] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
@@ -130,7 +132,8 @@ async def respond(
             sampling_seed(wanted.seed, EVALUATION_STREAM, query.id, position),
             reads.stop_token_ids,
         )
-        choice.prompt_tokens += len(ask.prompt)
+        if position or not choice.again:
+            choice.prompt_tokens += len(ask.prompt)
         if last:
             yield ""
             async with aclosing(_write(desk, ask, Writing(reads.decode, wanted.stops), choice)) as pieces:
@@ -155,7 +158,7 @@ async def go_on(
     (policy,), reads = served.players, served.chain
     seed = sampling_seed(wanted.seed, EVALUATION_STREAM, number, 0)
     ask = Ask(policy, prompt, wanted.temperature, wanted.max_tokens, seed, reads.stop_token_ids)
-    choice.prompt_tokens += len(prompt)
+    choice.prompt_tokens += 0 if choice.again else len(prompt)
     yield ""
     async with aclosing(_write(desk, ask, Writing(reads.decode, wanted.stops), choice)) as pieces:
         async for piece in pieces:
