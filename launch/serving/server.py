@@ -83,7 +83,7 @@ class Server:
         try:
             if self._api_key is not None and request.path != "/health":
                 _, _, key = request.headers.get("Authorization", "").partition("Bearer ")
-                if not hmac.compare_digest(key.encode(), self._api_key.encode()):
+                if not hmac.compare_digest(key.encode(errors="replace"), self._api_key.encode()):
                     raise RequestError(
                         "The API key is missing or wrong. Send the server's as `Authorization: Bearer KEY`.",
                         status=401,

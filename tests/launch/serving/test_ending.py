@@ -92,13 +92,17 @@ def test_ctrl_c_ends_a_server_in_seconds_and_tells_those_whose_answers_are_not_f
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
 
+    def begin() -> None:
+        for thread in threads:
+            thread.start()
+
     threads = [threading.Thread(target=each) for each in (stream, stream, whole, interrupt)]
     desk = Desk(Endless())
     ended: list[float] = []
     server.serve(
         server.Server(desk, {"llm_1": served}, 0.7, None),
         place,
-        ready=lambda: [thread.start() for thread in threads],  # type: ignore[arg-type, return-value]
+        ready=begin,
         ending=lambda: ended.append(time.monotonic()),
     )
     took = time.monotonic() - ended[0]

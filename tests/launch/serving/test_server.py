@@ -1,6 +1,7 @@
 """`cory serve` as OpenAI's own client sees it: the answers of `cory generate`, drafts, streams, and errors."""
 
 import asyncio
+import http.client
 import json
 import os
 import re
@@ -190,6 +191,10 @@ def test_a_prompt_with_several_answers_is_counted_once(asked: Any) -> None:
 def test_a_wrong_key_is_refused_and_a_wrong_path_is_not_found(asked: Any) -> None:
     with pytest.raises(openai.AuthenticationError, match="The API key is missing or wrong"):
         client(str(asked.base_url), "other").models.list()
+    connection = http.client.HTTPConnection(asked.base_url.host, asked.base_url.port, timeout=20)
+    connection.request("GET", "/v1/models", headers={"Authorization": b"Bearer \xff".decode("latin1")})
+    assert connection.getresponse().status == 401  # bytes that are no UTF-8
+    connection.close()
     with pytest.raises(openai.NotFoundError, match="Not Found: POST /v1/embeddings"):
         asked.embeddings.create(model="llm_1", input=QUERY)
 
