@@ -122,7 +122,8 @@ def serve(options: argparse.Namespace) -> int:
             signal.signal(signal.SIGINT, usual)
         desk = Desk(backend)
         api_key = options.api_key or os.environ.get(KEY) or None
-        address = f"http://{options.host}:{place.getsockname()[1]}/v1"
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        address = f"http://{host}:{place.getsockname()[1]}/v1"
 
         def ready() -> None:
             print(f"Serving {', '.join(models)} at {address} ({name}). Ctrl-C ends it.", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, chain_of
 from launch.run_folder.directory import RunDirectory
 from launch.serving import server
-from launch.serving.answers import Served, Writing
+from launch.serving.answers import WINDOW, Served, Writing
 from launch.serving.desk import Desk
 from launch.serving.requests import ChatRequest, RequestError
 from policies.generation.installed import vllm_installed
@@ -235,6 +235,22 @@ def test_text_that_may_become_a_stop_text_is_held_back() -> None:
     assert writing.stopped and (writing.end(), writing.text) == ("", "aENb")
     writing = Writing(lambda tokens: "".join(map(chr, tokens)), ["END"])
     assert (writing.add([ord("E")]), writing.end()) == ("", "E")
+
+
+def test_a_long_text_is_decoded_in_parts_and_is_the_same() -> None:
+    tokenizer = load_tokenizer()
+    chain = Chain(Task(name="custom", train=[], test=[], reward="r:r"), tokenizer, num_agents=1)
+    tokens = tokenizer("Größe 日本語 🎬🍿 isn't  it? \n\tYes.é" * 40)["input_ids"]
+    asked: list[int] = []
+
+    def decode(part: Sequence[int]) -> str:
+        asked.append(len(part))
+        return chain.decode(part)
+
+    writing = Writing(decode)
+    pieces = [writing.add([token]) for token in tokens]
+    assert "".join([*pieces, writing.end()]) == writing.text == chain.decode(tokens) and len(tokens) > 500
+    assert max(asked) < WINDOW + 4  # a character has 4 bytes, at most as many tokens
 
 
 def test_what_cannot_be_served_is_one_sentence(policies_run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
