@@ -179,8 +179,7 @@ def _lm_eval(options: argparse.Namespace) -> int:
     from launch.console import output
 
     session.quiet_libraries(options.debug)
-    from rich.console import Console
-
+    from launch.display.tables import print_whole
     from launch.harness import lm_eval
     from launch.models.trained import open_trained
     from launch.run_folder.locks import lock_folder
@@ -207,7 +206,7 @@ def _lm_eval(options: argparse.Namespace) -> int:
             trained, wanted, place, lambda label: print(f"Measuring {label}", file=told, flush=True)
         )
     if not options.quiet:
-        Console().print(lm_eval.shown(found))
+        print_whole(sys.stdout, lm_eval.shown(found))
     print(f"Results     {place}")
     return 0
 

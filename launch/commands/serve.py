@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,8 @@ turn, and the last response is the answer; the earlier ones are its `drafts` (do
   POST /v1/completions        a policy goes on from a text as it is; the chain answers it as a query
   GET  /v1/models, /health
 
-Several clients are answered at once. Ctrl-C or SIGTERM ends it when the answers that it has begun are written.
+Several clients are answered at once. Ctrl-C or SIGTERM ends it when the answers that it has begun are written, which
+have 5 s; another one ends it at once.
 
 examples:
   cory serve runs/demo
@@ -112,16 +114,28 @@ def serve(options: argparse.Namespace) -> int:
         name = _backend(options.backend, trained)
         print(f"{' then '.join(players)}, after update {trained.update} of {options.run}: loading.", file=sys.stderr)
         quiet = contextlib.nullcontext() if options.debug else output.output_into(Path(os.devnull))
-        with quiet:  # C++ and engines heed no other setting
-            backend = _load(name, trained, policies, options.at_once)
+        usual = signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries that load may swallow a KeyboardInterrupt
+        try:
+            with quiet:  # C++ and engines heed no other setting
+                backend = _load(name, trained, policies, options.at_once)
+        finally:
+            signal.signal(signal.SIGINT, usual)
         desk = Desk(backend)
         api_key = options.api_key or os.environ.get(KEY) or None
-        address = f"http://{options.host}:{place.getsockname()[1]}/v1"
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        address = f"http://{host}:{place.getsockname()[1]}/v1"
 
         def ready() -> None:
             print(f"Serving {', '.join(models)} at {address} ({name}). Ctrl-C ends it.", file=sys.stderr, flush=True)
 
-        server.serve(server.Server(desk, models, trained.settings.temperature, api_key), place, ready)
+        def ending() -> None:
+            print(
+                f"Ending: answers that are being written have {server.PATIENCE:.0f} s. Ctrl-C again ends it at once.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+        server.serve(server.Server(desk, models, trained.settings.temperature, api_key), place, ready, ending)
         desk.close()
     print("Ended.", file=sys.stderr)
     return 0

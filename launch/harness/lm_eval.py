@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from launch.console.errors import CommandError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 BASE = "base"
 BATCH = 16
+ARROWS: dict[bool | None, str] = {True: "↑", False: "↓", None: ""}
+"""By whether higher is better."""
 
 
 class Wanted(NamedTuple):
@@ -44,7 +47,7 @@ class Wanted(NamedTuple):
         files = sorted(self.folder.rglob("*")) if self.folder is not None else []
         seal = [(str(file), zlib.crc32(file.read_bytes())) for file in files if file.is_file()]
         version = importlib.metadata.version("lm-eval")
-        identity = [self.tasks, seal, self.limit, trained.settings.models, trained.update, version]
+        identity = [self.tasks, seal, self.limit, trained.settings.models, trained.lines[-1], version]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -70,11 +73,18 @@ def measure(trained: Trained, wanted: Wanted, out: Path, tell: Callable[[str], N
         tell: is told which model is next.
 
     Returns:
-        By model the harness's `results`: by task the metrics and their standard errors.
+        By model what the harness says: `results` (by task the metrics and their standard errors), versions and so on.
 
     Raises:
-        CommandError: there is no such task, or the base is quantised.
+        CommandError: there is no such task, the base is quantised, or the folder has results of something else.
     """
+    if trained.settings.quantization != "none":
+        raise CommandError(
+            f"The adapters were trained on a base in {trained.settings.quantization}, so they cannot be merged into a "
+            "model for the harness."
+        )
+    if not wanted.tasks:
+        raise CommandError("--lm-eval names no task. `lm-eval ls tasks` lists those of the harness.")
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=None if wanted.folder is None else str(wanted.folder))
@@ -83,12 +93,15 @@ def measure(trained: Trained, wanted: Wanted, out: Path, tell: Callable[[str], N
             f"The harness knows no task {', '.join(unknown)}. `lm-eval ls tasks` lists its own; "
             "--lm-eval-tasks-folder names a folder with others."
         )
-    found = {}
     bases = dict.fromkeys(trained.settings.models.values())
     called = {BASE if len(bases) == 1 else f"{BASE} {name}": name for name in bases}
-    for label in (*called, *trained.settings.modules):
-        file = out / f"{label.replace('/', '--')}.json"
-        if not file.is_file():
+    files = {label: out / f"{label.replace('/', '--')}.json" for label in (*called, *trained.settings.modules)}
+    found = {label: json.loads(file.read_text(encoding="utf-8")) for label, file in files.items() if file.is_file()}
+    fingerprint = wanted.fingerprint(trained)
+    if any(results.get("fingerprint") != fingerprint for results in found.values()):
+        raise CommandError(f"{out} has results of another evaluation. Name another folder with --out.")
+    for label, file in files.items():
+        if label not in found:
             tell(label)
             with tempfile.TemporaryDirectory(prefix="cory-export-") as place:
                 if label in called:
@@ -97,9 +110,14 @@ def measure(trained: Trained, wanted: Wanted, out: Path, tell: Callable[[str], N
                     path = str(Path(place) / "model")
                     write(trained, label, Path(path), "fp32", merge=trained.settings.lora is not None)
                 results = _run(path, trained.settings.trust_remote_code, wanted, manager)
-            replace_text(file, json.dumps(results, indent=1, default=str) + "\n")
-        found[label] = json.loads(file.read_text(encoding="utf-8"))["results"]
+            replace_text(file, json.dumps({"fingerprint": fingerprint, **results}, indent=1, default=_plain) + "\n")
+        found[label] = json.loads(file.read_text(encoding="utf-8"))
     return found
+
+
+def _plain(value: object) -> object:
+    """Returns what JSON has for a value of another kind."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _run(path: str, trust_remote_code: bool, wanted: Wanted, manager: Any) -> dict[str, Any]:
@@ -119,28 +137,46 @@ def _run(path: str, trust_remote_code: bool, wanted: Wanted, manager: Any) -> di
     return {name: results[name] for name in kept if name in results}
 
 
-def rows(found: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dict[str, tuple[float, float | None]]]]:
-    """Returns a row per task and metric: by model, its value and standard error (None: the harness gives none)."""
+class Row(NamedTuple):
+    """A metric of a task."""
+
+    task: str
+    documents: str
+    """How many were asked, and of how many; empty for a group of tasks."""
+    metric: str
+    values: dict[str, tuple[float, float | None]]
+    """By model, and its standard error (None: the harness gives none)."""
+
+
+def rows(found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """Returns a row per task and metric that is a number for all models."""
     made = []
-    for task, metrics in next(iter(found.values())).items():
+    first = next(iter(found.values()))
+    for task, metrics in first["results"].items():
+        asked = first.get("n-samples", {}).get(task, {})
+        documents = " of ".join(str(asked[name]) for name in ("effective", "original") if name in asked)
+        better = first.get("higher_is_better", {}).get(task) or {}
         for name in metrics:
             metric, _, filtered = name.partition(",")
             if not filtered or metric.endswith("_stderr"):
                 continue
             values = {}
-            for label, results in found.items():
-                error = results[task].get(f"{metric}_stderr,{filtered}")
-                values[label] = (results[task][name], error if isinstance(error, int | float) else None)
-            made.append((task, metric if filtered == "none" else f"{metric} ({filtered})", values))
+            for label, each in found.items():
+                value, error = (each["results"][task].get(f"{metric}{part},{filtered}") for part in ("", "_stderr"))
+                if isinstance(value, int | float):
+                    values[label] = (value, error if isinstance(error, int | float) else None)
+            if len(values) == len(found):
+                shown_metric = metric if filtered == "none" else f"{metric} ({filtered})"
+                made.append(Row(task, documents, f"{shown_metric} {ARROWS[better.get(metric)]}".strip(), values))
     return made
 
 
 def shown(found: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Returns the table of all models: value ± standard error."""
-    made = table(["task", "metric"], list(found))
-    for task, metric, values in rows(found):
-        cells = [f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}") for value, error in values.values()]
-        made.add_row(task, metric, *cells)
+    """Returns the table of all models: value ± standard error; an arrow says where better is."""
+    made = table(["task", "documents", "metric"], list(found))
+    for row in rows(found):
+        cells = [f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}") for value, error in row.values.values()]
+        made.add_row(row.task, row.documents, row.metric, *cells)
     return made
 
 

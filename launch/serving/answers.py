@@ -17,6 +17,9 @@ from policies.generation.generator import EVALUATION_STREAM, sampling_seed
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What a decoder gives for the first bytes of a character whose other bytes are in later tokens."""
 
+WINDOW = 64
+"""Tokens that are decoded anew with each next one; those before them stay as they are."""
+
 
 class Served(NamedTuple):
     """What clients know as a model: a policy, or the chain."""
@@ -50,6 +53,8 @@ class Choice:
     """An answer while it is written."""
 
     index: int
+    again: bool = False
+    """Its first prompt is that of the choice before it, and not counted again."""
     drafts: list[Draft] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
@@ -75,11 +80,15 @@ class Writing:
         """It came to a stop text."""
         self._decode = decode
         self._stops = stops
+        self._settled, self._window = "", list[int]()
 
     def add(self, tokens: Sequence[int]) -> str:
         """Takes more tokens, and returns the next piece."""
         self.tokens += tokens
-        text = self._decode(self.tokens)
+        self._window += tokens
+        text = self._settled + self._decode(self._window)
+        if len(self._window) >= WINDOW and not text.endswith(_INCOMPLETE):
+            self._settled, self._window = text, []
         found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
             self.stopped = True
@@ -95,7 +104,7 @@ class Writing:
 
     def end(self) -> str:
         """Returns what was held back."""
-        return "" if self.stopped else self._tell(self._decode(self.tokens))
+        return "" if self.stopped else self._tell(self._settled + self._decode(self._window))
 
     def _tell(self, text: str) -> str:
         piece = text[len(self.text) :]
@@ -130,7 +139,8 @@ async def respond(
             sampling_seed(wanted.seed, EVALUATION_STREAM, query.id, position),
             reads.stop_token_ids,
         )
-        choice.prompt_tokens += len(ask.prompt)
+        if position or not choice.again:
+            choice.prompt_tokens += len(ask.prompt)
         if last:
             yield ""
             async with aclosing(_write(desk, ask, Writing(reads.decode, wanted.stops), choice)) as pieces:
@@ -155,7 +165,7 @@ async def go_on(
     (policy,), reads = served.players, served.chain
     seed = sampling_seed(wanted.seed, EVALUATION_STREAM, number, 0)
     ask = Ask(policy, prompt, wanted.temperature, wanted.max_tokens, seed, reads.stop_token_ids)
-    choice.prompt_tokens += len(prompt)
+    choice.prompt_tokens += 0 if choice.again else len(prompt)
     yield ""
     async with aclosing(_write(desk, ask, Writing(reads.decode, wanted.stops), choice)) as pieces:
         async for piece in pieces:

@@ -60,23 +60,29 @@ class Desk:
         """Starts the thread."""
         self._backend = backend
         self._new: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
+        self._open: set[asyncio.Queue[list[int] | Exception | None]] = set()
+        self._refused: Exception | None = None
+        self._broken = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     @property
     def works(self) -> bool:
         """Whether there is somebody who answers."""
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._broken
 
     async def response(self, ask: Ask) -> AsyncGenerator[list[int], None]:
         """Yields a response's tokens as they come; who leaves early needs no more of them.
 
         Raises:
-            Exception: what kept the engine from going on.
+            Exception: what kept the engine from going on, or what `refuse` was told.
         """
+        if self._refused is not None:
+            raise self._refused
         loop = asyncio.get_running_loop()
         told: asyncio.Queue[list[int] | Exception | None] = asyncio.Queue()
         ask.say = lambda item: _call(loop, told, item)
+        self._open.add(told)
         self._new.put(ask)
         try:
             while (item := await told.get()) is not None:
@@ -84,7 +90,14 @@ class Desk:
                     raise item
                 yield item
         finally:
+            self._open.discard(told)
             ask.done = True
+
+    def refuse(self, error: Exception) -> None:
+        """Ends the responses that are being written, and refuses others; called from the event loop."""
+        self._refused = error
+        for told in self._open:
+            told.put_nowait(error)
 
     def close(self) -> None:
         """Lets the thread end after its present step, and frees the models."""
@@ -105,10 +118,13 @@ class Desk:
             try:
                 busy = self._backend.work(asks)
             except Exception as error:  # of an engine: those who wait are told, and others may come
-                self._backend.drop()
                 for ask in asked:
                     ask.end(error)
                 busy = False
+                try:
+                    self._backend.drop()
+                except Exception:  # later ones are told what `work` raises again
+                    self._broken = True
 
 
 def _call(loop: asyncio.AbstractEventLoop, told: asyncio.Queue[list[int] | Exception | None], item: object) -> None:

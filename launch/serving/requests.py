@@ -14,8 +14,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
     "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
@@ -25,6 +27,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
 }
 """Parameters that would change the answer, and the values of them that do not."""
+LOGPROBS = {"logprobs", "top_logprobs", "prompt_logprobs"}
+"""Parameters that ask for log-probabilities: of `/v1/completions`, 0 asks for those of the answer's own tokens."""
 IDLE = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
 """Parameters that change no answer."""
 MOST = 64
@@ -59,7 +63,7 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST)] | None = None
@@ -85,9 +89,11 @@ class Request(BaseModel):
             RequestError: names the parameter.
         """
         for name, value in (self.model_extra or {}).items():
-            if value is None or name in IDLE or value in NEUTRAL.get(name, ()):
+            if value is None or name in IDLE or value in NEUTRAL.get(name, ()) or (name in LOGPROBS and value is False):
                 continue
-            if name in NEUTRAL:
+            if name in LOGPROBS:
+                why = "this server gives no log-probabilities"
+            elif name in NEUTRAL:
                 why = "policies are sampled by temperature alone, as they were trained"
             else:
                 why = "it is not known"
@@ -136,6 +142,8 @@ class CompletionRequest(Request):
         return [each for each in self.prompt if not isinstance(each, int)]
 
 
+FORMS = {"str", "int", "list[str]", "list[int]", "list[list[int]]", "list[Part]"}
+"""By which pydantic tells the forms of one field apart."""
 Kind = TypeVar("Kind", ChatRequest, CompletionRequest)
 
 
@@ -148,8 +156,8 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or None
-        raise RequestError(f"{where or 'the body'}: {first['msg']}.", param=where) from error
+        closest = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+        where = ".".join(str(part) for part in closest["loc"] if part not in FORMS) or None
+        raise RequestError(f"{where or 'the body'}: {closest['msg']}.", param=where) from error
     request.check_extra()
     return request

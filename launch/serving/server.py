@@ -6,9 +6,11 @@ import asyncio
 import hmac
 import json
 import secrets
+import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -16,11 +18,13 @@ from aiohttp import web
 
 from cory_env.chain import QueryTooLong
 from cory_env.chat import ChatError
+from cory_env.episode import ChainEpisode
 from cory_env.message import Message
 from cory_env.tasks import Query
 from launch.console.interrupts import SIGNALS
 from launch.serving.answers import Choice, Served, Wanted, go_on, respond, together
 from launch.serving.desk import Desk
+from launch.serving.forms import ChatForm, Form, TextForm, usage
 from launch.serving.requests import (
     MOST,
     ChatRequest,
@@ -31,10 +35,12 @@ from launch.serving.requests import (
     parse,
 )
 
-LONGEST = 16 * 2**20
-"""Bytes of a request."""
-PATIENCE = 10.0
+LONGEST = 2**20
+"""Bytes of a request: nobody else is answered while it is cut into tokens."""
+PATIENCE = 5.0
 """Seconds in which answers that are being written may be finished when the server ends."""
+FAREWELL = 1.0
+"""Seconds in which clients may then take what was written."""
 
 Answers = list[tuple[Choice, AsyncGenerator[str, None]]]
 
@@ -56,6 +62,7 @@ class Server:
         self._temperature = temperature
         self._api_key = api_key
         self._started = int(time.time())
+        self._answering = 0
         self.app = web.Application(middlewares=[self._errors], client_max_size=LONGEST)
         self.app.add_routes(
             [
@@ -66,6 +73,7 @@ class Server:
                 web.post("/v1/completions", self._complete),
             ]
         )
+        self.app.on_shutdown.append(self._finish)
 
     @web.middleware
     async def _errors(
@@ -75,7 +83,7 @@ class Server:
         try:
             if self._api_key is not None and request.path != "/health":
                 _, _, key = request.headers.get("Authorization", "").partition("Bearer ")
-                if not hmac.compare_digest(key.encode(), self._api_key.encode()):
+                if not hmac.compare_digest(key.encode(errors="replace"), self._api_key.encode()):
                     raise RequestError(
                         "The API key is missing or wrong. Send the server's as `Authorization: Bearer KEY`.",
                         status=401,
@@ -90,6 +98,13 @@ class Server:
         except Exception as error:
             told = _told(error)
             return web.json_response(told.body, status=told.status)
+
+    async def _finish(self, _: web.Application) -> None:
+        """Lets the answers that are being written be finished; those that take too long end with an error."""
+        deadline = time.monotonic() + PATIENCE
+        while self._answering and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        self._desk.refuse(RequestError("The server was ended before the answer was written.", status=503))
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self._desk.works else 503)
@@ -118,10 +133,12 @@ class Server:
         served, wanted = self._served(request.model), self._wanted(request)
         answers: Answers = []
         for index in range(request.n or 1):
-            choice = Choice(index)
+            choice = Choice(index, again=index > 0)
             query = _query(request, served, index)
+            if not index:
+                _check(served, query, "messages")
             answers.append((choice, respond(self._desk, served, query, wanted, choice)))
-        return await self._answer(http, request, answers, _ChatForm(served.name))
+        return await self._answer(http, request, answers, ChatForm(served.name))
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
         request = parse(CompletionRequest, await http.read())
@@ -132,14 +149,18 @@ class Server:
         for place, prompt in enumerate(request.prompts):
             if len(served.players) > 1 and not isinstance(prompt, str):
                 raise RequestError(f"`{served.name}` takes a query as text, not tokens.", param="prompt")
+            if len(served.players) > 1:
+                _check(served, Query(place, str(prompt)), "prompt")
+            else:
+                prompt = _tokens(served, prompt)
             for index in range(place * n, (place + 1) * n):
-                choice = Choice(index)
-                if len(served.players) > 1 and isinstance(prompt, str):
+                choice = Choice(index, again=index > place * n)
+                if isinstance(prompt, str):
                     pieces = respond(self._desk, served, Query(index, prompt), wanted, choice)
                 else:
-                    pieces = go_on(self._desk, served, index, _tokens(served, prompt), wanted, choice)
+                    pieces = go_on(self._desk, served, index, prompt, wanted, choice)
                 answers.append((choice, pieces))
-        return await self._answer(http, request, answers, _TextForm(served.name))
+        return await self._answer(http, request, answers, TextForm(served.name))
 
     def _wanted(self, request: Request) -> Wanted:
         limit = next(iter(self._models.values())).chain.max_response
@@ -150,14 +171,21 @@ class Server:
             stops=request.stops,
         )
 
-    async def _answer(self, http: web.Request, request: Request, answers: Answers, form: _Form) -> web.StreamResponse:
+    async def _answer(self, http: web.Request, request: Request, answers: Answers, form: Form) -> web.StreamResponse:
         """Writes the answers, all at the end or as they come."""
+        self._answering += 1
+        try:
+            return await self._written(http, request, answers, form)
+        finally:
+            self._answering -= 1
+
+    async def _written(self, http: web.Request, request: Request, answers: Answers, form: Form) -> web.StreamResponse:
         choices = [choice for choice, _ in answers]
         async with aclosing(together(answers)) as pieces:
             if not request.stream:
                 async for _ in pieces:
                     pass
-                return web.json_response({**form.head(), "choices": form.whole(choices), "usage": _usage(choices)})
+                return web.json_response({**form.head(), "choices": form.whole(choices), "usage": usage(choices)})
             first = await anext(pieces)  # what cannot be answered at all is told before a stream begins
             stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
             await stream.prepare(http)
@@ -183,80 +211,9 @@ class Server:
             for choice in choices:
                 await send({**form.head(stream=True), "choices": [form.last(choice)]})
             if request.stream_options is not None and request.stream_options.include_usage:
-                await send({**form.head(stream=True), "choices": [], "usage": _usage(choices)})
+                await send({**form.head(stream=True), "choices": [], "usage": usage(choices)})
             await stream.write(b"data: [DONE]\n\n")
             return stream
-
-
-class _Form:
-    """The shape of an answer."""
-
-    prefix, whole_object, chunk_object = "", "", ""
-
-    def __init__(self, model: str) -> None:
-        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
-        self._created = int(time.time())
-        self._model = model
-
-    def head(self, stream: bool = False) -> dict[str, Any]:
-        """What an answer, or a chunk of it, has beside its choices."""
-        kind = self.chunk_object if stream else self.whole_object
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
-
-    def whole(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """The choices of an answer that is not streamed."""
-        return [
-            {"index": each.index, **self.content(each), "logprobs": None, "finish_reason": each.finish_reason}
-            for each in choices
-        ]
-
-    def content(self, choice: Choice) -> dict[str, Any]:
-        """What a choice says."""
-        raise NotImplementedError
-
-    def delta(self, choice: Choice, piece: str, *, first: bool) -> dict[str, Any]:
-        """A choice in a chunk; the first one has its drafts."""
-        raise NotImplementedError
-
-    def last(self, choice: Choice) -> dict[str, Any]:
-        """A choice in its last chunk."""
-        raise NotImplementedError
-
-
-class _ChatForm(_Form):
-    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def content(self, choice: Choice) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": choice.text, **_drafts(choice)}}
-
-    def delta(self, choice: Choice, piece: str, *, first: bool) -> dict[str, Any]:
-        opening = {"role": "assistant", **_drafts(choice)} if first else {}
-        return {"index": choice.index, "delta": {**opening, "content": piece}, "finish_reason": None}
-
-    def last(self, choice: Choice) -> dict[str, Any]:
-        return {"index": choice.index, "delta": {}, "finish_reason": choice.finish_reason}
-
-
-class _TextForm(_Form):
-    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
-
-    def content(self, choice: Choice) -> dict[str, Any]:
-        return {"text": choice.text, **_drafts(choice)}
-
-    def delta(self, choice: Choice, piece: str, *, first: bool) -> dict[str, Any]:
-        return {"index": choice.index, "text": piece, **(_drafts(choice) if first else {}), "finish_reason": None}
-
-    def last(self, choice: Choice) -> dict[str, Any]:
-        return {"index": choice.index, "text": "", "finish_reason": choice.finish_reason}
-
-
-def _drafts(choice: Choice) -> dict[str, Any]:
-    return {"drafts": choice.drafts} if choice.drafts else {}
-
-
-def _usage(choices: Sequence[Choice]) -> dict[str, int]:
-    read, written = sum(each.prompt_tokens for each in choices), sum(each.completion_tokens for each in choices)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def _query(request: ChatRequest, served: Served, number: int) -> Query:
@@ -278,6 +235,22 @@ def _query(request: ChatRequest, served: Served, number: int) -> Query:
         return Query(number, last.text)
     history = [Message(role="system" if each.role == "developer" else each.role, content=each.text) for each in before]
     return Query(number, last.text, history=tuple(history) or None)
+
+
+def _check(served: Served, query: Query, param: str) -> None:
+    """Refuses a query before anything is written.
+
+    Raises:
+        RequestError: it is empty, or a role's prompt would not fit even without what others wrote.
+    """
+    try:
+        prompt = ChainEpisode(served.chain, query).prompt_ids()
+        for reader in dict.fromkeys(served.chain.at[1:]):
+            reader.build_prompt(query, [[]])
+    except QueryTooLong as error:
+        raise RequestError(str(error), param=param, code="context_length_exceeded") from error
+    if not prompt:
+        raise RequestError("The query is empty.", param=param)
 
 
 def _tokens(served: Served, prompt: str | list[int]) -> list[int]:
@@ -305,10 +278,9 @@ def _tokens(served: Served, prompt: str | list[int]) -> list[int]:
 def _told(error: Exception) -> RequestError:
     if isinstance(error, RequestError):
         return error
-    if isinstance(error, QueryTooLong):
-        return RequestError(str(error), param="messages", code="context_length_exceeded")
     if isinstance(error, ChatError):
         return RequestError(str(error), param="messages")
+    traceback.print_exception(error)  # it is whoever serves that can put it right
     return RequestError(f"{type(error).__name__}: {error}", status=500)
 
 
@@ -330,13 +302,14 @@ def listen(host: str, port: int) -> socket.socket:
     return taken
 
 
-def serve(server: Server, at: socket.socket, ready: Callable[[], None]) -> None:
-    """Serves until Ctrl-C or SIGTERM; answers that are being written then may be finished.
+def serve(server: Server, at: socket.socket, ready: Callable[[], None], ending: Callable[[], None]) -> None:
+    """Serves until Ctrl-C or SIGTERM; answers that are being written then may be finished. The second one kills.
 
     Args:
         server: what answers.
         at: where.
         ready: is called when it does.
+        ending: is called when it has been told to end.
     """
 
     async def main() -> None:
@@ -344,14 +317,16 @@ def serve(server: Server, at: socket.socket, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, ended.set)
-        runner = web.AppRunner(server.app, handler_cancellation=True, shutdown_timeout=PATIENCE)
+        runner = web.AppRunner(server.app, handler_cancellation=True, shutdown_timeout=FAREWELL)
         await runner.setup()
         try:
             await web.SockSite(runner, at).start()
             ready()
             await ended.wait()
-            for number in SIGNALS:  # the second one does not wait
+            for number in SIGNALS:
                 loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+            ending()
         finally:
             await runner.cleanup()
 

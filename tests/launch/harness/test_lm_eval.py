@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from launch.commands.evaluate import main
+from launch.harness import lm_eval
 from launch.models.trained import open_trained
 from launch.run_folder.directory import RunDirectory
 from policies.models.language_model import load_language_model
@@ -69,13 +70,17 @@ def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weig
         results = json.loads((out / f"{label}.json").read_text())["results"]["mood"]
         shown[label] = f"{results['perplexity,none']:.4f} ± {results['perplexity_stderr,none']:.4f}"
         assert results["perplexity,none"] == pytest.approx(perplexity(model, policies_run, 2), rel=1e-4)
-        assert shown[label] in said
+        assert shown[label] in said and "2 of 3" in said and "perplexity ↓" in said
     assert len(set(shown.values())) == 3
 
     (out / "llm_2.json").unlink()  # as after a kill: the others are not measured again
     assert main([str(policies_run.path), *words]) == 0
     again = capfd.readouterr().out
     assert "Measuring llm_2" in again and "Measuring base" not in again and shown["llm_2"] in again
+
+    words[5] = "3"
+    assert main([str(policies_run.path), *words]) == 2
+    assert f"{out} has results of another evaluation." in capfd.readouterr().err
 
 
 def test_what_cannot_be_measured_is_one_sentence(
@@ -86,8 +91,17 @@ def test_what_cannot_be_measured_is_one_sentence(
     for words, said in (
         (["--lm-eval", "mood", "--lm-eval-tasks-folder", "nowhere"], "There is no folder nowhere"),
         (["--lm-eval", "mood", "temperature=1"], "brings its own tasks and sampling"),
+        (["--lm-eval", ","], "--lm-eval names no task."),
         (["--limit", "3"], "--limit and --lm-eval-tasks-folder belong to --lm-eval"),
         (["--lm-eval", "moods", "--lm-eval-tasks-folder", str(tasks)], "The harness knows no task moods."),
     ):
         ended = cory_here("evaluate", str(run), *words)
         assert ended.returncode == 2 and said in ended.stderr
+
+
+def test_a_row_is_what_is_a_number_for_every_model() -> None:
+    metrics = {"alias": "t", "acc,none": 0.5, "acc_stderr,none": "N/A", "note,none": "N/A"}
+    more = {"n-samples": {"t": {"original": 9, "effective": 9}}, "higher_is_better": {"t": {"acc": True}}}
+    found = {label: {"results": {"t": metrics, "group": {" ": " ", "alias": "group"}}, **more} for label in "ab"}
+    values: dict[str, tuple[float, float | None]] = {"a": (0.5, None), "b": (0.5, None)}
+    assert lm_eval.rows(found) == [lm_eval.Row("t", "9 of 9", "acc ↑", values)]

@@ -1,6 +1,7 @@
 """`cory serve` as OpenAI's own client sees it: the answers of `cory generate`, drafts, streams, and errors."""
 
 import asyncio
+import http.client
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, chain_of
 from launch.run_folder.directory import RunDirectory
 from launch.serving import server
-from launch.serving.answers import Served, Writing
+from launch.serving.answers import WINDOW, Served, Writing
 from launch.serving.desk import Desk
 from launch.serving.requests import ChatRequest, RequestError
 from policies.generation.installed import vllm_installed
-from tests.launch.conftest import CHECKOUT, ENVIRONMENT
+from tests.launch.conftest import CHECKOUT, ENVIRONMENT, begin
 from tests.policies.sample_rewards import letters
 
 openai = pytest.importorskip("openai")
@@ -146,6 +147,11 @@ def test_clients_at_once_get_what_each_gets_alone(asked: Any) -> None:
         ({"messages": [{"role": "system", "content": "Be kind."}, *user()]}, 400, None, "without a chat template"),
         ({"top_p": 0.9}, 400, "unsupported_parameter", "sampled by temperature alone"),
         ({"temperature": -1}, 400, None, "temperature: Input should be greater than"),
+        ({"temperature": 2.5}, 400, None, "temperature: Input should be less than or equal to 2"),
+        ({"messages": user("")}, 400, None, "The query is empty."),
+        ({"logprobs": True}, 400, "unsupported_parameter", "gives no log-probabilities"),
+        ({"stop": 3}, 400, None, "stop: Input should be a valid string."),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "Input should be 'text'"),
         ({"messages": []}, 400, None, "messages: List should have at least 1 item"),
         ({"messages": user("word " * 200), "stream": True}, 400, "context_length_exceeded", "needs a prompt of"),
     ],
@@ -159,9 +165,36 @@ def test_what_cannot_be_answered_is_an_error_of_openai(
     assert said in raised.value.body["message"]
 
 
+def test_completions_refuse_what_they_would_leave_out_or_could_not_read(asked: Any) -> None:
+    for model, fields, said in (
+        ("llm_1", {"logprobs": 0}, "logprobs=0 is not supported: this server gives no log-probabilities"),
+        ("chain", {"prompt": ""}, "The query is empty."),
+        ("chain", {"prompt": [QUERY, "word " * 200], "stream": True}, "needs a prompt of"),
+        ("llm_1", {"prompt": "word " * 2**18}, "Request Entity Too Large"),
+    ):
+        with pytest.raises(openai.APIStatusError, match=said):
+            asked.completions.create(**{"model": model, "prompt": QUERY, **fields})
+
+
+def test_a_prompt_with_several_answers_is_counted_once(asked: Any) -> None:
+    alone, both, other = (
+        asked.completions.create(model="llm_1", prompt=prompt, n=n, max_tokens=2).usage.prompt_tokens
+        for prompt, n in ((QUERY, 1), ([QUERY, "Not this one"], 2), ("Not this one", 1))
+    )
+    assert both == alone + other
+    first = asked.chat.completions.create(model="llm_2", messages=user()).usage.prompt_tokens
+    usage = asked.chat.completions.create(model="chain", messages=user(), n=2, temperature=0).usage.prompt_tokens
+    one = asked.chat.completions.create(model="chain", messages=user(), temperature=0).usage.prompt_tokens
+    assert usage == first + 2 * (one - first)
+
+
 def test_a_wrong_key_is_refused_and_a_wrong_path_is_not_found(asked: Any) -> None:
     with pytest.raises(openai.AuthenticationError, match="The API key is missing or wrong"):
         client(str(asked.base_url), "other").models.list()
+    connection = http.client.HTTPConnection(asked.base_url.host, asked.base_url.port, timeout=20)
+    connection.request("GET", "/v1/models", headers={"Authorization": b"Bearer \xff".decode("latin1")})
+    assert connection.getresponse().status == 401  # bytes that are no UTF-8
+    connection.close()
     with pytest.raises(openai.NotFoundError, match="Not Found: POST /v1/embeddings"):
         asked.embeddings.create(model="llm_1", input=QUERY)
 
@@ -204,6 +237,22 @@ def test_text_that_may_become_a_stop_text_is_held_back() -> None:
     assert (writing.add([ord("E")]), writing.end()) == ("", "E")
 
 
+def test_a_long_text_is_decoded_in_parts_and_is_the_same() -> None:
+    tokenizer = load_tokenizer()
+    chain = Chain(Task(name="custom", train=[], test=[], reward="r:r"), tokenizer, num_agents=1)
+    tokens = tokenizer("Größe 日本語 🎬🍿 isn't  it? \n\tYes.é" * 40)["input_ids"]
+    asked: list[int] = []
+
+    def decode(part: Sequence[int]) -> str:
+        asked.append(len(part))
+        return chain.decode(part)
+
+    writing = Writing(decode)
+    pieces = [writing.add([token]) for token in tokens]
+    assert "".join([*pieces, writing.end()]) == writing.text == chain.decode(tokens) and len(tokens) > 500
+    assert max(asked) < WINDOW + 4  # a character has 4 bytes, at most as many tokens
+
+
 def test_what_cannot_be_served_is_one_sentence(policies_run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     with server.listen("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
@@ -211,6 +260,24 @@ def test_what_cannot_be_served_is_one_sentence(policies_run: RunDirectory, capsy
     assert f"Error: 127.0.0.1:{port} cannot be listened at: Address already in use." in capsys.readouterr().err
     assert main([str(policies_run.path), "--roles", "llm_7", "--port", "0"]) == 2
     assert "has no policy `llm_7`" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+def test_ctrl_c_ends_it_while_it_loads(policies_run: RunDirectory, tmp_path: Path) -> None:
+    for seconds in (1, 2, 3):  # vLLM is imported, an engine starts
+        process = begin(tmp_path, "serve", str(policies_run.path), "--port", "0")
+        try:
+            assert process.stderr is not None
+            assert "loading" in process.stderr.readline()
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=seconds)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=4) == -signal.SIGINT
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
@@ -237,7 +304,8 @@ def test_by_vllm_it_answers_as_generate_does_and_ends_cleanly_at_sigterm(
         first, again = (asked.completions.create(model="llm_1", prompt=QUERY, seed=2, n=3) for _ in range(2))
         assert [each.text for each in first.choices] == [each.text for each in again.choices]
         process.send_signal(signal.SIGTERM)
-        assert (process.wait(timeout=60), process.stderr.read()) == (0, "Ended.\n")
+        assert process.wait(timeout=60) == 0
+        assert process.stderr.read().splitlines()[1:] == ["Ended."]
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
