@@ -39,15 +39,16 @@ class VLLMBackend:
         """See `Backend.work`: one step of each engine that has something to do."""
         for ask in new:
             self._add(ask)
-        for name, asked in self._asked.items():
-            engine = self._generator.engines[name].llm_engine
-            if gone := [key for key, ask in asked.items() if ask.done]:
-                engine.abort_request(gone)
-                for key in gone:
-                    del asked[key]
+        for asked in self._asked.values():
             if not asked:
                 continue
-            for output in engine.step():
+            with self._generator.watched(next(iter(asked.values())).policy) as llm:
+                if gone := [key for key, ask in asked.items() if ask.done]:
+                    llm.llm_engine.abort_request(gone)
+                    for key in gone:
+                        del asked[key]
+                outputs = llm.llm_engine.step() if asked else []
+            for output in outputs:
                 if (found := asked.get(output.request_id)) is None:
                     continue
                 if tokens := list(output.outputs[0].token_ids):
@@ -60,7 +61,8 @@ class VLLMBackend:
     def drop(self) -> None:
         """See `Backend.drop`."""
         for name, asked in self._asked.items():
-            self._generator.engines[name].llm_engine.abort_request(list(asked))
+            if name in self._generator.engines:  # else it died, and no other could be started yet
+                self._generator.engines[name].llm_engine.abort_request(list(asked))
             asked.clear()
 
     def close(self) -> None:
@@ -82,12 +84,13 @@ class VLLMBackend:
         )
         key = str(next(self._names))
         try:
-            self._generator.engines[engine].llm_engine.add_request(
-                key,
-                TokensPrompt(prompt_token_ids=list(ask.prompt)),
-                params,
-                lora_request=self._adapters.get(ask.policy),
-            )
+            with self._generator.watched(ask.policy) as llm:
+                llm.llm_engine.add_request(
+                    key,
+                    TokensPrompt(prompt_token_ids=list(ask.prompt)),
+                    params,
+                    lora_request=self._adapters.get(ask.policy),
+                )
         except ValueError as error:  # what vLLM refuses is this one's alone
             ask.end(error)
         else:

@@ -257,7 +257,7 @@ class VLLMGenerator:
         adapters = None
         if self.lora is not None:
             adapters = [vllm_lora.request(of.module_id, self._number(of.module_id)) for of in new]
-        with self._watched([*new, *asked.values()][0].module_id) as engine:
+        with self.watched([*new, *asked.values()][0].module_id) as engine:
             names = engine.enqueue(inputs, params, lora_request=adapters, use_tqdm=False)
             # Outputs have a request's name without the random part that vLLM adds.
             asked |= {each.partition("-")[0]: request for each, request in zip(names, new, strict=True)}
@@ -273,7 +273,7 @@ class VLLMGenerator:
 
     def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
         """See `Generator.load`. Only a path crosses to the engine."""
-        with in_shared_memory(weights) as path, self._watched(module_id) as engine:
+        with in_shared_memory(weights) as path, self.watched(module_id) as engine:
             if self.lora is None:
                 read = engine.collective_rpc("load_safetensors", args=(path,))
             else:
@@ -293,7 +293,7 @@ class VLLMGenerator:
         Raises:
             GenerationError: the engine died or hung, and was started anew, with its initial weights.
         """
-        with self._watched(module_id) as engine:
+        with self.watched(module_id) as engine:
             read = engine.collective_rpc(f"{step}_transfer", args=(argument,))
             return self._loaded(module_id, engine, read, version) if step == "end" else None
 
@@ -315,9 +315,11 @@ class VLLMGenerator:
         return module_id if self.lora is None else _SHARED
 
     @contextmanager
-    def _watched(self, module_id: str) -> Iterator[LLM]:
-        """Yields the engine of `module_id`; should it die or hang meanwhile, replaces it and raises
-        `GenerationError`.
+    def watched(self, module_id: str) -> Iterator[LLM]:
+        """Yields the engine of `module_id`, and watches it meanwhile.
+
+        Raises:
+            GenerationError: it died or hung, and was started anew with its last weights; or it could not be.
         """
         name = self._engine_of(module_id)
         if name not in self.engines:

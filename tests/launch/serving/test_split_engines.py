@@ -1,0 +1,73 @@
+"""`cory serve` where an engine is a process of its own, as one over two devices is: it dies, and another answers."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.layout import CONFIG
+from policies.generation.installed import vllm_installed
+from tests.launch.conftest import CHECKOUT, ENVIRONMENT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
+    pytest.mark.timeout(600),
+]
+
+KILL = """
+import sys
+import psutil
+from launch.models.trained import open_trained
+from launch.serving.desk import Ask
+from launch.serving.vllm_backend import VLLMBackend
+
+def answer():
+    told = []
+    ask = Ask("llm_1", [40, 41, 42], 0.0, 6, 1, [], told.append)
+    left = backend.work([ask])
+    while left:
+        left = backend.work([])
+    return [token for tokens in told[:-1] for token in tokens]
+
+if __name__ == "__main__":
+    backend = VLLMBackend(open_trained(sys.argv[1]), ["llm_1"], 4)
+    first = answer()
+    for process in psutil.Process().children(recursive=True):
+        if "EngineCore" in " ".join(process.cmdline()):
+            process.kill()
+    try:
+        answer()
+    except Exception as error:
+        print(type(error).__name__, error)
+    backend.drop()
+    print(len(first), answer() == first)
+    backend.close()
+"""
+
+
+def test_an_engine_that_is_killed_is_told_of_and_another_answers_alike(
+    policies_run: RunDirectory, tmp_path: Path
+) -> None:
+    run = shutil.copytree(policies_run.path, tmp_path / "run")
+    asked = {"backend": "vllm", "num_runners": 1, "runner_threads": 2, "tensor_parallel": 2}
+    config = run / CONFIG
+    kept = [line for line in config.read_text().splitlines() if line.partition(":")[0] not in asked]
+    config.write_text("\n".join([*kept, *(f"{name}: {value}" for name, value in asked.items()), ""]))
+    script = tmp_path / "kill.py"
+    script.write_text(KILL)
+    done = subprocess.run(
+        [sys.executable, str(script), str(run)],
+        env=ENVIRONMENT | {"PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == [
+        "GenerationError The vLLM engine of llm_1 died; it was started anew.",
+        "6 True",
+    ]
