@@ -14,6 +14,7 @@ from launch.console.errors import IN_JOB, CommandError
 from launch.models.trained import Stored, Trained, open_trained
 from launch.run_folder import environment
 from launch.run_folder.directory import RUNS, RunDirectory
+from launch.run_folder.layout import FROM_PYTHON
 from launch.run_folder.mirror import discard, read_run
 from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.storage import REPORTED, check_place
@@ -188,7 +189,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     if IN_JOB not in os.environ:
         session.check_driver(settings)
     starting_policies(settings)
-    directory = create(place, settings.task, settings, f"cory train, from Python  # {environment.in_words()}")
+    directory = create(place, settings.task, settings, f"{FROM_PYTHON}  # {environment.in_words()}")
 
     from launch.training.training import COLLAPSED
     from launch.training.training import train as to_the_end

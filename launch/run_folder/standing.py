@@ -16,7 +16,7 @@ TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED, CRASHED = (
     *("training", "ended", "collapsed", "diverged", "stopped", "crashed"),
 )
 """States. `stopped`: nothing trains it, and all that it did is saved. `crashed`: nothing trains it, and updates after
-its latest checkpoint are lost."""
+its latest checkpoint are lost, or it has no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Standing:
             return ENDED
         if self.diverged:
             return DIVERGED
-        return STOPPED if self.saved >= max((line["update"] for line in self.updates), default=-1) else CRASHED
+        return STOPPED if self.saved >= max((line["update"] for line in self.updates), default=0) else CRASHED
 
     @property
     def best(self) -> tuple[int, float] | None:
