@@ -185,11 +185,12 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     session.quiet_libraries(debug=True)  # what they print is the log's, not this process's business
     preflight.check(settings)
     place = None if out is None else str(out)
-    check_place(place or str(RUNS / settings.task))
+    name = settings.task.partition("?")[0]
+    check_place(place or str(RUNS / name))
     if IN_JOB not in os.environ:
         session.check_driver(settings)
     starting_policies(settings)
-    directory = create(place, settings.task, settings, f"{FROM_PYTHON}  # {environment.in_words()}")
+    directory = create(place, name, settings, f"{FROM_PYTHON}  # {environment.in_words()}")
 
     from launch.training.training import COLLAPSED
     from launch.training.training import train as to_the_end

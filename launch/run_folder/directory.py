@@ -283,7 +283,8 @@ def new_folder(name: str) -> Path:
     Raises:
         CommandError: it cannot be made.
     """
-    base = RUNS / f"{re.sub(r'[^\w.-]+', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plain = re.sub(r"[^\w.-]+", "-", name)
+    base = RUNS / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:
