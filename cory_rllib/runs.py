@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """What lies in a run's folder, which may go on training meanwhile: each look reads the files anew."""
+    """What lies in a run's folder, which may go on training meanwhile: each look reads the files anew.
+
+    Of a run in storage they are those that `load_run` has copied.
+    """
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
