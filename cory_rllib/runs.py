@@ -39,6 +39,10 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({self.place!r})"
 
+    def _repr_png_(self) -> bytes | None:
+        """The curves, which a notebook shows; they are drawn when a run ends."""
+        return self.directory.read(self.directory.curves.name)
+
     @property
     def place(self) -> str:
         """The run's folder or URI, as commands take it."""
