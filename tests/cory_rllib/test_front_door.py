@@ -84,3 +84,11 @@ def test_an_export_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(CommandError, match=r"^step_scale=0 is not above 0\.$"):
         export("nowhere", "model", step_scale=0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_shows_a_notebook_its_curves_once_they_are_drawn(tmp_path: Path) -> None:
+    folder = record(tmp_path, Settings(), updates=range(2))
+    run = load_run(tmp_path)
+    assert run._repr_png_() is None
+    folder.curves.write_bytes(b"a picture")
+    assert run._repr_png_() == b"a picture"
