@@ -14,6 +14,7 @@ from launch.console.errors import IN_JOB, CommandError
 from launch.models.trained import Stored, Trained, open_trained
 from launch.run_folder import environment
 from launch.run_folder.directory import RUNS, RunDirectory
+from launch.run_folder.layout import FROM_PYTHON
 from launch.run_folder.mirror import discard, read_run
 from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.storage import REPORTED, check_place
@@ -27,13 +28,20 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """What lies in a run's folder, which may go on training meanwhile: each look reads the files anew."""
+    """What lies in a run's folder, which may go on training meanwhile: each look reads the files anew.
+
+    Of a run in storage they are those that `load_run` has copied.
+    """
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
 
     def __repr__(self) -> str:
         return f"Run({self.place!r})"
+
+    def _repr_png_(self) -> bytes | None:
+        """The curves, which a notebook shows; they are drawn when a run ends."""
+        return self.directory.read(self.directory.curves.name)
 
     @property
     def place(self) -> str:
@@ -184,11 +192,12 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     session.quiet_libraries(debug=True)  # what they print is the log's, not this process's business
     preflight.check(settings)
     place = None if out is None else str(out)
-    check_place(place or str(RUNS / settings.task))
+    name = settings.task.partition("?")[0]
+    check_place(place or str(RUNS / name))
     if IN_JOB not in os.environ:
         session.check_driver(settings)
     starting_policies(settings)
-    directory = create(place, settings.task, settings, f"cory train, from Python  # {environment.in_words()}")
+    directory = create(place, name, settings, f"{FROM_PYTHON}  # {environment.in_words()}")
 
     from launch.training.training import COLLAPSED
     from launch.training.training import train as to_the_end

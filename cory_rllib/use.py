@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,8 +94,8 @@ def evaluate(
         and `high`.
 
     Raises:
-        CommandError: there is no such run or checkpoint, the split has no queries, or another evaluation is in the
-            folder.
+        CommandError: there is no such run or checkpoint, the split has no queries, a number is below 1, or the folder
+            has another evaluation or is a URI.
         KeyboardInterrupt: Ctrl-C ended it; of a run, the same call goes on.
     """
     if isinstance(source, Run | str | Path):
@@ -130,17 +131,16 @@ def export(
         The folder.
 
     Raises:
-        CommandError: there is no such run, checkpoint or policy, or the folder is in use.
+        CommandError: there is no such run, checkpoint or policy, or the folder is in use or a URI.
         OSError: the folder could not be written.
     """
     from launch.models.export import free_folder, warnings_of, write
 
-    place = free_folder(Path(out))
+    place = free_folder(out)
+    if not 0 < step_scale < math.inf:
+        raise CommandError(f"step_scale={step_scale} is not above 0.")
     policies = _policies(source, checkpoint)
-    if policy is None and len(policies.settings.modules) > 1:
-        known = ", ".join("mean" if name == AVERAGE else name for name in policies.policies)
-        raise CommandError(f"Which policy? Name it as policy=...: {known}.")
-    (name,) = policies.named([policy or policies.settings.modules[0]])
+    name = policies.chosen(policy, "as policy=...")
     if merge and policies.settings.lora is None:
         raise CommandError(f"{policies.place} trained all weights, so there is no adapter to merge. Leave out merge.")
     for text in warnings_of(policies, name):
@@ -195,13 +195,16 @@ def _evaluate_run(
     from launch.evaluation.evaluation import EvaluationFolder, own_folder, results
     from launch.evaluation.evaluation import evaluate as play
     from launch.models.trained import POLICIES
+    from launch.run_folder.storage import check_place
     from launch.training import preflight
 
     chosen = run.directory.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
     settings = make_settings({**run.settings.model_dump(), "min_response": None})
     session.quiet_libraries(debug=True)
     plan, scoring = _plan(settings, preflight.check(settings), queries, samples, split, chosen)
-    folder = EvaluationFolder(own_folder(run.directory, plan) if out is None else Path(out), plan)
+    place = own_folder(run.directory, plan) if out is None else out
+    check_place(str(place), "evaluation")
+    folder = EvaluationFolder(Path(place), plan)
     voice = Voice(output.own_output(), len(plan.batches()), done=len(folder.batches()), quiet=quiet)
     if play(plan, folder, voice, debug=False):
         raise KeyboardInterrupt
@@ -216,6 +219,9 @@ def _plan(
 ) -> tuple[Plan, Scoring]:
     from launch.evaluation.evaluation import Plan
 
+    for name, number in (("queries", queries), ("samples", samples)):
+        if number is not None and number < 1:
+            raise CommandError(f"{name}={number} is not above 0.")
     available = len(task.queries(split))
     if not available:
         raise CommandError(f"The {split} split of task {task.name} has no queries. Name another split.")

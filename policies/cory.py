@@ -35,7 +35,7 @@ from ray.rllib.utils.metrics import (
 from policies.evaluator import Evaluator
 from policies.generation.installed import tell_of_slow
 from policies.health import COLLAPSE, Health
-from policies.learning.credit import pay
+from policies.learning.credit import check_scheme, pay
 from policies.learning.estimation import Estimation, not_flat
 from policies.learning.measures import mean_of, measure
 from policies.learning.rows import at_position
@@ -158,6 +158,7 @@ class Cory(Algorithm):
     def setup(self, config: Any) -> None:
         """Builds learners and runners, sends the first weights, and proves that weights reach the engines."""
         self.settings: Settings = self.config.settings
+        check_scheme(self.settings.credited, self.settings.num_agents)
         self.mapping = RoleMapping(self.settings.roles, self.settings.modules)
         self.updates = 0
         self.updates_since_exchange = 0

@@ -10,6 +10,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
 from ray.tune.search.sample import Domain
+from ray.util.debug import log_once
 
 from cory_env import cory_v0
 from policies.rllib.causal_lm_module import CausalLMModule, module_config
@@ -35,6 +36,8 @@ tune.register_env(ENV, lambda settings: PettingZooEnv(cory_v0.env(**settings)))
 
 def derive(config: AlgorithmConfig, s: Settings) -> None:
     """Sets RLlib's fields."""
+    # Else RLlib warns that its new stack is in use, and advises the old one, on which nothing of this runs.
+    log_once(f"{config.algo_class.__name__}_on_new_api_stack")
     learners = max(s.num_learners, 1)
     config.environment(ENV, env_config=s.env_settings())
     config.framework("torch")

@@ -113,17 +113,31 @@ def _own_task(name: str, given: Mapping[str, object]) -> Task:
 
     Raises:
         SpecError: there is no such function.
-        ValueError: it does not know a setting that is given, or returns no task.
+        ValueError: it does not know a setting that is given, needs one that is not, or returns no task.
     """
     function = load_function(name, "task")
-    parameters = inspect.signature(function).parameters
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:  # of a partial, whose keywords come from the name
+        raise ValueError(
+            f"The function of the task {name} takes no such settings as stand after the question mark. Correct them."
+        ) from error
+    parameters = signature.parameters
     takes = parameters.keys() if all(each.kind != each.VAR_KEYWORD for each in parameters.values()) else given.keys()
     if strange := [setting for setting, value in given.items() if value is not None and setting not in takes]:
         raise ValueError(
             f"The task {name} takes no {' and no '.join(strange)}. Leave {'it' if len(strange) == 1 else 'them'} out, "
             "or let its function name what it takes."
         )
-    task = function(**{setting: value for setting, value in given.items() if value is not None})
+    handed = {setting: value for setting, value in given.items() if value is not None}
+    try:
+        signature.bind(**handed)
+    except TypeError as error:
+        raise ValueError(
+            f"The task {name} cannot be made: {error}. Give its function what it needs: {', '.join(given)} as "
+            f"settings, anything else as in {name.partition('?')[0]}?setting=value."
+        ) from error
+    task = function(**handed)
     if not isinstance(task, Task):
         raise ValueError(f"The task {name} is a {type(task).__name__}. Let the function return a cory_env.tasks.Task.")
     return task

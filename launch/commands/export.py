@@ -80,7 +80,6 @@ def export(options: argparse.Namespace) -> int:
     session.quiet_libraries(options.debug)  # before the libraries are imported
     from launch.models.export import free_folder, warnings_of, write
     from launch.models.trained import open_trained
-    from policies.models.model_names import AVERAGE
 
     place = free_folder(options.out)
     if options.private and options.push is None:
@@ -91,10 +90,7 @@ def export(options: argparse.Namespace) -> int:
 
         pushing = Pushing(options.push, options.private)
     trained = open_trained(options.run, options.checkpoint)
-    if options.policy is None and len(trained.settings.modules) > 1:
-        known = ", ".join("mean" if name == AVERAGE else name for name in trained.policies)
-        raise CommandError(f"Which policy? Name it with --policy: {known}.")
-    (policy,) = trained.named([options.policy or trained.settings.modules[0]])
+    policy = trained.chosen(options.policy, "with --policy")
     for text in warnings_of(trained, policy):
         print(f"Warning: at update {trained.update}, {text}", file=sys.stderr)
 

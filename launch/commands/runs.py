@@ -21,7 +21,8 @@ EPILOG = """states:
   collapsed       stop_on_collapse ended it
   diverged        a gradient that was not finite ended it
   stopped         nothing trains it, and all that it did is saved: `cory train --resume RUN` goes on
-  crashed         the same, but its updates after the latest checkpoint are lost
+  crashed         nothing trains it, and its updates after the latest checkpoint are lost: --resume goes on from there;
+                  a run without a checkpoint yet is to be started anew
   unreadable      a file of it is damaged
   A trial of `cory tune` may also have been stopped early by the scheduler, or have failed.
 

@@ -1,6 +1,5 @@
 """Turns a preset, files and `key=value` words into settings: defaults < preset < files in order < words."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -70,7 +69,7 @@ def is_file(word: str, folder: Path = Path()) -> bool:
 
 def run_name(preset: str | None, paths: Sequence[Path]) -> str:
     """Returns what a new run is named after: its preset, or else its last settings file, or else the default preset."""
-    return preset or (re.sub(r"[^\w.-]+", "-", paths[-1].stem) if paths else DEFAULT_PRESET)
+    return preset or (paths[-1].stem if paths else DEFAULT_PRESET)
 
 
 def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Settings:

@@ -16,7 +16,8 @@ class Interrupts:
     """Notes a request to stop, while it is entered as a context.
 
     Until `training` is set there is nothing to finish, so the first request already aborts. It stays set: what ends a
-    run must not be cut off either.
+    run must not be cut off either. Afterwards the signals are whose they were before. In another thread than the main
+    one, which alone gets them, they stay whose they are.
     """
 
     def __init__(self, tell: Callable[[], None]) -> None:
@@ -24,14 +25,16 @@ class Interrupts:
         self.training = False
         self.requested: signal.Signals | None = None
         self._tell = tell
+        self._leaving = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        for number in SIGNALS if _gets_signals() else ():
+            self._leaving.callback(signal.signal, number, signal.getsignal(number) or signal.SIG_DFL)
         self.install()
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._leaving.close()
 
     @property
     def exit_code(self) -> int:
@@ -40,8 +43,9 @@ class Interrupts:
 
     def install(self) -> None:
         """Takes the two signals; needed again after libraries that take them too, as `ray.init` does."""
-        for number in SIGNALS:
-            signal.signal(number, self._receive)
+        if _gets_signals():
+            for number in SIGNALS:
+                signal.signal(number, self._receive)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if self.requested is not None or not self.training:
@@ -51,10 +55,14 @@ class Interrupts:
         threading.Thread(target=self._tell).start()  # this thread may be in mid-print, which must not be entered twice
 
 
+def _gets_signals() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 @contextlib.contextmanager
 def held() -> Iterator[None]:
     """Lets all these signals wait until the context is left; only the main thread ever gets them."""
-    if threading.current_thread() is not threading.main_thread():
+    if not _gets_signals():
         yield
         return
     waiting: list[int] = []

@@ -14,23 +14,30 @@ STDOUT, STDERR = 1, 2
 
 
 def own_output() -> TextIO:
-    """Returns a stream of its own to standard output, which `output_into` leaves alone."""
-    sys.stdout.flush()
-    return os.fdopen(os.dup(STDOUT), "w", encoding=sys.stdout.encoding, errors="replace")
+    """Returns a stream of its own to standard output, or what a notebook puts there; `output_into` leaves it alone."""
+    present, encoding = sys.stdout, sys.stdout.encoding
+    present.flush()
+    if present is not sys.__stdout__:
+        return present
+    return os.fdopen(os.dup(STDOUT), "w", encoding=encoding, errors="replace")
 
 
 @contextlib.contextmanager
 def output_into(file: Path) -> Iterator[None]:
-    """Appends what this process and its children print to a file: the C++ and threads of Ray heed no other setting."""
+    """Appends what this process and its children print to a file: the C++ and threads of Ray heed no other setting.
+
+    A notebook's streams lead elsewhere; meanwhile Python's own take their place.
+    """
     kept = [os.dup(descriptor) for descriptor in (STDOUT, STDERR)]
-    with file.open("ab") as log:
-        _point_output_to([log.fileno(), log.fileno()])
-    try:
-        yield
-    finally:
-        _point_output_to(kept)
-        for descriptor in kept:
-            os.close(descriptor)
+    with contextlib.redirect_stdout(sys.__stdout__), contextlib.redirect_stderr(sys.__stderr__):
+        with file.open("ab") as log:
+            _point_output_to([log.fileno(), log.fileno()])
+        try:
+            yield
+        finally:
+            _point_output_to(kept)
+            for descriptor in kept:
+                os.close(descriptor)
 
 
 def _point_output_to(targets: Sequence[int]) -> None:

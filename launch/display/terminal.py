@@ -37,8 +37,8 @@ class Voice:
             quiet: say only what matters after the work.
             bar: show the bar, if this is a terminal.
         """
-        self.console = Console(file=output, highlight=False, soft_wrap=True)
-        real = self.console.is_terminal
+        self.console = Console(file=output, force_jupyter=False, highlight=False, soft_wrap=True)
+        real = output.isatty()  # the console also goes by FORCE_COLOR, which notebooks set
         if not real:
             self.console.width = PLAIN_WIDTH
         self.arrow = "→" if self.console.encoding.lower().startswith("utf") else ">"

@@ -87,14 +87,14 @@ def rust_errors_told(place: Path) -> Iterator[None]:
         raise OSError(number, os.strerror(number), str(place)) from error
 
 
-def free_folder(out: Path) -> Path:
+def free_folder(out: str | Path) -> Path:
     """Returns the folder to write.
 
     Raises:
-        CommandError: there is something in its place, or it would be gone with a job.
+        CommandError: there is something in its place, it would be gone with a job, or it is a URI.
     """
     check_place(str(out), "model")
-    place = out.resolve()
+    place = Path(out).resolve()
     if place.exists() and not place.is_dir():
         raise CommandError(f"{out} is a file: name a folder with --out.")
     if place.is_mount():  # nothing can be renamed to it

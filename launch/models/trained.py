@@ -100,6 +100,21 @@ class Trained(ABC):
             raise CommandError(f"{self.place} has no mean of LLMs: {why}. Name one of: {modules}.")
         return found
 
+    def chosen(self, name: str | None, how: str) -> str:
+        """Returns the policy of a name that a user gave, or, without one, the only one there is.
+
+        Args:
+            name: as of `named`.
+            how: a policy is named there, as in `with --policy`.
+
+        Raises:
+            CommandError: there is none of that name, or there are several.
+        """
+        if name is None and len(self.settings.modules) > 1:
+            known = ", ".join("mean" if policy == AVERAGE else policy for policy in self.policies)
+            raise CommandError(f"Which policy? Name it {how}: {known}.")
+        return self.named([self.settings.modules[0] if name is None else name])[0]
+
     def weights(self, policy: str) -> Weights:
         """The weights of a policy, without its value head, by Hugging Face names; each is read when it is asked for.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
-from launch.run_folder.layout import CONFIG
+from launch.run_folder.layout import CONFIG, FROM_PYTHON
 from launch.run_folder.locks import lock_holder
 from launch.run_folder.mirror import read_run
 from launch.run_folder.standing import COLLAPSED, CRASHED, ENDED, STOPPED, TRAINING, look
@@ -35,7 +35,7 @@ class Listed(NamedTuple):
     """What trains it, as `123 on host`."""
     task: str | None = None
     preset: str | None = None
-    """That it was made from, or else its file of settings."""
+    """That it was made from, or else its file of settings; None of a run from Python."""
     update: int | None = None
     updates: int | None = None
     """Those that are done, and that there are to be."""
@@ -152,8 +152,13 @@ def _ends(file: Path) -> dict[str, str]:
         return {row["trial"]: _OF_TRIAL.get(row["status"], row["status"]) for row in csv.DictReader(lines)}
 
 
-def preset_of(command: str) -> str:
-    """Returns the preset that a command names, or else its first file of settings, or else the default preset."""
+def preset_of(command: str) -> str | None:
+    """Returns the preset that a command names, or else its first file of settings, or else the default preset.
+
+    None of a run from Python, which does not tell.
+    """
+    if FROM_PYTHON in command:
+        return None
     words = command.split()
     known = presets()
     files = [word for word in words if word.endswith((".yaml", ".yml")) and "=" not in word]

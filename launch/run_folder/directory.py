@@ -18,9 +18,11 @@ evaluation/      what `cory evaluate` found, a folder each time
 
 import contextlib
 import itertools
+import re
 import shlex
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -215,10 +217,8 @@ class RunDirectory:
 
     def best_update(self) -> int | None:
         """Returns the update of the highest held-out combined reward, by `select_by`; of equals, the earliest."""
-        settings = self.settings()
-        worth = {line["update"]: settings.worth(line) for line in self.updates() if "evaluation" in line}
-        known = {update: value for update, value in worth.items() if value is not None}
-        return max(known, key=lambda update: known[update]) if known else None
+        best = best_of(self.updates(), self.settings())
+        return best and best[0]
 
     def held_out_samples(self, update: int) -> list[SampleLine]:
         """Returns the chain's responses to the held-out queries after `update`."""
@@ -272,13 +272,22 @@ class RunDirectory:
             self.storage.push(self.path, keep, self.best_update())
 
 
+def best_of(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
+    """Returns the update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
+    worth = {line["update"]: settings.worth(line) for line in lines if "evaluation" in line}
+    known = {update: value for update, value in worth.items() if value is not None}
+    at = max(known, key=lambda update: known[update]) if known else None
+    return None if at is None else (at, known[at])
+
+
 def new_folder(name: str) -> Path:
     """Makes a fresh folder under `runs/`, after a name and the time. Processes that ask at once get one each.
 
     Raises:
         CommandError: it cannot be made.
     """
-    base = RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plain = re.sub(r"[^\w.-]+", "-", name)
+    base = RUNS / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:

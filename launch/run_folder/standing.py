@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.directory import RunDirectory, best_of
 from launch.run_folder.layout import LEASE, REFUSED
 from launch.run_folder.lease import lease_holder
 from launch.run_folder.locks import lock_holder
@@ -16,7 +16,7 @@ TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED, CRASHED = (
     *("training", "ended", "collapsed", "diverged", "stopped", "crashed"),
 )
 """States. `stopped`: nothing trains it, and all that it did is saved. `crashed`: nothing trains it, and updates after
-its latest checkpoint are lost."""
+its latest checkpoint are lost, or it has no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,12 @@ class Standing:
             return ENDED
         if self.diverged:
             return DIVERGED
-        return STOPPED if self.saved >= max((line["update"] for line in self.updates), default=-1) else CRASHED
+        return STOPPED if self.saved >= max((line["update"] for line in self.updates), default=0) else CRASHED
 
     @property
     def best(self) -> tuple[int, float] | None:
         """The update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
-        worth = {line["update"]: self.settings.worth(line) for line in self.updates if "evaluation" in line}
-        known = {update: value for update, value in worth.items() if value is not None}
-        at = max(known, key=lambda update: known[update]) if known else None
-        return None if at is None else (at, known[at])
+        return best_of(self.updates, self.settings)
 
 
 def look(where: str | Path) -> Standing:

@@ -53,9 +53,11 @@ def check_place(place: str, what: str = "run") -> None:
     """Refuses a place for a run, or for `what` else, that would be gone, or would show a password, where it is used.
 
     Raises:
-        CommandError: a relative path inside a Ray job; a URI with a password or another secret.
+        CommandError: a relative path inside a Ray job; a URI with a password or another secret, or for what is no run.
     """
     if is_uri(place):
+        if what != "run":
+            raise CommandError(f"{place} is a URI, but the {what} is written to a folder here. Name a path.")
         if (secret := secret_in(place)) is not None:
             raise CommandError(
                 f"{secret}, which run folders, logs and job lists would show. Give credentials by the environment of "

@@ -191,7 +191,7 @@ class Performer:
         self._code: int | None = None  # of a run that a signal stopped, this process's own or another's
 
     def __enter__(self) -> Self:
-        self.interrupts.install()
+        self.interrupts.__enter__()
         return self
 
     def __exit__(self, *what: object) -> None:

@@ -217,6 +217,9 @@ def make(data=None, reward="tests.cory_env.sample_rewards:length", held_out="1")
 
 def nothing():
     return None
+
+def about(topic):
+    return make(topic)
 """
 
 
@@ -232,6 +235,8 @@ def test_a_task_of_a_package_of_one_s_own_is_named_by_its_function(
     for name, given, why in (
         ("make", {"prompt": "{query}!"}, "takes no prompt. Leave it out"),
         ("nothing", {}, "is a NoneType. Let the function return a cory_env.tasks.Task"),
+        ("about", {}, r"missing a required argument: 'topic'\. .* data, .* own_package\.sayings:about\?setting=value"),
+        ("make?topic=a", {}, "takes no such settings as stand after the question mark"),
         ("make", {"digits": 2}, "digits=2 belongs to the task arithmetic"),
         ("none", {}, "has no function 'none'. Correct the task's name"),
     ):

@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cory_rllib
-from cory_rllib import CommandError, CoryConfig, SettingsError, export, load_run
+from cory_rllib import CommandError, CoryConfig, SettingsError, evaluate, export, load_run
+from policies.settings.settings import Settings
+from tests.launch.conftest import record
 
 LOOK = "import sys, {module}; print(*sorted({{'ray', 'torch', 'vllm', 'transformers'}} & set(sys.modules)))"
 
@@ -51,3 +55,40 @@ def test_a_wrong_name_or_value_is_one_sentence() -> None:
         load_run("nowhere")
     with pytest.raises(CommandError, match=r"^nowhere is not a run's folder"):
         export("nowhere", "model")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"out": "s3://bucket/figures"}, "s3://bucket/figures is a URI, but the evaluation is written to a folder"),
+        ({"queries": 0}, "queries=0 is not above 0."),
+        ({"samples": -1}, "samples=-1 is not above 0."),
+    ],
+)
+def test_an_evaluation_refuses_what_it_cannot_do_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = record(tmp_path / "run", Settings(backend="transformers", num_runners=0), updates=range(2))
+    run.checkpoints.save(1, lambda place: (place / "file").touch())
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CommandError, match=told):
+        evaluate(run.path, **asked)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_export_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError, match=r"^s3://bucket/model is a URI, but the model is written to a folder here"):
+        export("nowhere", "s3://bucket/model")
+    with pytest.raises(CommandError, match=r"^step_scale=0 is not above 0\.$"):
+        export("nowhere", "model", step_scale=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_shows_a_notebook_its_curves_once_they_are_drawn(tmp_path: Path) -> None:
+    folder = record(tmp_path, Settings(), updates=range(2))
+    run = load_run(tmp_path)
+    assert run._repr_png_() is None
+    folder.curves.write_bytes(b"a picture")
+    assert run._repr_png_() == b"a picture"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ray.rllib.algorithms import algorithm_config
+from ray.util import debug
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cory_env.tokenizer import load_tokenizer
-from policies.cory import Cory, WeightSyncError
+from policies.cory import Cory, CoryConfig, WeightSyncError
 from policies.generation.generator import Loaded
+from policies.learning.credit import CreditError
 from policies.meanings import FIGURES, PHASES
 from policies.models.weights import checksum
 from policies.report import Report
@@ -228,6 +232,20 @@ def test_collective_rewards_reach_the_learner(make_cory: MakeCory) -> None:
         pioneer, observer = (report["role"][role]["task_reward"] for role in ("pioneer", "observer"))
         trained = report["policy"][report["roles"]["pioneer"]]["score_mean"]
         assert trained == pytest.approx(pioneer + alpha * observer, abs=1e-5)
+
+
+def test_a_credit_scheme_that_cannot_be_used_is_refused_before_anything_starts(make_cory: MakeCory) -> None:
+    with pytest.raises(CreditError, match=r"The credit torch:flatten returned \(4,\) for task rewards of \(2, 2\)"):
+        make_cory(credit="torch:flatten")
+
+
+def test_rllib_does_not_advise_its_old_stack(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(debug, "_logged", set())
+    logger = logging.getLogger(algorithm_config.__name__)
+    logger.addHandler(caplog.handler)
+    CoryConfig().validate()
+    logger.removeHandler(caplog.handler)
+    assert "API stack" not in caplog.text
 
 
 def test_any_causal_lm_by_path_trains_also_without_a_pad_token(make_cory: MakeCory, tmp_path: Path) -> None:

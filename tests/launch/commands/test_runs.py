@@ -9,7 +9,7 @@ import pytest
 from launch.report.listing import Listed, listed, preset_of
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.journal import Journal
-from launch.run_folder.layout import LEASE
+from launch.run_folder.layout import FROM_PYTHON, LEASE
 from launch.run_folder.locks import lock_folder
 from launch.search.outcome import TrialResult, write_csv
 from launch.search.search import REPORTS, RESULTS, Search
@@ -37,6 +37,7 @@ def test_each_run_is_listed_once_however_deep_and_says_how_it_stands(tmp_path: P
     made(tmp_path / "ended", done=12)
     made(tmp_path / "stopped", saved=3)
     made(tmp_path / "crashed", saved=2)
+    made(tmp_path / "loading", done=-1)
     made(tmp_path / "diverged").path.joinpath("refused_update_000004_llm_1.safetensors").touch()
     collapsed = made(tmp_path / "study" / "runs" / "arm" / "seed_0", done=4, stop_on_collapse=True)
     collapsed.metrics.append({**collapsed.updates()[-1], "update": 5, "collapsed": True})
@@ -51,6 +52,7 @@ def test_each_run_is_listed_once_however_deep_and_says_how_it_stands(tmp_path: P
     runs = found(tmp_path)
     assert {name: each.state for name, each in runs.items()} == {
         **{state: state for state in ("ended", "stopped", "crashed", "diverged", "training")},
+        "loading": "crashed",  # it was killed before there was anything to go on from
         "study/runs/arm/seed_0": "collapsed",
         "broken": "unreadable",
     }
@@ -123,7 +125,8 @@ def test_a_folder_without_runs_is_told_and_one_that_is_not_there_refused(cory_he
         ("cory train lr=1e-5 --out runs/x imdb-tiny-ppo", "imdb-tiny-ppo"),
         ("cory train -c mine.yaml data=a.yaml", "mine.yaml"),
         ("cory train mine.yaml -c more.yaml", "mine.yaml"),
+        (f"# {FROM_PYTHON}  # cory-rllib 0.1.0", None),
     ],
 )
-def test_a_run_is_of_the_preset_or_the_file_that_its_command_names(command: str, preset: str) -> None:
+def test_a_run_is_of_the_preset_or_the_file_that_its_command_names(command: str, preset: str | None) -> None:
     assert preset_of(command) == preset

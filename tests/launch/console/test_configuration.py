@@ -221,7 +221,7 @@ def test_a_key_that_stands_twice_is_found_by_its_line(tmp_path: Path) -> None:
 
 def test_a_run_is_named_after_its_preset_or_else_its_file() -> None:
     files = [Path("base.yaml"), Path("configs/my task.yaml")]
-    assert [run_name("gsm8k", files), run_name(None, files), run_name(None, [])] == ["gsm8k", "my-task", "imdb-tiny"]
+    assert [run_name("gsm8k", files), run_name(None, files), run_name(None, [])] == ["gsm8k", "my task", "imdb-tiny"]
 
 
 def test_a_preset_builds_on_its_base() -> None:

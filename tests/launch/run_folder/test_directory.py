@@ -111,6 +111,14 @@ def test_runs_that_begin_in_one_second_have_a_folder_each(tmp_path: Path, monkey
     assert {run.path.name for run in runs} == {folder.name for folder in (tmp_path / "runs").iterdir()} == names
 
 
+def test_a_folder_is_named_after_a_task_of_one_s_own_in_plain_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory.create(None, "my_package.riddles:make?file=a/b")
+    assert run.path.parent == Path("runs") and run.path.name.startswith("my_package.riddles-make-file-a-b-2")
+
+
 def test_a_run_that_is_refused_before_its_first_line_takes_with_it_the_folder_that_was_made_for_it(
     tmp_path: Path,
 ) -> None:

@@ -1,0 +1,55 @@
+"""Ctrl-C and SIGTERM are a run's while it trains, and its caller's before and after."""
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from launch.console.interrupts import SIGNALS, Interrupts
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """What the handlers of whoever calls hear."""
+    heard: list[int] = []
+    usual = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in SIGNALS}
+    yield heard
+    for number, handler in usual.items():
+        signal.signal(number, handler)
+
+
+def test_the_signals_are_whose_they_were_when_it_is_left(heard: list[int]) -> None:
+    with Interrupts(lambda: None) as interrupts:
+        interrupts.training = True
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as libraries take it
+        interrupts.install()
+        signal.raise_signal(signal.SIGTERM)
+    assert (interrupts.requested, heard) == (signal.SIGTERM, [])
+    for number in SIGNALS:
+        signal.raise_signal(number)
+    assert heard == list(SIGNALS)
+
+
+def test_off_the_main_thread_the_signals_stay_the_caller_s(heard: list[int]) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with Interrupts(lambda: None) as interrupts:
+                interrupts.install()
+                entered.set()
+                go_on.wait(10)
+        except BaseException as error:
+            failed.append(error)
+            entered.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    entered.wait(10)
+    signal.raise_signal(signal.SIGINT)
+    go_on.set()
+    thread.join(10)
+    signal.raise_signal(signal.SIGTERM)
+    assert (failed, heard) == ([], list(SIGNALS))
