@@ -136,9 +136,9 @@ def _command(options: argparse.Namespace, words: list[str]) -> tuple[list[str], 
     stem = asked(given.words, given.config, options.working_dir).name
     name = options.name or (Path(own).name if own else f"{'' if what == 'run' else 'tune-'}{stem}-{now}")
     place = own or child(options.storage, name)
-    check_place(place, what)
     if is_uri(place) and words[0] == "tune":
         raise CommandError(f"{place} is a URI, and a search needs a folder: name a --storage that all nodes share.")
+    check_place(place, what)
     if not is_uri(place) and not os.path.isabs(place):
         raise CommandError(
             f"{place} is relative, and the job's working directory goes when it ends. Name an absolute path that all "

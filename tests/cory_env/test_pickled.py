@@ -50,8 +50,9 @@ def test_code_reaches_its_process_whatever_its_size_and_no_other_user_of_the_mac
     assert len(spec) > 300_000
     with RewardWorker(spec, timeout=60) as worker:
         assert worker.rewards(["query"], ["text"], {}) == [225_000.0]
-        (child,) = psutil.Process().children()
-        assert not any("pickled:" in word for word in [*child.cmdline(), *child.environ().values()])
+        processes = [[*each.cmdline(), *each.environ().values()] for each in psutil.Process().children()]
+        assert any("cory_env.rewarding.child" in words for words in processes)
+        assert not any("pickled:" in word for words in processes for word in words)
 
 
 def test_a_script_s_own_function_brings_what_it_refers_to() -> None:
