@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import select
 import shutil
 import signal
 import socket
@@ -46,7 +47,10 @@ FOUND_BY_RAY = ("auto", "local")
 FOLDER, ALIVE = "cory-", ".alive"
 """How the names of temporary folders begin, and the lock in each that its process holds."""
 RAYLET_LOOK = 0.05
-"""Seconds between two looks at the raylet."""
+"""Seconds between two looks at the raylet, at most."""
+RAYLET_MOURNED = 0.5
+"""Seconds in which Ray may notice that the raylet died: `ray.shutdown` would ask one that it takes for alive, and end
+this process."""
 UNCHECKED = "CORY_UNCHECKED"
 """The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
 
@@ -151,7 +155,8 @@ def _raylet_watched() -> Iterator[None]:
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(RAYLET_LOOK):
+        while not ended.is_set():
+            select.select(deaths, [], [], RAYLET_LOOK)
             if not all(raylet.is_running() and raylet.status() != psutil.STATUS_ZOMBIE for raylet in raylets):
                 signal.pthread_kill(threading.main_thread().ident or 0, LOST)
                 return
@@ -162,11 +167,16 @@ def _raylet_watched() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    try:
+        deaths = [os.pidfd_open(raylet.pid) for raylet in raylets]  # each can be read when it has died
+    except OSError:  # a kernel before Linux 5.3
+        deaths = []
     usual, watcher = signal.signal(LOST, stop), threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         yield
     except _Gone:
+        time.sleep(RAYLET_MOURNED)
         raise RayletDied(
             "Ray's own process on this machine, the raylet, has died: it was killed, or memory ran out."
         ) from None
@@ -174,6 +184,8 @@ def _raylet_watched() -> Iterator[None]:
         ended.set()
         watcher.join()
         signal.signal(LOST, usual)
+        for descriptor in deaths:
+            os.close(descriptor)
 
 
 def join(**options: Any) -> None:
