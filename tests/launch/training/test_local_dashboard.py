@@ -52,4 +52,6 @@ def test_trackio_keeps_a_run_goes_on_with_it_and_holds_each_update_once(tmp_path
     metric = ask("get", "metric", "--run", "here", "--metric", "policy/llm_1/kl")
     points = [(point["step"], point["value"]) for point in metric["values"]]
     assert points == [(update, run.updates()[update]["policy"]["llm_1"]["kl"]) for update in (1, 2)]
+    tables = ask("get", "metric", "--run", "here", "--metric", "samples/held_out")["values"]
+    assert [(table["step"], table["value"]["_value"][0]["response"]) for table in tables] == [(1, "good"), (2, "good")]
     assert ask("get", "run", "--run", "here")["config"]["lr"] == 3e-5
