@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from launch.serving.answers import Choice
 
 
-class Form:
+class Form(ABC):
     """The shape of an answer."""
 
     prefix, whole_object, chunk_object = "", "", ""
@@ -32,17 +33,17 @@ class Form:
             for each in choices
         ]
 
+    @abstractmethod
     def content(self, choice: Choice) -> dict[str, Any]:
         """What a choice says."""
-        raise NotImplementedError
 
+    @abstractmethod
     def delta(self, choice: Choice, piece: str, *, first: bool) -> dict[str, Any]:
         """A choice in a chunk; the first one has its drafts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last(self, choice: Choice) -> dict[str, Any]:
         """A choice in its last chunk."""
-        raise NotImplementedError
 
 
 class ChatForm(Form):
