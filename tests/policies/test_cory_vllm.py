@@ -20,15 +20,16 @@ pytestmark = [
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param({"weights": "full"}, marks=pytest.mark.slow),
-        {"weights": "full", "weight_transfer": "gloo", "num_learners": 2},
-        {"weights": "lora"},
+        pytest.param({"weights": "full", "num_runners": 1}, marks=pytest.mark.slow),
+        {"weights": "full", "num_runners": 1, "weight_transfer": "gloo", "num_learners": 2},
+        pytest.param({"weights": "lora", "num_runners": 1}, marks=pytest.mark.slow),
+        {"weights": "lora", "num_runners": 0},
     ],
 )
 def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with_the_learner(
     make_cory: MakeCory, way: dict[str, Any]
 ) -> None:
-    algorithm = make_cory(**way, backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3)
+    algorithm = make_cory(**way, backend="vllm", self_test=True, exchange_period=1, lr=1e-3)
     for probe in algorithm.probes.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports = [algorithm.train()["cory"] for _ in range(3)]

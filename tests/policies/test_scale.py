@@ -100,7 +100,7 @@ def assert_same(outcomes: Sequence[Outcome], shapes: Sequence[tuple[int, int]]) 
             assert largest_difference(rank, outcome.ranks[0]) == 0.0
 
 
-@pytest.mark.slow  # of learners alone `test_mesh` has a smaller form
+@pytest.mark.slow  # `test_mesh` has a smaller form for learners
 @pytest.mark.parametrize("shapes", [[(0, 0), (0, 2)], [(0, 0), (2, 0), (2, 2)]])
 def test_runners_and_learners_of_any_number_play_the_same_and_learn_the_same(shapes: list[tuple[int, int]]) -> None:
     settings = {"kl_control": "adaptive", "score_scaling": "normalize", "lr": 2e-5}
