@@ -22,7 +22,7 @@ from launch.cluster import room
 from launch.cluster.client import settle_authentication
 from launch.console.credentials import on_workers
 from launch.console.errors import IN_JOB, CommandError, is_defect
-from launch.console.interrupts import LOST
+from launch.console.interrupts import LOST, hangup_blocked
 from launch.console.patience import patiently
 from policies.settings.placement import Process, cpus
 from policies.settings.settings import Settings
@@ -122,7 +122,8 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
 
         def begin() -> None:
             try:
-                join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
+                with hangup_blocked():
+                    join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
                 if UNCHECKED not in os.environ:
                     room.check(asked, room.living_nodes())
             except Exception:

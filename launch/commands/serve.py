@@ -85,6 +85,7 @@ def serve(options: argparse.Namespace) -> int:
     """
     from launch.cluster import session
     from launch.console import output
+    from launch.console.interrupts import hangup_blocked
 
     session.quiet_libraries(options.debug)
     from launch.models.trained import open_trained
@@ -116,7 +117,7 @@ def serve(options: argparse.Namespace) -> int:
         quiet = contextlib.nullcontext() if options.debug else output.output_into(Path(os.devnull))
         usual = signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries that load may swallow a KeyboardInterrupt
         try:
-            with quiet:  # C++ and engines heed no other setting
+            with quiet, hangup_blocked():  # C++ and engines heed no other setting
                 backend = _load(name, trained, policies, options.at_once)
         finally:
             signal.signal(signal.SIGINT, usual)

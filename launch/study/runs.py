@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 from launch.console.errors import IN_JOB, CommandError
-from launch.console.interrupts import Interrupts
+from launch.console.interrupts import SIGNALS, Interrupts
 from launch.models.trained import POLICIES
 from launch.run_folder import final, manifest
 from launch.run_folder.checkpoints import ONLY_POLICIES
@@ -50,7 +50,7 @@ FAILURES = 2
 """How often a run goes on from its latest checkpoint after processes that it needs have died."""
 NO_MATTER = deciding("computing", "writing")
 """Settings that may differ between the machines on which a study goes on."""
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+STOPPED = tuple(128 + number for number in SIGNALS)
 """Exit codes of a run that a signal stopped."""
 
 
@@ -179,7 +179,8 @@ def jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[int] |
 class Performer:
     """Does jobs one after another, while it is entered as a context.
 
-    The first Ctrl-C or SIGTERM lets the run finish its update and save itself; the second aborts the run at once.
+    The first Ctrl-C, SIGTERM or SIGHUP lets the run finish its update and save itself; another Ctrl-C or SIGTERM aborts
+    the run at once.
     """
 
     def __init__(self, tell: Callable[[], None]) -> None:

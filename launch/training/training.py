@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from launch.cluster import session
 from launch.cluster.room import counted
 from launch.console import output
-from launch.console.interrupts import Interrupts
+from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
 from launch.run_folder import final
 from launch.run_folder.directory import RunDirectory
@@ -159,7 +159,8 @@ class _Run:
             ending.enter_context(session.ray_session(processes(self.settings), self.debug, patience))
             self.interrupts.install()  # Ray took SIGTERM
             self.terminal.stage("Loading the models")
-            algo = self._build()
+            with hangup_blocked():  # engines may have processes too
+                algo = self._build()
             ending.push(partial(_stop_failed, algo))
             latest = self.run.checkpoints.latest()
             if done is not None and latest is not None:
