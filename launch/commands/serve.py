@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, run
+from launch.console.parser import Parser, path_or_uri, run
 
 if TYPE_CHECKING:
     from launch.models.trained import Trained
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or its URI")
+    parser.add_argument("run", type=path_or_uri, metavar="RUN", help="the run's folder, or its URI")
     parser.add_argument(
         "--roles",
         default=CHAIN,

@@ -106,13 +106,17 @@ def prepare_streams() -> None:
                 os.dup2(nowhere, descriptor)
                 os.close(nowhere)
     if sys.stdin is None:
-        sys.stdin = sys.__stdin__ = os.fdopen(STDIN, closefd=False)
+        sys.stdin = os.fdopen(STDIN, closefd=False)
     if sys.stdout is sys.__stdout__:
-        sys.stdout = sys.__stdout__ = _wrap(_Output(STDOUT, "w", closefd=False), sys.stdout)
-        if not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout = sys.__stdout__ = _wrap(  # type: ignore[misc]
+            _Output(STDOUT, "w", closefd=False), sys.stdout
+        )
+        if not _is_utf(sys.stdout):
             os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:{sys.stdout.errors}"
     if sys.stderr is sys.__stderr__:
-        sys.stderr = sys.__stderr__ = _wrap(_Dispensable(STDERR, "w", closefd=False), sys.stderr)
+        sys.stderr = sys.__stderr__ = _wrap(  # type: ignore[misc]
+            _Dispensable(STDERR, "w", closefd=False), sys.stderr
+        )
 
 
 def _wrap(file: _Stream, usual: TextIO | None) -> io.TextIOWrapper:
@@ -120,13 +124,26 @@ def _wrap(file: _Stream, usual: TextIO | None) -> io.TextIOWrapper:
     if not isinstance(usual, io.TextIOWrapper):
         return io.TextIOWrapper(io.BufferedWriter(file), "utf-8", "replace", write_through=True)
     usual.flush()
+    # `surrogateescape` is how Python prints names of files in the locale C; it is of use with UTF-8 only.
+    failing = ("strict",) if _is_utf(usual) else ("strict", "surrogateescape")
     return io.TextIOWrapper(
-        file if usual.write_through else io.BufferedWriter(file),  # type: ignore[arg-type]  # as Python's own with -u
+        file if usual.write_through else io.BufferedWriter(file),  # as Python's own with -u
         encoding=usual.encoding,
-        errors="replace" if usual.errors == "strict" else usual.errors,
+        errors="replace" if usual.errors in failing else usual.errors,
         line_buffering=usual.line_buffering,
         write_through=usual.write_through,
     )
+
+
+def _is_utf(stream: TextIO) -> bool:
+    return stream.encoding.lower().startswith("utf")
+
+
+def print_utf8(text: str) -> None:
+    """Prints what a program is to read, as UTF-8 whatever the encoding of the output: a `?` would change it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    print(text, end="")
 
 
 def own_output() -> TextIO:
@@ -134,14 +151,12 @@ def own_output() -> TextIO:
 
     For commands whose work is worth more than what they print: what cannot be written is left out.
     """
-    present = sys.stdout
+    present, encoding = sys.stdout, sys.stdout.encoding
     present.flush()
     if present is not sys.__stdout__:
         return present
     file = _RunOutput()
-    return io.TextIOWrapper(
-        io.BufferedWriter(file), encoding=present.encoding, errors="replace", line_buffering=file.isatty()
-    )
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding=encoding, errors="replace", line_buffering=file.isatty())
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """What every command shares: a parser with short errors, and one way to end."""
 
 import argparse
-import os
 import signal
 import sys
 import traceback
@@ -9,22 +8,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launch.console.errors import CommandError, cause, sentence
+from cory_env.home import HomeError, expand_home
+from launch.console.errors import cause, sentence
 from launch.console.output import OutputError, ReaderGone, prepare_streams
 
 INTERRUPTED = 128 + signal.SIGINT
 UNREAD = 128 + signal.SIGPIPE
 
 
-def local_path(place: str) -> Path:
-    """Returns the path that a word of a command is.
+def path_or_uri(word: str) -> str:
+    """Returns the path or URI that a word of a command is, with `~` expanded.
 
     Raises:
-        ArgumentTypeError: it is a URI.
+        ArgumentTypeError: there is no such home directory.
     """
-    if "://" in place:
-        raise argparse.ArgumentTypeError(f"{place} is a URI, but a path is needed here")
-    return Path(place)
+    try:
+        return expand_home(word)
+    except HomeError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+
+
+def local_path(word: str) -> Path:
+    """Returns the path that a word of a command is, with `~` expanded.
+
+    Raises:
+        ArgumentTypeError: it is a URI, or there is no such home directory.
+    """
+    if "://" in word:
+        raise argparse.ArgumentTypeError(f"{word} is a URI, but a path is needed here")
+    return Path(path_or_uri(word))
 
 
 class Parser(argparse.ArgumentParser):

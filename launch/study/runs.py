@@ -28,7 +28,7 @@ from launch.run_folder import final, manifest
 from launch.run_folder.checkpoints import ONLY_POLICIES
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import hardware, versions
-from launch.run_folder.locks import lock_holder, try_lock
+from launch.run_folder.locks import FolderHandle, lock_holder, try_lock
 from launch.run_folder.records import SampleLine
 from launch.run_folder.standing import divergence
 from launch.study.definition import Arm, Study, differing
@@ -203,13 +203,21 @@ class Performer:
         """The exit code, once a signal has asked to stop."""
         return self._code if self._code or self.interrupts.requested is None else self.interrupts.exit_code
 
-    def perform(self, job: Job) -> StudyRun | None:
+    def perform(self, job: Job, folder: FolderHandle) -> StudyRun | None:
         """Does a run that this process has claimed, or goes on with it, and writes its result.
+
+        Args:
+            job: the run.
+            folder: the study's.
 
         Returns:
             The result; None when the run was stopped.
+
+        Raises:
+            FolderError: the study's folder was renamed or removed, so the run has no result.
         """
         ended = self._train(job)
+        folder.check()
         if ended.code in STOPPED:
             self._code = ended.code
             return None
