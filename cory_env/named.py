@@ -1,7 +1,7 @@
 """Functions that a configuration names, such as rewards: `module:function`, or `module:function?setting=value&...`.
 
-Settings are handed to the function as keyword arguments, as text. They are part of the name, so they travel with the
-configuration to every runner and into every checkpoint:
+Settings are handed to the function as keyword arguments, as text; `~/` at the start of one is the home directory. They
+are part of the name, so they travel with the configuration to every runner and into every checkpoint:
 `cory_env.rewards.sentiment:positive_logit?model=lvwerra/distilbert-imdb`.
 
 A function that no module holds, such as a notebook's, is named with its code (`cory_env.pickled`).
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from cory_env.home import expand_home
 from cory_env.pickled import PICKLED, is_pickled, unpickled
 
 
@@ -89,4 +90,5 @@ def load_function(spec: str, what: str = "reward") -> Callable[..., Any]:
         )
     if not callable(found):
         raise SpecError(f"The {what} {spec!r} names a {type(found).__name__}, not a function. Name a function.")
-    return partial(found, **settings) if settings else found
+    values = {name: expand_home(value) if value.startswith("~/") else value for name, value in settings.items()}
+    return partial(found, **values) if values else found

@@ -6,6 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cory_env.home import expand_home
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -32,7 +34,7 @@ def load_tokenizer(
         tokenizer = DEFAULT_TOKENIZER
     if not isinstance(tokenizer, (str, os.PathLike)):
         return tokenizer
-    name = os.fspath(tokenizer)
+    name = expand_home(os.fspath(tokenizer))
     loaded: PreTrainedTokenizerBase
     try:
         if _names_generic_class(Path(name)):

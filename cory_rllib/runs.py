@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from cory_env.home import expand_home
 from launch.cluster import session
 from launch.console.errors import IN_JOB, CommandError
 from launch.models.trained import Stored, Trained, open_trained
@@ -145,7 +146,7 @@ def load_run(place: str | Path) -> Run:
         CommandError: there is no run.
         StorageError: storage cannot be read.
     """
-    return Run(read_run(place, REPORTED))
+    return Run(read_run(expand_home(str(place)), REPORTED))
 
 
 def start_ray(config: CoryConfig) -> None:
@@ -191,7 +192,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     tracking.check(settings)
     session.quiet_libraries(debug=True)  # what they print is the log's, not this process's business
     preflight.check(settings)
-    place = None if out is None else str(out)
+    place = None if out is None else expand_home(str(out))
     name = settings.task.partition("?")[0]
     check_place(place or str(RUNS / name))
     if IN_JOB not in os.environ:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from cory_env.home import expand_home
 from cory_env.tasks import Query, Task
 from cory_env.tasks.task import Split
 from cory_rllib.runs import Run, chain_of, load_run
@@ -136,6 +137,7 @@ def export(
     """
     from launch.models.export import free_folder, warnings_of, write
 
+    out = expand_home(str(out))
     place = free_folder(out)
     if not 0 < step_scale < math.inf:
         raise CommandError(f"step_scale={step_scale} is not above 0.")
@@ -202,7 +204,7 @@ def _evaluate_run(
     settings = make_settings({**run.settings.model_dump(), "min_response": None})
     session.quiet_libraries(debug=True)
     plan, scoring = _plan(settings, preflight.check(settings), queries, samples, split, chosen)
-    place = own_folder(run.directory, plan) if out is None else out
+    place = own_folder(run.directory, plan) if out is None else expand_home(str(out))
     check_place(str(place), "evaluation")
     folder = EvaluationFolder(Path(place), plan)
     voice = Voice(output.own_output(), len(plan.batches()), done=len(folder.batches()), quiet=quiet)

@@ -13,6 +13,7 @@ for each update:
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -154,6 +155,15 @@ class Cory(Algorithm):
     def get_default_config(cls) -> CoryConfig:
         """The paper's settings."""
         return CoryConfig()
+
+    def _setup_logdir(self) -> None:
+        """Makes the folder that RLlib wants for each algorithm; outside of Tune it would be in the home directory,
+        which containers with a random user cannot write to. RLlib has no public setting for it.
+        """
+        if self._storage is not None:
+            super()._setup_logdir()
+        else:
+            self._logdir = tempfile.mkdtemp(prefix="rllib-")
 
     def setup(self, config: Any) -> None:
         """Builds learners and runners, sends the first weights, and proves that weights reach the engines."""

@@ -35,6 +35,7 @@ FLOORS = {
         "tokenizer",
         "named",
         "pickled",
+        "home",
     ),
 }
 """Packages from the top down, and in each its rooms (folders) and the files beside them, from the top down; the package

@@ -13,6 +13,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from cory_env.home import HomeError, expand_home
 from cory_env.message import Message
 from cory_env.tasks.hub import SETTINGS, read_hub
 from cory_env.tasks.readers import READERS, DataError, Row
@@ -69,13 +70,19 @@ def columns_of(source: Source) -> list[str]:
 
 
 def parse_source(source: Source) -> tuple[str, dict[str, str]]:
-    """Splits a source into name and settings.
+    """Splits a source into name and settings; `~` at the start of a path is the home directory.
 
     Raises:
-        DataError: The settings are not `?name=value&...`, or one is unknown or stands twice.
+        DataError: The settings are not `?name=value&...`, or one is unknown or stands twice; or there is no such home
+            directory.
     """
     text = os.fspath(source)
     name, _, tail = text.partition("?")
+    try:
+        hub = HUB if name.startswith(HUB) else ""
+        name = hub + expand_home(name.removeprefix(hub))
+    except HomeError as error:
+        raise DataError(str(error)) from error
     pairs = [pair.partition("=") for pair in tail.split("&")] if tail else []
     known = (QUERY, *SETTINGS) if name.startswith(HUB) else (QUERY,)
     settings: dict[str, str] = {}

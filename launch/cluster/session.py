@@ -22,7 +22,7 @@ from launch.cluster import room
 from launch.cluster.client import settle_authentication
 from launch.console.credentials import on_workers
 from launch.console.errors import IN_JOB, CommandError, is_defect
-from launch.console.interrupts import LOST
+from launch.console.interrupts import LOST, hangup_blocked
 from launch.console.patience import patiently
 from policies.settings.placement import Process, cpus
 from policies.settings.settings import Settings
@@ -122,7 +122,8 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
 
         def begin() -> None:
             try:
-                join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
+                with hangup_blocked():
+                    join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
                 if UNCHECKED not in os.environ:
                     room.check(asked, room.living_nodes())
             except Exception:
@@ -298,15 +299,28 @@ def _temporary_folder() -> Iterator[str]:
     """Yields a folder that is also the temporary folder of all processes started meanwhile.
 
     Those of processes that were killed go.
+
+    Raises:
+        CommandError: no such folder can be made.
     """
-    usual = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise CommandError("No folder for temporary files can be written. Set TMPDIR to one that can.") from error
+    usual = os.environ.get("RAY_TMPDIR", temporary)
     # What torch compiles is worth keeping from run to run.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{temporary}/torchinductor_{os.getuid()}")
     # Ray's sockets lie some 75 characters below, and their paths may have 107.
     place = Path(usual if len(usual) <= 20 and os.path.isdir(usual) else "/tmp")
     _remove_left(place)
     # It is locked before it has the name by which `_remove_left` finds it.
-    unnamed = Path(tempfile.mkdtemp(prefix=f".{FOLDER}", dir=place))
+    try:
+        unnamed = Path(tempfile.mkdtemp(prefix=f".{FOLDER}", dir=place))
+    except OSError as error:
+        raise CommandError(
+            f"Ray needs a folder in {place}, which cannot be made: {error.strerror}. Set RAY_TMPDIR to a folder that can "
+            "be written, with a path of at most 20 characters."
+        ) from error
     lock = FileLock(unnamed / ALIVE, blocking=False, fallback_to_soft=False)
     with contextlib.suppress(OSError):  # a file system without locks
         lock.acquire()

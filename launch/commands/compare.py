@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, run
+from launch.console.parser import Parser, path_or_uri, run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN|STUDY", help="folders or URIs of runs; folders of studies")
+    parser.add_argument(
+        "runs", type=path_or_uri, nargs="+", metavar="RUN|STUDY", help="folders or URIs of runs; folders of studies"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(argv)

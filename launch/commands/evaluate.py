@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, local_path, run
+from launch.console.parser import Parser, local_path, path_or_uri, run
 
 if TYPE_CHECKING:
     from launch.display.terminal import Voice
@@ -77,12 +77,15 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "target", metavar="RUN|MODEL", help="a run's folder or URI; or a model's folder, hub id, bundled name"
+        "target",
+        type=path_or_uri,
+        metavar="RUN|MODEL",
+        help="a run's folder or URI; or a model's folder, hub id, bundled name",
     )
     parser.add_argument("words", nargs="*", metavar="[key=value]", help="settings, as for `cory train`")
     parser.add_argument("--task", metavar="T", help="the same as task=T (default: the run's)")
     parser.add_argument(
-        "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
+        "-c", "--config", action="append", default=[], type=local_path, metavar="FILE", help="YAML of settings"
     )
     parser.add_argument("--checkpoint", metavar="C", help="latest, best or an update (default: best, if there is one)")
     parser.add_argument(

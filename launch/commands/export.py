@@ -7,7 +7,7 @@ import math
 import sys
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, local_path, run
+from launch.console.parser import Parser, local_path, path_or_uri, run
 
 EPILOG = """DIR gets the weights (safetensors), config, tokenizer, chat template, a generation config that samples as in
 training, and a model card. `transformers` and `vllm serve DIR` load it as they load any model. What was trained with
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or its URI")
+    parser.add_argument("run", type=path_or_uri, metavar="RUN", help="the run's folder, or its URI")
     parser.add_argument(
         "--policy",
         metavar="P",

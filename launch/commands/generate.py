@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, local_path, run
+from launch.console.parser import Parser, local_path, path_or_uri, run
 
 if TYPE_CHECKING:
     from cory_env.message import Message
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or its URI")
+    parser.add_argument("run", type=path_or_uri, metavar="RUN", help="the run's folder, or its URI")
     parser.add_argument("query", metavar="QUERY", nargs="?", help="what is asked")
     parser.add_argument(
         "--checkpoint", metavar="C", help="best, latest or an update's number (default: best, or else latest)"

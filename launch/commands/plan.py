@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launch.cluster.room import GB, Node, counted, living_nodes, pack
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, run
+from launch.console.parser import Parser, local_path, run
 
 if TYPE_CHECKING:
     from policies.settings.memory import Memory, Shape
@@ -42,7 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", metavar="PRESET|FILE, key=value", help="as for `cory train`")
-    parser.add_argument("-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML settings")
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], type=local_path, metavar="FILE", help="YAML settings"
+    )
     parser.add_argument("--nodes", type=int, metavar="N", help="plan for N machines alike, as the other options say")
     parser.add_argument("--cpus", type=int, metavar="N", help="CPUs of each (default: 96)")
     parser.add_argument("--memory", type=float, metavar="GB", help="memory of each (default: 1000)")

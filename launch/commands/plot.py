@@ -1,13 +1,13 @@
 """`cory plot RUN`: draws the curves of a run, finished or not, from its `metrics.jsonl`; or writes them as CSV."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, local_path, run
+from launch.console.output import print_utf8
+from launch.console.parser import Parser, local_path, path_or_uri, run
 
 if TYPE_CHECKING:
     from launch.run_folder.directory import RunDirectory
@@ -36,7 +36,11 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="the run's folder, such as runs/imdb-tiny-20250101-120000, or its URI"
+        "runs",
+        type=path_or_uri,
+        nargs="+",
+        metavar="RUN",
+        help="the run's folder, such as runs/imdb-tiny-20250101-120000, or its URI",
     )
     parser.add_argument(
         "--out",
@@ -105,7 +109,7 @@ def write_csv(places: Sequence[str], file: Path) -> int:
     places = list(dict.fromkeys(places))
     text = as_csv({name: _with_metrics(place).updates() for name, place in zip(names(places), places, strict=True)})
     if str(file) == "-":
-        sys.stdout.write(text)
+        print_utf8(text)
     else:
         _make_room(file)
         replace_text(file, text)

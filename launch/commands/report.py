@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, local_path, run
+from launch.console.parser import Parser, local_path, path_or_uri, run
 
 OUT = Path("report.html")
 
@@ -23,6 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "runs",
+        type=path_or_uri,
         nargs="+",
         metavar="RUN|STUDY",
         help="folders or URIs of runs, of which those that differ in the seed alone are one arm; folders of studies",

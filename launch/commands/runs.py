@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from launch.console.parser import Parser, run
+from launch.console.parser import Parser, path_or_uri, run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +45,9 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", nargs="?", metavar="FOLDER|URI", help="where the runs are (default: runs)")
+    parser.add_argument(
+        "folder", type=path_or_uri, nargs="?", metavar="FOLDER|URI", help="where the runs are (default: runs)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(argv)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, run
+from launch.console.parser import Parser, path_or_uri, run
 
 if TYPE_CHECKING:
     from launch.models.trained import Trained
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or its URI")
+    parser.add_argument("run", type=path_or_uri, metavar="RUN", help="the run's folder, or its URI")
     parser.add_argument(
         "--roles",
         default=CHAIN,
@@ -85,6 +85,7 @@ def serve(options: argparse.Namespace) -> int:
     """
     from launch.cluster import session
     from launch.console import output
+    from launch.console.interrupts import hangup_blocked
 
     session.quiet_libraries(options.debug)
     from launch.models.trained import open_trained
@@ -116,7 +117,7 @@ def serve(options: argparse.Namespace) -> int:
         quiet = contextlib.nullcontext() if options.debug else output.output_into(Path(os.devnull))
         usual = signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries that load may swallow a KeyboardInterrupt
         try:
-            with quiet:  # C++ and engines heed no other setting
+            with quiet, hangup_blocked():  # C++ and engines heed no other setting
                 backend = _load(name, trained, policies, options.at_once)
         finally:
             signal.signal(signal.SIGINT, usual)

@@ -10,6 +10,7 @@ from launch.console.parser import Parser, local_path, run
 
 if TYPE_CHECKING:
     from launch.display.terminal import Voice
+    from launch.run_folder.locks import FolderHandle
     from launch.study.definition import Arm, Study
     from launch.study.results import StudyRun
     from launch.study.runs import Job
@@ -74,6 +75,7 @@ def _parser(help_wanted: bool) -> Parser:
 def _command(options: argparse.Namespace) -> int:
     from launch.console.output import own_output
     from launch.display.terminal import Voice
+    from launch.run_folder.locks import folder_watched
     from launch.run_folder.storage import check_place
     from launch.study.definition import load
     from launch.study.results import kept_results, write
@@ -122,16 +124,23 @@ def _command(options: argparse.Namespace) -> int:
     voice.say(plan_table(done, todo))
     if options.dry_run:
         return 0
-    return _perform(todo, done, voice)
+    with folder_watched(options.out, lambda path: f"Give the same command with --out {path}.") as folder:
+        return _perform(todo, done, voice, folder)
 
 
-def _perform(todo: "Sequence[Job]", before: "Mapping[Job, StudyRun | None]", voice: "Voice") -> int:
+def _perform(
+    todo: "Sequence[Job]", before: "Mapping[Job, StudyRun | None]", voice: "Voice", folder: "FolderHandle"
+) -> int:
     """Does what is to be done and no other process does, and shows what was found.
 
     Args:
         todo: runs to be done.
         before: all runs that were asked for, with the results that they have had so far.
         voice: tells of it.
+        folder: the study's.
+
+    Raises:
+        FolderError: the study's folder was renamed or removed.
     """
     from launch.display.tables import shown
     from launch.study.contrasts import FIGURE, answers
@@ -154,7 +163,7 @@ def _perform(todo: "Sequence[Job]", before: "Mapping[Job, StudyRun | None]", voi
                 voice.stage(f"{job.arm.name}, seed {job.seed}")
                 if (aside := job.set_aside()) is not None:
                     voice.say(f"{job.run} held a run that this one cannot go on with. It is now {aside.name}.", True)
-                made = performer.perform(job)
+                made = performer.perform(job, folder)
             if made is not None:
                 voice.say(f"{result_line(made)}  {voice.advance()}")
             if performer.stopped is not None:

@@ -16,7 +16,7 @@ from launch.cluster.jobs import check_free, follow
 from launch.cluster.upload import check_size
 from launch.console.credentials import FILE, is_secret, secret_in
 from launch.console.errors import CommandError
-from launch.console.parser import INTERRUPTED, Parser, run
+from launch.console.parser import INTERRUPTED, Parser, local_path, path_or_uri, run
 from policies.settings.placement import Process
 
 KEPT = {"train": "run", "tune": "search"}
@@ -64,9 +64,11 @@ def _parser() -> Parser:
     )
     add_address(parser)
     where = "where `train` keeps its run, or `tune` (DIR only) its search: all nodes must reach it"
-    parser.add_argument("--storage", metavar="DIR|URI", help=where)
+    parser.add_argument("--storage", type=path_or_uri, metavar="DIR|URI", help=where)
     parser.add_argument("--name", help="the run's or search's (default: NAME-TIME)")
-    parser.add_argument("--working-dir", type=Path, default=Path(), metavar="DIR", help="what is uploaded (default: .)")
+    parser.add_argument(
+        "--working-dir", type=local_path, default=Path(), metavar="DIR", help="what is uploaded (default: .)"
+    )
     parser.add_argument("--num-cpus", type=float, default=0, help="CPUs that the driver takes (default: 0)")
     parser.add_argument("--num-gpus", type=float, default=0, help="GPUs that the driver takes (default: 0)")
     parser.add_argument("--resources", default="", metavar="NAME=N,...", help="custom resources that the driver takes")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.console.errors import IN_JOB, CommandError
-from launch.console.parser import Parser, run
+from launch.console.parser import Parser, local_path, path_or_uri, run
 from launch.console.shell import one_line
 from policies.settings.settings import RESUMABLE
 
@@ -78,16 +78,20 @@ def _parser(help_wanted: bool) -> Parser:
         help="a preset (default: imdb-tiny) or a YAML; settings",
     )
     parser.add_argument(
-        "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
+        "-c", "--config", action="append", default=[], type=local_path, metavar="FILE", help="YAML of settings"
     )
     parser.add_argument(
-        "--out", metavar="DIR|URI", help="the run's folder, or s3://, gs://, file:// (default: runs/NAME-TIME)"
+        "--out",
+        type=path_or_uri,
+        metavar="DIR|URI",
+        help="the run's folder, or s3://, gs://, file:// (default: runs/NAME-TIME)",
     )
     parser.add_argument(
         "--continue", action="store_true", dest="go_on", help="if --out holds this run already, go on with it"
     )
     parser.add_argument(
         "--resume",
+        type=path_or_uri,
         metavar="RUN",
         help="continue a run from its latest checkpoint; settings may change that say how long, what is written, and "
         "how it is computed. Checkpoints are pickles, which can run code: resume your own runs only",
@@ -115,6 +119,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
     """Does what the words say; `held` gives the run's folder back when it is closed."""
     from launch.cluster import session
     from launch.console.configuration import as_yaml, asked
+    from launch.console.output import print_utf8
     from launch.run_folder import environment
     from launch.run_folder.directory import RUNS
     from launch.run_folder.mirror import discard
@@ -139,7 +144,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
     else:
         settings = request.settings()
     if options.print_config:
-        print(as_yaml(settings), end="")
+        print_utf8(as_yaml(settings))
         return 0
     tracking.check(settings)
     session.quiet_libraries(options.debug)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.cluster.room import counted
-from launch.console.errors import CommandError
-from launch.console.parser import Parser, run
+from launch.console.errors import CommandError, FolderError
+from launch.console.parser import Parser, local_path, run
 from launch.console.shell import one_line
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("words", nargs="*", metavar="PRESET|FILE, key=value", help="as for `cory train`")
     parser.add_argument(
-        "-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML of settings"
+        "-c", "--config", action="append", default=[], type=local_path, metavar="FILE", help="YAML of settings"
     )
     parser.add_argument("--over", action="append", default=[], metavar="key=VALUES", help="what to search")
     parser.add_argument(
@@ -134,7 +134,7 @@ def _folder(place: str) -> Path:
     """
     if "://" in place:
         raise argparse.ArgumentTypeError(f"{place} is a URI, and a search needs a folder, which all nodes must share")
-    return Path(place)
+    return local_path(place)
 
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
@@ -143,7 +143,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.console.interrupts import Interrupts
     from launch.display.terminal import Voice
     from launch.run_folder.directory import RUNS, new_folder
-    from launch.run_folder.locks import lock_folder
+    from launch.run_folder.locks import folder_watched, lock_folder
     from launch.run_folder.manifest import own_version
     from launch.run_folder.storage import check_place
     from launch.search.budget import Budget
@@ -200,9 +200,14 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     started = time.monotonic()
     with lock, interrupts:
         try:
-            trials = run_trials(folder, search, voice, interrupts, budget, resume=resume, debug=options.debug)
-            results = results_of(trials, search.axes, search.settings)
-            exit_code = report(results, search, folder, voice, time.monotonic() - started)
+            with folder_watched(folder, lambda path: f"Go on with: {resume_command(path)}") as handle:
+                trials = run_trials(
+                    folder, search, voice, interrupts, budget, handle, resume=resume, debug=options.debug
+                )
+                results = results_of(trials, search.axes, search.settings)
+                exit_code = report(results, search, folder, voice, time.monotonic() - started)
+        except FolderError:
+            raise
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
             return interrupts.exit_code

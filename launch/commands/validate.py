@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, run
+from launch.console.parser import Parser, local_path, run
 
 if TYPE_CHECKING:
     from policies.settings.core_yaml import Value
@@ -47,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         help="arithmetic, code, custom, drafts, gsm8k, imdb or math, or a preset, or a file that says it; and settings "
         "as for `cory train`, of which task=TASK names the task too",
     )
-    parser.add_argument("-c", "--config", action="append", default=[], type=Path, metavar="FILE", help="YAML settings")
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], type=local_path, metavar="FILE", help="YAML settings"
+    )
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
     options = parser.parse_intermixed_args(argv)
     return run(lambda: validate(options.words, options.config, options.debug), debug=options.debug)
@@ -114,11 +116,12 @@ def _given(words: Sequence[str], files: Sequence[Path]) -> tuple[str | None, dic
     Raises:
         CommandError: no task is named, or two; or a file cannot be read.
     """
+    from cory_env.home import expand_home
     from cory_env.tasks import TASKS
     from launch.console.configuration import is_file, read_file, read_words
     from policies.settings.files import presets
 
-    names = [word for word in words if "=" not in word]
+    names = [expand_home(word) for word in words if "=" not in word]
     if len(names) > 1:
         raise CommandError(f"One task at a time: {' and '.join(names)} cannot be combined. Settings are key=value.")
     base = names[0] if names and names[0] in presets() else None

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from launch.console.parser import Parser, run
+from launch.console.parser import Parser, path_or_uri, run
 
 if TYPE_CHECKING:
     from launch.display.terminal import Terminal
@@ -42,7 +42,10 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "run", metavar="RUN", help="the run's folder, such as runs/imdb-tiny-20250101-120000, or its URI"
+        "run",
+        type=path_or_uri,
+        metavar="RUN",
+        help="the run's folder, such as runs/imdb-tiny-20250101-120000, or its URI",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="show what there is, and exit")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cory_env.home import expand_home
 from launch.console.errors import CommandError
 from policies.settings.core_yaml import Value, scalar, spelled
 from policies.settings.files import DEFAULT_PRESET, check_key, presets, read_file, read_preset, takes_lists
@@ -39,7 +40,7 @@ def asked(words: Sequence[str], files: Sequence[Path] = (), folder: Path = Path(
     Raises:
         CommandError: they name more than one preset or file, or neither.
     """
-    named = [word for word in words if "=" not in word]
+    named = [expand_home(word) for word in words if "=" not in word]
     pairs = [word for word in words if "=" in word]
     if len(named) > 1:
         raise CommandError(f"One preset or file: {' and '.join(named)} cannot be combined. Add files with -c FILE.")

@@ -13,11 +13,12 @@ from urllib.parse import parse_qsl
 
 from dotenv.parser import parse_stream
 
+from cory_env.home import expand_home
 from launch.console.errors import IN_JOB, CommandError
 
 FILE = "CORY_SECRETS"
 """The variable that names the file; by default it is `~/.config/cory/secrets.env`, if that exists."""
-_DEFAULT = Path("~/.config/cory/secrets.env")
+_DEFAULT = "~/.config/cory/secrets.env"
 _NAME = re.compile(
     r"((TOKEN|KEY|(\b|_)KEYS|SECRET|PASSWORD|PASSWD|(\b|_|PG)(PASS|PAT)|CONNECTION_STRING"
     r"|(?<!APPLICATION_)CREDENTIALS?)(_?ID)?(_?\d+)?|\bSIG|SIGNATURE)$",  # Google's are a path
@@ -68,7 +69,7 @@ def load_secrets() -> None:
             these.
     """
     named = os.environ.get(FILE)
-    file = Path(named) if named else _DEFAULT.expanduser()
+    file = Path(expand_home(named) if named else os.path.expanduser(_DEFAULT))  # no home directory, no such file
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: the first lets the update finish and be saved, the second aborts at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first lets the update finish and be saved, another Ctrl-C or SIGTERM aborts at once.
+
+SIGHUP comes when the terminal or the ssh connection closes. Where it is ignored, as under `nohup`, it stays ignored.
+"""
 
 import contextlib
 import signal
@@ -7,9 +10,30 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Self
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOST = signal.SIGUSR1
 """By which another thread tells the main one that it cannot go on."""
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Returns those of `SIGNALS` that this process heeds: not SIGHUP if that is ignored."""
+    return tuple(
+        number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    )
+
+
+@contextlib.contextmanager
+def hangup_blocked() -> Iterator[None]:
+    """Blocks SIGHUP for the processes that are started meanwhile, which inherit that.
+
+    A terminal that closes sends it to the whole process group: without this, it would end Ray's processes while the
+    driver finishes its update. As Ray does with SIGINT. One that comes meanwhile is delivered when this is left.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Interrupts:
@@ -26,9 +50,11 @@ class Interrupts:
         self.requested: signal.Signals | None = None
         self._tell = tell
         self._leaving = contextlib.ExitStack()
+        self._signals: tuple[signal.Signals, ...] = ()
 
     def __enter__(self) -> Self:
-        for number in SIGNALS if _gets_signals() else ():
+        self._signals = stop_signals() if _gets_signals() else ()
+        for number in self._signals:
             self._leaving.callback(signal.signal, number, signal.getsignal(number) or signal.SIG_DFL)
         self.install()
         return self
@@ -42,12 +68,14 @@ class Interrupts:
         return 128 + (self.requested or signal.SIGINT)
 
     def install(self) -> None:
-        """Takes the two signals; needed again after libraries that take them too, as `ray.init` does."""
+        """Takes the signals; needed again after libraries that take them too, as `ray.init` does."""
         if _gets_signals():
-            for number in SIGNALS:
+            for number in self._signals:
                 signal.signal(number, self._receive)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP and self.requested is not None:
+            return  # the shell and the kernel both send it when one terminal closes
         if self.requested is not None or not self.training:
             self.requested = signal.Signals(number)
             raise KeyboardInterrupt

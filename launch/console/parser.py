@@ -1,8 +1,6 @@
 """What every command shares: a parser with short errors, and one way to end."""
 
 import argparse
-import os
-import select
 import signal
 import sys
 import traceback
@@ -10,21 +8,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cory_env.home import HomeError, expand_home
 from launch.console.errors import cause, sentence
+from launch.console.output import OutputError, ReaderGone, prepare_streams
 
 INTERRUPTED = 128 + signal.SIGINT
 UNREAD = 128 + signal.SIGPIPE
 
 
-def local_path(place: str) -> Path:
-    """Returns the path that a word of a command is.
+def path_or_uri(word: str) -> str:
+    """Returns the path or URI that a word of a command is, with `~` expanded.
 
     Raises:
-        ArgumentTypeError: it is a URI.
+        ArgumentTypeError: there is no such home directory.
     """
-    if "://" in place:
-        raise argparse.ArgumentTypeError(f"{place} is a URI, but a path is needed here")
-    return Path(place)
+    try:
+        return expand_home(word)
+    except HomeError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+
+
+def local_path(word: str) -> Path:
+    """Returns the path that a word of a command is, with `~` expanded.
+
+    Raises:
+        ArgumentTypeError: it is a URI, or there is no such home directory.
+    """
+    if "://" in word:
+        raise argparse.ArgumentTypeError(f"{word} is a URI, but a path is needed here")
+    return Path(path_or_uri(word))
 
 
 class Parser(argparse.ArgumentParser):
@@ -80,24 +92,17 @@ def until_unread(command: Callable[[], int]) -> int:
     """Runs a command, all that it prints included, for as long as somebody reads that.
 
     Returns:
-        The command's own exit code; 141 where nobody reads on, as in `cory plan | head`.
+        The command's own exit code; 141 where nobody reads on, as in `cory plan | head`; 2 where the output cannot be
+        written for another reason.
     """
+    prepare_streams()
     try:
         try:
             return command()
         finally:
-            print(end="", flush=True)
-    except BrokenPipeError:
-        if not _unread():
-            raise
+            sys.stdout.flush()
+    except ReaderGone:
         return UNREAD
-
-
-def _unread() -> bool:
-    """Tells whether the standard output's reader is gone; what is still to be written then goes nowhere."""
-    output, poll = sys.stdout.fileno(), select.poll()
-    poll.register(output, 0)
-    unread = any(event & select.POLLERR for _, event in poll.poll(0))
-    if unread:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
-    return unread
+    except OutputError as error:  # what was still in a buffer
+        print(f"Error: {error}", file=sys.stderr)
+        return 2

@@ -21,7 +21,7 @@ from cory_env.rewarding.spec import parse_sum
 from cory_env.tasks import Split, Task
 from launch.cluster import session
 from launch.console import output
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, FolderError
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
 from launch.evaluation.figures import BASE, Scoring, Standing, summarise
@@ -29,7 +29,7 @@ from launch.run_folder import manifest
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import versions
 from launch.run_folder.journal import Journal, replace_text
-from launch.run_folder.locks import lock_folder
+from launch.run_folder.locks import folder_watched, lock_folder
 from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse, plain
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
@@ -171,6 +171,9 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
 
     Returns:
         0; 128 + the number of the signal that stopped it.
+
+    Raises:
+        FolderError: the folder was renamed or removed.
     """
     work, done = plan.batches(), len(folder.batches())
     if done == len(work):
@@ -178,6 +181,7 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
     interrupts = Interrupts(lambda: None)
     try:
         with contextlib.ExitStack() as around:
+            around.enter_context(folder_watched(folder.path, lambda path: f"What was done is in {path}."))
             if not debug:
                 around.enter_context(output.output_into(folder.log))
             around.enter_context(output.warnings_told(lambda text: voice.say(text, True)))
@@ -190,6 +194,8 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
     except KeyboardInterrupt:
         voice.say(f"Aborted. {_how_to_go_on(folder, len(work))}", True)
         return interrupts.exit_code
+    except FolderError:
+        raise
     except Exception as error:
         error.add_note(_how_to_go_on(folder, len(work)))
         raise

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from launch.console.configuration import as_yaml, read_file
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, FolderError
 from launch.run_folder.checkpoints import Checkpoints
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import (
@@ -46,7 +46,7 @@ from launch.run_folder.layout import (
     WANDB_ID,
 )
 from launch.run_folder.lease import Lease
-from launch.run_folder.locks import NoLocks, lock_folder
+from launch.run_folder.locks import FolderHandle, NoLocks, lock_folder
 from launch.run_folder.records import SampleLine, Update
 from policies.settings.settings import Settings, SettingsError, kept_settings
 
@@ -62,6 +62,17 @@ class RunDirectory:
     """One run's folder. Reading needs no lock; `lock` must be held to write."""
 
     def __init__(self, path: Path) -> None:
+        self._set_path(path)
+        self.storage: Storage | None = None
+        """Where the folder is mirrored to, or copied from."""
+        self.lease: Lease | None = None
+        """On what it is mirrored to."""
+        self._lock: contextlib.ExitStack | None = None
+        self._handle: FolderHandle | None = None
+        self.new = False
+        """Its folder, or the one that it is mirrored to, was made for this run, and goes if that is refused."""
+
+    def _set_path(self, path: Path) -> None:
         self.path = path
         self.metrics = Journal(path / METRICS)
         self.samples = Journal(path / SAMPLES)
@@ -69,13 +80,6 @@ class RunDirectory:
         self.final = path / FINAL
         self.log = path / "log.txt"
         self.curves = path / "curves.png"
-        self.storage: Storage | None = None
-        """Where the folder is mirrored to, or copied from."""
-        self.lease: Lease | None = None
-        """On what it is mirrored to."""
-        self._lock: contextlib.ExitStack | None = None
-        self.new = False
-        """Its folder, or the one that it is mirrored to, was made for this run, and goes if that is refused."""
 
     @classmethod
     def create(cls, path: Path | None, name: str = "") -> "RunDirectory":
@@ -148,6 +152,7 @@ class RunDirectory:
         if self._lock is None:
             with contextlib.ExitStack() as taken:
                 taken.enter_context(lock_folder(self.path))
+                self._handle = taken.enter_context(FolderHandle(self.path))
                 if self.storage is not None:
                     locked = False
                     if self.storage.folder is not None:
@@ -163,7 +168,30 @@ class RunDirectory:
         """Lets other processes write here again."""
         if self._lock is not None:
             self._lock.close()
-            self._lock = None
+            self._lock = self._handle = None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the folder is still where it was when it was locked."""
+        return self._handle is None or self._handle.in_place()
+
+    def follow(self) -> bool:
+        """Takes the path of the locked folder if it was renamed; not of one that is mirrored, which nobody renames.
+
+        Returns:
+            Whether it was renamed since this was last asked.
+
+        Raises:
+            FolderError: it was removed, or moved to another file system.
+        """
+        if self._handle is None or self._handle.in_place():
+            return False
+        path = self._handle.find()
+        if self.storage is not None:
+            raise FolderError(f"The folder {self.path}, where the run is kept until it is in storage, was renamed.")
+        self._set_path(path)
+        self._handle.path = path
+        return True
 
     def remove(self) -> None:
         """Removes a locked run that was refused before anything of it was recorded, and the folder made for it."""

@@ -1,12 +1,13 @@
 """Append-only JSON Lines files that survive a kill: a line is whole or absent, and a resumed run leaves no doubles."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, FolderError
 from launch.run_folder.records import plain
 from policies.models.whole_folder import naming, sync
 
@@ -20,9 +21,13 @@ class Journal:
         self.number = number
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Writes one record to the disk before it returns."""
+        """Writes one record to the disk before it returns.
+
+        Raises:
+            FolderError: its folder is gone.
+        """
         line = json.dumps(plain(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
-        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
+        with _folder_needed(self.path), naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
@@ -53,11 +58,31 @@ class Journal:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Gives a file new content, in one step: a reader, or a kill, finds the old content or the new."""
+    """Gives a file new content, in one step: a reader, or a kill, finds the old content or the new.
+
+    Raises:
+        FolderError: its folder is gone.
+    """
     beside = path.with_name(f".{path.name}.new")
-    with naming(path), beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    sync(path.parent)
+    with _folder_needed(path):
+        with naming(path), beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        sync(path.parent)
+
+
+@contextlib.contextmanager
+def _folder_needed(path: Path) -> Iterator[None]:
+    """Says which folder is missing if a file cannot be written for that reason.
+
+    Raises:
+        FolderError: there is no such folder.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if path.parent.is_dir():
+            raise
+        raise FolderError(f"The folder {path.parent} is gone: it was removed or renamed meanwhile.") from error

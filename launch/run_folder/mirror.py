@@ -166,8 +166,11 @@ def stranded(run: RunDirectory, settings: Settings) -> str | None:
 
 
 def discard(run: RunDirectory) -> None:
-    """Removes a run that was refused before anything of it was recorded, here and in storage."""
-    if run.metrics.path.exists():
+    """Removes a run that was refused before anything of it was recorded, here and in storage.
+
+    Not if its folder is gone: what was recorded of it is then not known, and another run may have its path.
+    """
+    if run.metrics.path.exists() or not run.in_place:
         return
     if run.storage is None:
         run.remove()
@@ -188,7 +191,10 @@ def _local(uri: str) -> tuple[RunDirectory, Lease, Storage]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CommandError(f"{folder}, where the run is to work, cannot be made: {error.strerror}.") from error
+            hint = " Set XDG_CACHE_HOME to a folder that can be written." if folder == run.path else ""
+            raise CommandError(
+                f"{folder}, where the run is to work, cannot be made: {error.strerror}.{hint}"
+            ) from error
     run.storage, run.lease = storage, Lease(storage, run.path)
     run.lock()
     return run, run.lease, storage

@@ -26,7 +26,7 @@ from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import LOCK
-from launch.run_folder.locks import lock_folder
+from launch.run_folder.locks import FolderHandle, lock_folder
 from launch.search.budget import Budget
 from launch.search.space import METRIC, SEED, TIME, Axis, points, read_axes
 from policies.settings.core_yaml import as_word, read_yaml, write_yaml
@@ -186,6 +186,7 @@ def run_trials(
     voice: Voice,
     interrupts: Interrupts,
     budget: Budget,
+    handle: FolderHandle,
     *,
     resume: bool,
     debug: bool,
@@ -198,6 +199,7 @@ def run_trials(
 
     Raises:
         CommandError: one trial, or as many as are to run at a time, ask for more than Ray has.
+        FolderError: the folder, of which `handle` is, was renamed or removed.
     """
     from launch.search.stop import Stop
     from launch.search.tracked import Tracked
@@ -220,7 +222,7 @@ def run_trials(
         voice.stage("Running trials")
         if resume:
             Journal(folder / REPORTS, TIME).cut_after(search.settings.updates)  # what a kill left of a line
-        stop = Stop(interrupts, search.settings.checkpoint_every, budget)
+        stop = Stop(interrupts, search.settings.checkpoint_every, budget, handle)
         callbacks = [_progress(folder, search, voice), Tracked(folder), stop]
         tuner = _restored(folder, search, callbacks) if resume else _tuner(folder, search, callbacks)
         voice.begin()

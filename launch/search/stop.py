@@ -7,15 +7,30 @@ from typing import Any
 from ray.tune import Callback
 
 from launch.console.interrupts import Interrupts
+from launch.run_folder.locks import FolderHandle
 from launch.search.budget import Budget
 
 
 class Stop(Callback):
     """Ends a search when that is asked for, and notes how its trials stood."""
 
-    def __init__(self, interrupts: Interrupts, checkpoint_every: int, budget: Budget | None = None) -> None:
-        """Takes what is asked to stop, the updates between checkpoints, and what the search may take."""
+    def __init__(
+        self,
+        interrupts: Interrupts,
+        checkpoint_every: int,
+        budget: Budget | None = None,
+        folder: FolderHandle | None = None,
+    ) -> None:
+        """Notes what ends a search.
+
+        Args:
+            interrupts: is asked to stop.
+            checkpoint_every: updates between checkpoints.
+            budget: what the search may take.
+            folder: the search's, without which it ends: Tune would go on in a new one with the old path.
+        """
         self.interrupts: Interrupts | None = interrupts
+        self.folder = folder
         self.budget = budget or Budget()
         self.checkpoint_every = checkpoint_every
         self.statuses: dict[str, str] = {}
@@ -25,7 +40,7 @@ class Stop(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune keeps its callbacks in a file, where there are no signals."""
-        return {**self.__dict__, "interrupts": None}
+        return {**self.__dict__, "interrupts": None, "folder": None}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """Notes a new process."""
@@ -43,7 +58,13 @@ class Stop(Callback):
             self._unsaved.discard(trial.trial_id)
 
     def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
-        """Lets Tune save each running trial after its update, and then end."""
+        """Lets Tune save each running trial after its update, and then end.
+
+        Raises:
+            FolderError: the search's folder was renamed or removed.
+        """
+        if self.folder is not None:
+            self.folder.check()
         self.statuses = {trial.trial_id: trial.status for trial in trials}
         if self.interrupts is None or (self.interrupts.requested is None and not self.budget.spent):
             return

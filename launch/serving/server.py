@@ -21,7 +21,7 @@ from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
 from cory_env.message import Message
 from cory_env.tasks import Query
-from launch.console.interrupts import SIGNALS
+from launch.console.interrupts import stop_signals
 from launch.serving.answers import Choice, Served, Wanted, go_on, respond, together
 from launch.serving.desk import Desk
 from launch.serving.forms import ChatForm, Form, TextForm, usage
@@ -303,7 +303,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(server: Server, at: socket.socket, ready: Callable[[], None], ending: Callable[[], None]) -> None:
-    """Serves until Ctrl-C or SIGTERM; answers that are being written then may be finished. The second one kills.
+    """Serves until Ctrl-C, SIGTERM or SIGHUP; answers that are being written then may be finished.
+
+    Another Ctrl-C or SIGTERM kills; a second SIGHUP does not, which comes with the first when a terminal closes.
 
     Args:
         server: what answers.
@@ -315,7 +317,8 @@ def serve(server: Server, at: socket.socket, ready: Callable[[], None], ending: 
     async def main() -> None:
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        signals = stop_signals()
+        for number in signals:
             loop.add_signal_handler(number, ended.set)
         runner = web.AppRunner(server.app, handler_cancellation=True, shutdown_timeout=FAREWELL)
         await runner.setup()
@@ -323,9 +326,9 @@ def serve(server: Server, at: socket.socket, ready: Callable[[], None], ending: 
             await web.SockSite(runner, at).start()
             ready()
             await ended.wait()
-            for number in SIGNALS:
+            for number in signals:
                 loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
             ending()
         finally:
             await runner.cleanup()

@@ -28,6 +28,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cory_env.home import expand_home
 from launch.console.configuration import read_preset, read_words
 from launch.console.errors import CommandError
 from launch.study.contrasts import Contrast, read_contrasts
@@ -64,7 +65,7 @@ class Arm(NamedTuple):
     def missing(self) -> str | None:
         """What must be there and is not, with what to do, in one sentence."""
         for path, command in self.needs.items():
-            if not Path(path).exists():
+            if not Path(expand_home(path)).exists():
                 return f"{self.name} needs {path}, which is not there. Make it: {command}"
         return None
 
@@ -201,7 +202,7 @@ def _read(where: str) -> tuple[str, str]:
     """Returns a study's name and its file's text."""
     if where in studies():
         return where, (_FOLDER / f"{where}.yaml").read_text(encoding="utf-8")
-    path = Path(where)
+    path = Path(expand_home(where))
     if path.suffix not in (".yaml", ".yml"):
         close = difflib.get_close_matches(where, studies(), n=1, cutoff=0.4)
         hint = f" Did you mean `{close[0]}`?" if close else ""

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 from launch.console.errors import IN_JOB, CommandError
-from launch.console.interrupts import Interrupts
+from launch.console.interrupts import SIGNALS, Interrupts
 from launch.models.trained import POLICIES
 from launch.run_folder import final, manifest
 from launch.run_folder.checkpoints import ONLY_POLICIES
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import hardware, versions
-from launch.run_folder.locks import lock_holder, try_lock
+from launch.run_folder.locks import FolderHandle, lock_holder, try_lock
 from launch.run_folder.records import SampleLine
 from launch.run_folder.standing import divergence
 from launch.study.definition import Arm, Study, differing
@@ -50,7 +50,7 @@ FAILURES = 2
 """How often a run goes on from its latest checkpoint after processes that it needs have died."""
 NO_MATTER = deciding("computing", "writing")
 """Settings that may differ between the machines on which a study goes on."""
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+STOPPED = tuple(128 + number for number in SIGNALS)
 """Exit codes of a run that a signal stopped."""
 
 
@@ -179,7 +179,8 @@ def jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[int] |
 class Performer:
     """Does jobs one after another, while it is entered as a context.
 
-    The first Ctrl-C or SIGTERM lets the run finish its update and save itself; the second aborts the run at once.
+    The first Ctrl-C, SIGTERM or SIGHUP lets the run finish its update and save itself; another Ctrl-C or SIGTERM aborts
+    the run at once.
     """
 
     def __init__(self, tell: Callable[[], None]) -> None:
@@ -202,13 +203,21 @@ class Performer:
         """The exit code, once a signal has asked to stop."""
         return self._code if self._code or self.interrupts.requested is None else self.interrupts.exit_code
 
-    def perform(self, job: Job) -> StudyRun | None:
+    def perform(self, job: Job, folder: FolderHandle) -> StudyRun | None:
         """Does a run that this process has claimed, or goes on with it, and writes its result.
+
+        Args:
+            job: the run.
+            folder: the study's.
 
         Returns:
             The result; None when the run was stopped.
+
+        Raises:
+            FolderError: the study's folder was renamed or removed, so the run has no result.
         """
         ended = self._train(job)
+        folder.check()
         if ended.code in STOPPED:
             self._code = ended.code
             return None

@@ -36,13 +36,13 @@ class Trackio(Tracker):
         with contextlib.redirect_stdout(io.StringIO()):  # its greeting
             self._run = trackio.init(
                 project=os.environ.get("TRACKIO_PROJECT") or "cory",
-                name=remembered.read_text() if known else folder.name,
+                name=remembered.read_text(encoding="utf-8") if known else folder.name,
                 group=group,
                 config=settings.told(),
                 resume="allow" if known else "never",
                 embed=False,
             )
-        remembered.write_text(self._run.name)
+        remembered.write_text(self._run.name, encoding="utf-8")
         self._next = self._run._next_step  # after what it holds already
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:

@@ -93,6 +93,11 @@ class Saving:
                 begun.checkpoint.finish()
             self._published(begun.best)
 
+    def abandon(self) -> None:
+        """Drops the checkpoint that was begun, if it cannot be published as the run's folder was renamed."""
+        with contextlib.suppress(Exception):
+            self.finish()
+
     def _published(self, best: int | None) -> None:
         if best is not None:
             self._run.checkpoints.name_best(best)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, cast
 from launch.cluster import session
 from launch.cluster.room import counted
 from launch.console import output
-from launch.console.interrupts import Interrupts
+from launch.console.errors import FolderError
+from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
 from launch.run_folder import final
 from launch.run_folder.directory import RunDirectory
@@ -51,9 +53,13 @@ def train(
         0; 3 when a collapse ended the run (`stop_on_collapse`); 128 + the number of the signal that stopped it.
     """
     terminal = Terminal(settings, output.own_output(), done=done or 0, quiet=quiet, bar=not debug)
-    interrupts = Interrupts(
-        lambda: terminal.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True)
-    )
+
+    def confirm() -> None:
+        terminal.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True)
+        if interrupts.requested is not None and not debug:
+            print(f"{interrupts.requested.name}: the run stops after this update.", file=sys.stderr)  # in its log
+
+    interrupts = Interrupts(confirm)
     terminal.say(_what(settings, terminal.arrow))
     terminal.say(
         f"Run folder: {run.shown(run.path)}" + (f" (going on after update {done})" if done is not None else "")
@@ -61,13 +67,14 @@ def train(
     terminal.say()
     with interrupts:
         try:
-            with _failure_told(run, settings), contextlib.ExitStack() as around:
-                if not debug:
-                    around.enter_context(output.output_into(run.log))
-                around.enter_context(output.warnings_told(lambda text: terminal.say(text, True)))
-                around.enter_context(terminal)
-                reached = _Run(run, settings, terminal, interrupts, debug).work(done, max_failures)
-            return _end(run, settings, terminal, interrupts, reached)
+            with _rename_told(run):
+                with _failure_told(run, settings), contextlib.ExitStack() as around:
+                    if not debug:
+                        around.enter_context(output.output_into(run.log))
+                    around.enter_context(output.warnings_told(lambda text: terminal.say(text, True)))
+                    around.enter_context(terminal)
+                    reached = _Run(run, settings, terminal, interrupts, debug).work(done, max_failures)
+                return _end(run, settings, terminal, interrupts, reached)
         except KeyboardInterrupt:
             terminal.say(f"Aborted. {_how_to_go_on(run)}", True)
             return interrupts.exit_code
@@ -102,11 +109,35 @@ def _end(run: RunDirectory, settings: Settings, terminal: Terminal, interrupts: 
 
 
 @contextlib.contextmanager
+def _rename_told(run: RunDirectory) -> Iterator[None]:
+    """Replaces any error by one sentence if the run's folder was renamed or removed, which explains it.
+
+    Raises:
+        FolderError: it was.
+    """
+    try:
+        yield
+    except Exception as error:
+        if run.in_place:
+            raise
+        run.follow()
+        renamed = _renamed(run)
+        renamed.add_note(_how_to_go_on(run))
+        raise renamed from error
+
+
+def _renamed(run: RunDirectory) -> FolderError:
+    return FolderError(f"The run's folder was renamed to {run.path} during training, so training has stopped.")
+
+
+@contextlib.contextmanager
 def _failure_told(run: RunDirectory, settings: Settings) -> Iterator[None]:
     """Copies to storage what a failed run has, and notes on its exception where everything is, and how to go on."""
     try:
         yield
     except Exception as error:
+        if not run.in_place:  # nothing can be written there, nor copied from there
+            raise
         kept = _keep_batch(run, error)
         said = stranded(run, settings)
         if said is not None and said != str(error):
@@ -129,6 +160,8 @@ class _Run:
         self.interrupts = interrupts
         self.debug = debug
         self.trackers = Trackers([])
+        self.complete = True
+        """No update is half done."""
 
     def work(self, done: int | None, max_failures: int) -> int:
         """Trains, through failures that may pass; returns the number of updates that are done and saved."""
@@ -159,7 +192,8 @@ class _Run:
             ending.enter_context(session.ray_session(processes(self.settings), self.debug, patience))
             self.interrupts.install()  # Ray took SIGTERM
             self.terminal.stage("Loading the models")
-            algo = self._build()
+            with hangup_blocked():  # engines may have processes too
+                algo = self._build()
             ending.push(partial(_stop_failed, algo))
             latest = self.run.checkpoints.latest()
             if done is not None and latest is not None:
@@ -192,13 +226,38 @@ class _Run:
         """Trains until all updates are done or the user asks to stop; either way the last update is saved.
 
         An update's metrics are on the disk before its checkpoint is, so a resumed run never misses a line.
+
+        Raises:
+            FolderError: the run's folder was renamed, and the last update is saved there; or it is gone.
+        """
+        try:
+            renamed = self._updates(algo, saving)
+        except Exception:
+            if not self.run.follow():
+                raise
+            renamed = True
+        if renamed:
+            saving.abandon()
+            if self.complete and self.run.updates()[-1]["update"] == algo.updates:
+                saving.begin(algo)
+                saving.finish()
+            raise _renamed(self.run)
+
+    def _updates(self, algo: "Cory", saving: Saving) -> bool:
+        """Does the updates, and saves the last one.
+
+        Returns:
+            Whether it has stopped before that, as the run's folder was renamed.
         """
         settings = self.settings
         self.interrupts.training = True
         self.terminal.begin()
         ended = False
         while algo.updates < settings.updates and self.interrupts.requested is None and not ended:
+            self.complete = False
             result = algo.train()["cory"]
+            self.complete = True
+            renamed = self.run.follow()
             ended = settings.stop_on_collapse and result["collapsed"]
             update, done = algo.updates, ended or algo.updates == settings.updates
             if done and "evaluation" not in result:
@@ -215,6 +274,8 @@ class _Run:
             self.terminal.update(line)
             if update % settings.samples_every == 0:
                 self.terminal.samples(samples)
+            if renamed:
+                return True
             better = "evaluation" in line and self.run.best_update() == update
             if better or update % settings.checkpoint_every == 0:
                 saving.begin(algo)
@@ -223,6 +284,7 @@ class _Run:
         if not self.run.checkpoints.place(algo.updates).exists():
             saving.begin(algo)
         saving.finish()
+        return False
 
     def _warn(self, text: str) -> None:
         self.terminal.say(text, True)

@@ -48,10 +48,17 @@ def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
 
 
 def user_cache() -> Path:
-    """Returns `$XDG_CACHE_HOME/cory-rllib`, by default `~/.cache/cory-rllib`; it may not exist yet."""
+    """Returns `$XDG_CACHE_HOME/cory-rllib`, by default `~/.cache/cory-rllib`; it may not exist yet.
+
+    Raises:
+        CacheError: neither is known.
+    """
     configured = os.environ.get("XDG_CACHE_HOME", "")
     # Paths that are not absolute do not count, by the XDG base directory specification.
-    return (Path(configured) if os.path.isabs(configured) else Path.home() / ".cache") / "cory-rllib"
+    cache = configured if os.path.isabs(configured) else os.path.expanduser("~/.cache")
+    if not os.path.isabs(cache):
+        raise CacheError("This user has no home directory for a cache. Set XDG_CACHE_HOME to a folder to use.")
+    return Path(cache) / "cory-rllib"
 
 
 def locked(file: Path) -> FileLock:

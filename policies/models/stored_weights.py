@@ -26,7 +26,7 @@ class StoredWeights:
         """By the names in the files."""
         if index := cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False):
             files, _ = get_checkpoint_shard_files(path, index)
-            of_name = json.loads(Path(index).read_text())["weight_map"]
+            of_name = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
             by_file = {Path(file).name: file for file in files}
             self._files = {name: by_file[file] for name, file in of_name.items()}
         elif file := cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False):

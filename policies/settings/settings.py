@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ValidationError, field_validator, model_validator
 
 from cory_env.chain import Chain
+from cory_env.home import expand_home
 from cory_env.named import load_function
 from cory_env.pickled import name_of, shown
 from cory_env.rewarding.spec import weighted
@@ -225,6 +226,14 @@ class Settings(Fields):
             return [name_of(each) if callable(each) else each for each in value]
         return name_of(value) if callable(value) else value
 
+    @field_validator("data", "eval_data", "model", "start_from")
+    @classmethod
+    def _expand_home(cls, value: Any) -> Any:
+        """Expands `~` at the start of a path, which a shell does not where it stands in a file or after `key=`."""
+        if isinstance(value, list):
+            return [expand_home(path) for path in value]
+        return None if value is None else expand_home(value)
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         refuse_contradictions(self)
@@ -269,7 +278,7 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
             raise SettingsError(reason) from None
         value = repr(first["input"])
         shown = value if len(value) <= 100 else f"{value[:97]}..."
-        raise SettingsError(f"Setting `{first['loc'][0]}`={shown}: {reason}.") from None
+        raise SettingsError(f"Setting `{first['loc'][0]}`={shown}: {reason.rstrip('.')}.") from None
 
 
 def put_over(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
