@@ -13,6 +13,7 @@ are kept as the tokens that came: decoded for the reward and for the next agent'
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
@@ -22,6 +23,7 @@ from gymnasium import spaces
 from cory_env.chat import ChatFormat, refuse_conversations
 from cory_env.message import Message
 from cory_env.tasks.task import Query, Task
+from cory_env.tokenizer import tokens_holding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,6 +57,8 @@ class Chain:
 
     Attributes:
         at: By position, the chain by whose tokenizer that agent reads and writes: this one, if not said otherwise.
+        ends: The tokens that end a response; `stop_token_ids` is the same, in order.
+        stops: The stop text, or none, as `Detokenizer` takes them.
     """
 
     at: "tuple[Chain, ...]"
@@ -72,6 +76,7 @@ class Chain:
         max_response: int = MAX_RESPONSE,
         vocab_size: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        stop: str | None = None,
         chat: bool = False,
         system: str | None = None,
     ) -> None:
@@ -89,6 +94,8 @@ class Chain:
             max_response: The longest response, in tokens.
             vocab_size: Token ids are below this number; by default the tokenizer's size. Models may pad theirs.
             stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
+            stop: A text that ends a response as well: its last token is the first by which the text is complete, and
+                its text is what stands before.
             chat: Whether each prompt is a user's message in the tokenizer's chat template.
             system: With `chat`, a system message before it.
 
@@ -120,8 +127,12 @@ class Chain:
         self.max_prompt = max_prompt
         self.max_response = max_response
         self.vocab_size = vocab_size or len(tokenizer)
-        self.stop_token_ids = tuple(dict.fromkeys(ends))
-        self.ends = frozenset(ends)  # they may be hundreds
+        holding = [] if stop is None else tokens_holding(tokenizer, stop)
+        self.stop = stop
+        self.stops = () if stop is None else (stop,)
+        self.stop_token_ids = tuple(dict.fromkeys([*ends, *holding]))
+        self.ends = frozenset(self.stop_token_ids)  # they may be hundreds
+        self._hidden = self.ends.difference(holding)  # these have no text of the response in them
         self.chat = ChatFormat(tokenizer, system) if chat else None
         self.pad_token_id: int = tokenizer.pad_token_id or 0
         self._known = max(tokenizer.get_vocab().values()) + 1
@@ -179,13 +190,33 @@ class Chain:
         """Tokenises the prompts of agents that follow responses, given as text."""
         return self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in turns])
 
+    def cut(self, tokens: list[int]) -> tuple[list[int], bool]:
+        """Cuts a response after what ends it: a token, or the one that completes the stop text.
+
+        Returns:
+            Its tokens, and whether it ends so; else its length was cut.
+        """
+        tokens = tokens[: next((length for length, token in enumerate(tokens, start=1) if token in self.ends), None)]
+        ended = tokens[-1] in self.ends
+        if self.stop is None or self.stop not in self.decode_whole(tokens if not ended else tokens[:-1]):
+            return tokens, ended
+        # The stop text spans several tokens, none of which holds all of it.
+        stop = self.stop
+        length = bisect_left(range(len(tokens)), True, key=lambda end: stop in self.decode_whole(tokens[:end]))
+        return tokens[:length], True
+
     def decode(self, tokens: Sequence[int]) -> str:
+        """Returns a response as text, as rewards and later agents see it: `decode_whole` up to the stop text."""
+        text = self.decode_whole(tokens)
+        return text if self.stop is None else text.partition(self.stop)[0]
+
+    def decode_whole(self, tokens: Sequence[int]) -> str:
         """Returns a response as text, without special tokens and with its leading space: prompt + text reads right.
 
         Some tokenizers drop the first space of whatever they decode, so a known token stands before the response and is
         taken off again.
         """
-        tokens = [token for token in tokens if token not in self.ends]  # not all of them need be special
+        tokens = [token for token in tokens if token not in self._hidden]  # not all of them need be special
         text = self._decode([*self._anchor, *tokens])
         return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
 

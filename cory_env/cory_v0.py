@@ -11,8 +11,8 @@
 
 - Agents: the roles, `pioneer` and `observer`; with three or more `pioneer`, `observer_1`, `observer_2`, …
 - Observation: the prompt, `Dict(tokens: int32 [max_prompt] padded on the right, length)`; length 0 before the turn.
-- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response), length)`; tokens past `length` or past the
-  first stop token are ignored.
+- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response), length)`; tokens past `length` or past what
+  ends a response are ignored.
 - Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
 - Info: `query` (its number), `truncated_prompt`; after the last step `task_reward` (r_i) and `completion` too.
 
@@ -59,6 +59,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None,
         vocab_size: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        stop: str | None = None,
         chat: bool = False,
         system: str | None = None,
         data: str | os.PathLike[str] | None = None,
@@ -87,6 +88,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             tokenizer: A folder, a hub id or a tokenizer object; None means the bundled one.
             vocab_size: Token ids are below this number; by default the tokenizer's size.
             stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
+            stop: A text that ends a response as well; `completion` is what stands before it.
             chat: Whether each prompt is a user's message in the tokenizer's chat template.
             system: With `chat`, a system message before it.
             data: A file or hub data set with the training queries.
@@ -143,6 +145,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             max_response=max_response,
             vocab_size=vocab_size,
             stop_token_ids=stop_token_ids,
+            stop=stop,
             chat=chat,
             system=system,
         )

@@ -80,6 +80,7 @@ def validate(
     max_prompt: int | None = MAX_PROMPT,
     max_response: int = MAX_RESPONSE,
     stop_token_ids: Sequence[int] = (),
+    stop: str | None = None,
     chat: bool = False,
     system: str | None = None,
     reward_timeout: float = 60.0,
@@ -95,6 +96,7 @@ def validate(
         max_prompt: The longest prompt, in tokens; None: not decided yet (the report's own says what is needed).
         max_response: The longest response, in tokens.
         stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
+        stop: A text that ends a response as well.
         chat: Whether each prompt is a user's message in the tokenizer's chat template.
         system: With `chat`, a system message before it.
         reward_timeout: Seconds that one call of the reward may take.
@@ -114,6 +116,7 @@ def validate(
         max_prompt=sys.maxsize if max_prompt is None else max_prompt,
         max_response=max_response,
         stop_token_ids=stop_token_ids,
+        stop=stop,
         chat=chat,
         system=system,
     )
@@ -284,6 +287,12 @@ def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
             report.warnings.append(
                 f"{len(too_long)} gold answers of {split} do not fit max_response = {chain.max_response}. Raise it to "
                 f"{max(too_long)} or more."
+            )
+        stopped = [gold for _, gold in answered if chain.stop is not None and chain.stop in gold]
+        if stopped:
+            report.warnings.append(
+                f"{len(stopped)} gold answers of {split} hold stop={chain.stop!r}, where a response would end, such as "
+                f"{stopped[0][:80]!r}. Set another stop."
             )
 
 

@@ -90,6 +90,7 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
                 max_prompt=settings.max_prompt if "max_prompt" in given else None,
                 max_response=settings.max_response,
                 stop_token_ids=settings.stop_token_ids(tokenizers, reader),
+                stop=settings.stop,
                 chat=settings.chat,
                 system=settings.system,
                 reward_timeout=settings.reward_timeout,

@@ -143,7 +143,9 @@ class Server:
     async def _complete(self, http: web.Request) -> web.StreamResponse:
         request = parse(CompletionRequest, await http.read())
         served, wanted, n = self._served(request.model), self._wanted(request), request.n or 1
-        if not request.prompts or len(request.prompts) * n > MOST:
+        if not request.prompts:
+            raise RequestError("`prompt` is an empty list. Give at least one text.", param="prompt")
+        if len(request.prompts) * n > MOST:
             raise RequestError(f"A request may have 1 to {MOST} responses.", param="prompt")
         answers: Answers = []
         for place, prompt in enumerate(request.prompts):

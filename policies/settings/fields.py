@@ -79,8 +79,9 @@ class Fields(BaseModel):
     system: str | None = of_sampling(None)
     """With `chat`: a system message before it."""
     stop: str | None = of_task(None)
-    """A response also ends with the first token that holds this text, such as a line break after a few-shot answer.
-    Rewards and later agents see the response without that token."""
+    """A response also ends with the token that completes this text, such as a line break after a few-shot answer.
+    Rewards and later agents see what stands before it. Where the text spans several tokens, generation goes on to the
+    response's limit, and what is too much is dropped."""
 
     # The chain.
     num_agents: int = of_policy(2, ge=1)

@@ -138,6 +138,7 @@ class Settings(Fields):
                 max_response=self.max_response,
                 vocab_size=self.vocab_size(tokenizers, module_id),
                 stop_token_ids=self.stop_token_ids(tokenizers, module_id),
+                stop=self.stop,
                 chat=self.chat,
                 system=self.system,
             )
@@ -154,7 +155,7 @@ class Settings(Fields):
             ModelError: model, tokenizer and lengths do not go together.
         """
         same = "task num_agents knowledge_transfer observed partner_reward max_prompt max_response data eval_data"
-        also = "reward prompt observer_prompt min_query max_query digits operations chat system reward_timeout"
+        also = "reward prompt observer_prompt min_query max_query digits operations stop chat system reward_timeout"
         names = [*same.split(), *also.split()]
         tokenizers, first = self.make_tokenizers(), self.modules[0]
         return {name: getattr(self, name) for name in names} | {
@@ -187,20 +188,12 @@ class Settings(Fields):
 
         Raises:
             ModelError: there is no model.
-            SettingsError: no token holds the text of `stop`.
         """
         from policies.models.language_model import stop_token_ids
 
         paths = self._sharing(tokenizers, module_id)
         ends = list(dict.fromkeys(end for path in paths for end in stop_token_ids(path, self.trust_remote_code)))
-        if self.stop is None:
-            return ends
-        found = tokens_holding(tokenizers[module_id], self.stop)
-        if not found:
-            raise SettingsError(
-                f"stop={self.stop!r}: no single token of `{self.models[module_id]}` holds it. Set a shorter text."
-            )
-        return [*ends, *found]
+        return ends if self.stop is None else [*ends, *tokens_holding(tokenizers[module_id], self.stop)]
 
     def _sharing(self, tokenizers: Tokenizers, module_id: str) -> list[str]:
         """The models of all LLMs that have the tokenizer of one."""

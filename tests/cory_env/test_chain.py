@@ -4,12 +4,13 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from cory_env.chain import Chain, Observed, QueryTooLong, role_names
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from tests.cory_env.sample_tasks import QUERIES, chain, response, tokenizer, tokens_of
 
 EOS = tokenizer().eos_token_id
@@ -57,6 +58,40 @@ def seen(episode: ChainEpisode) -> str:
     """The reference inside the current role's prompt."""
     start, end = 'I can make this sentence "This movie was', '" more positive: This movie was'
     return tokenizer().decode(episode.prompt_ids()).removeprefix(start).removesuffix(end)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "kept", "read", "ended"),
+    [
+        (" a good film", "f", " a good film", " a good ", True),  # " film" is one token
+        ("ok\n\nQ: more", "\n\n", "ok\n\n", "ok", True),  # no token here holds both line breaks
+        ("ok\nno\n\n", "\n\n", "ok\nno\n\n", "ok\nno", True),
+        ("ok\n", "\n\n", "ok\n", "ok\n", False),
+        ("a 🙂 b", "🙂", "a 🙂", "a ", True),  # a character of several tokens
+        ("\nlate", "\n", "\n", "", True),
+        ("all of it", "?", "all of it", "all of it", False),
+    ],
+)
+def test_a_response_ends_at_the_stop_text_and_loses_no_text_before_it(
+    text: str, stop: str, kept: str, read: str, ended: bool
+) -> None:
+    episode = ChainEpisode(chain(stop=stop, max_response=20), QUERIES[0])
+    episode.respond(response(text))
+    assert episode.responses == [tokens_of(kept)]
+    assert (episode.completions, episode.ended, seen(episode)) == ([read], [ended], read)
+
+
+def test_a_token_that_holds_the_stop_text_is_kept_and_gives_the_text_before_it() -> None:
+    r"""As Qwen's `}\n`."""
+    tokens = load_tokenizer(DEFAULT_TOKENIZER)
+    tokens.add_tokens([AddedToken("}\n", normalized=False), AddedToken("a\nb", normalized=False)])
+    described = Chain(chain().task, tokens, stop="\n")
+    for end, read in zip(tokens.convert_tokens_to_ids(["}\n", "a\nb"]), (" {42}", " {42a"), strict=True):
+        episode = ChainEpisode(described, QUERIES[0])
+        whole = [*tokens_of(" {42"), end]
+        episode.respond({"tokens": [*whole, *whole], "length": 2 * len(whole)})
+        assert (episode.responses, episode.completions, episode.ended) == ([whole], [read], [True])
+        assert seen(episode) == read
 
 
 def test_the_last_response_alone_can_be_observed() -> None:
