@@ -58,6 +58,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         max_response: int = MAX_RESPONSE,
         tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None,
         vocab_size: int | None = None,
+        num_embeddings: int | None = None,
         stop_token_ids: Sequence[int] = (),
         stop: str | None = None,
         chat: bool = False,
@@ -86,7 +87,8 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
             max_response: The longest response, in tokens.
             tokenizer: A folder, a hub id or a tokenizer object; None means the bundled one.
-            vocab_size: Token ids are below this number; by default the tokenizer's size.
+            vocab_size: Token ids are below this number; by default that after the tokenizer's largest id.
+            num_embeddings: Token ids of prompts are below this number; by default `vocab_size`.
             stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
             stop: A text that ends a response as well; `completion` is what stands before it.
             chat: Whether each prompt is a user's message in the tokenizer's chat template.
@@ -144,6 +146,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             max_prompt=max_prompt,
             max_response=max_response,
             vocab_size=vocab_size,
+            num_embeddings=num_embeddings,
             stop_token_ids=stop_token_ids,
             stop=stop,
             chat=chat,

@@ -89,6 +89,7 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
                 observed=settings.observed,
                 max_prompt=settings.max_prompt if "max_prompt" in given else None,
                 max_response=settings.max_response,
+                num_embeddings=settings.num_embeddings(tokenizers, reader),
                 stop_token_ids=settings.stop_token_ids(tokenizers, reader),
                 stop=settings.stop,
                 chat=settings.chat,

@@ -137,6 +137,7 @@ class Settings(Fields):
                 max_prompt=self.max_prompt,
                 max_response=self.max_response,
                 vocab_size=self.vocab_size(tokenizers, module_id),
+                num_embeddings=self.num_embeddings(tokenizers, module_id),
                 stop_token_ids=self.stop_token_ids(tokenizers, module_id),
                 stop=self.stop,
                 chat=self.chat,
@@ -162,6 +163,7 @@ class Settings(Fields):
             "reward": self.whole_reward,
             "tokenizer": self.model_paths[first],
             "vocab_size": self.vocab_size(tokenizers, first),
+            "num_embeddings": self.num_embeddings(tokenizers, first),
             "stop_token_ids": self.stop_token_ids(tokenizers, first),
         }
 
@@ -169,18 +171,25 @@ class Settings(Fields):
         """Checks that the models that share an LLM's tokenizer can be used with it, and with these settings' lengths.
 
         Returns:
-            Rows of their largest embedding, which may be more than the tokenizer has tokens.
+            Rows of their largest embedding, which may be more than the tokenizer has tokens, or fewer.
 
         Raises:
             ModelError: one is not there, or cannot.
         """
+        return max(self._embeddings(tokenizers, module_id))
+
+    def num_embeddings(self, tokenizers: Tokenizers, module_id: str) -> int:
+        """The rows of their smallest embedding, as each of them may be asked the prompts of all; else `vocab_size`."""
+        return min(self._embeddings(tokenizers, module_id))
+
+    def _embeddings(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
         from policies.models.model_check import check_model  # brings torch along
 
-        longest, tokens = self.max_prompt + self.max_response, len(tokenizers[module_id])
-        return max(
-            check_model(path, tokens, longest, self.trust_remote_code, self.tensor_parallel)
+        longest = self.max_prompt + self.max_response
+        return [
+            check_model(path, longest, self.trust_remote_code, self.tensor_parallel)
             for path in self._sharing(tokenizers, module_id)
-        )
+        ]
 
     def stop_token_ids(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
         """The tokens that end an LLM's response beside its tokenizer's own: those of `stop`, and those that a model
