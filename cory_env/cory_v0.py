@@ -21,11 +21,12 @@ The environment checks the order of calls itself and raises `ValueError`s that n
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv
+from pettingzoo.utils.env import AECIterable
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
 from cory_env.episode import Action, ChainEpisode, Observation
@@ -214,6 +215,24 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         if self._episode is None:
             raise ValueError(f"reset() needs to be called before {call}.")
         return self._episode
+
+    def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, dict[str, object]]:
+        """Returns observation, reward, termination, truncation and info of the agent whose turn it is.
+
+        Raises:
+            ValueError: There is no episode.
+        """
+        self._running("last")
+        return super().last(observe)
+
+    def agent_iter(self, max_iter: int = 2**63) -> AECIterable[str, Observation, Action | None]:
+        """Returns what yields the agent whose turn it is until the episode ends.
+
+        Raises:
+            ValueError: There is no episode.
+        """
+        self._running("agent_iter")
+        return super().agent_iter(max_iter)
 
     def observe(self, agent: str) -> Observation:
         """Returns what the agent sees: its prompt, or nothing (length 0) before its turn.
