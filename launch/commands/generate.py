@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EPILOG = """Without QUERY, queries are read from the standard input, one per line; at a terminal they are asked for. Of
 a run with chat=true that is a conversation: each query goes on with what was said; /new begins another one.
 
---in FILE answers all rows of a .jsonl, .csv or .parquet into the file of --out, many at once: by vLLM where that is
+--in FILE answers all rows of a file of data into the file of --out, many at once: by vLLM where that is
 installed, and never half a file. FILE?query=COLUMN names the column of the query (default: query), which may be a list
 of messages if the run has chat=true; other columns are copied, and fill in prompts that hold them. Killed or stopped,
 the same command goes on. A line of it: {"row": 0, "sample": 0, "query": ..., "responses": [{"role": ..., "policy": ...,
