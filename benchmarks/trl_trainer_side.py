@@ -77,7 +77,7 @@ class Referee(TrainerCallback):
             [response.tokens for response in responses],
             [response.logprobs for response in responses],
             self.rewards(queries, [self.chain.decode(response.tokens) for response in responses]),
-            [response.tokens[-1] in self.chain.ends for response in responses],
+            [self.chain.cut(response.tokens)[1] for response in responses],
         )
         scores = self.model.score(rows)
         rows |= {name: column * rows["mask"] for name, column in scores.items()}

@@ -13,6 +13,7 @@ are kept as the tokens that came: decoded for the reward and for the next agent'
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
@@ -22,6 +23,7 @@ from gymnasium import spaces
 from cory_env.chat import ChatFormat, refuse_conversations
 from cory_env.message import Message
 from cory_env.tasks.task import Query, Task
+from cory_env.tokenizer import tokens_holding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,8 +35,16 @@ Observed = Literal["all", "last", "best"]
 """Which earlier responses an agent sees: all of them, the last one, or the one with the best task reward."""
 
 
-class QueryTooLong(ValueError):
+class PromptError(ValueError):
+    """A model cannot be asked a prompt."""
+
+
+class QueryTooLong(PromptError):
     """A query's prompt does not fit `max_prompt`, even without any reference."""
+
+
+class NoEmbeddingError(PromptError):
+    """A prompt holds a token that the model has no embedding for."""
 
 
 def role_names(num_agents: int) -> tuple[str, ...]:
@@ -55,6 +65,8 @@ class Chain:
 
     Attributes:
         at: By position, the chain by whose tokenizer that agent reads and writes: this one, if not said otherwise.
+        ends: The tokens that end a response; `stop_token_ids` is the same, in order.
+        stops: The stop text, or none, as `Detokenizer` takes them.
     """
 
     at: "tuple[Chain, ...]"
@@ -71,7 +83,9 @@ class Chain:
         max_prompt: int = MAX_PROMPT,
         max_response: int = MAX_RESPONSE,
         vocab_size: int | None = None,
+        num_embeddings: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        stop: str | None = None,
         chat: bool = False,
         system: str | None = None,
     ) -> None:
@@ -87,8 +101,13 @@ class Chain:
             partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive.
             max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
             max_response: The longest response, in tokens.
-            vocab_size: Token ids are below this number; by default the tokenizer's size. Models may pad theirs.
+            vocab_size: Token ids are below this number; by default that after the tokenizer's largest id. Models may
+                pad theirs.
+            num_embeddings: Token ids of prompts are below this number; by default `vocab_size`. Tokenizers may have
+                tokens beyond the embeddings, which no prompt may hold.
             stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
+            stop: A text that ends a response as well: its last token is the first by which the text is complete, and
+                its text is what stands before.
             chat: Whether each prompt is a user's message in the tokenizer's chat template.
             system: With `chat`, a system message before it.
 
@@ -104,10 +123,20 @@ class Chain:
             raise ValueError(f"observed is {observed!r}, but must be one of: {', '.join(get_args(Observed))}.")
         if not math.isfinite(partner_reward):
             raise ValueError(f"partner_reward is {partner_reward}, but must be a finite number; the paper's is 1.")
-        ends = [tokenizer.eos_token_id, *stop_token_ids] if tokenizer.eos_token_id is not None else stop_token_ids
+        vocab = tokenizer.get_vocab()
+        self._known = max(vocab.values()) + 1  # ids may have gaps
+        self.vocab_size = vocab_size or self._known
+        self.num_embeddings = num_embeddings or self.vocab_size
+        holding = [] if stop is None else tokens_holding(tokenizer, stop)
+        ends = [
+            end
+            for end in dict.fromkeys([tokenizer.eos_token_id, *stop_token_ids, *holding])
+            if end is not None and end < self.vocab_size
+        ]
         if not ends:
             raise ValueError(
-                "The tokenizer has no end-of-sequence token, so no response could ever end. Set its eos_token."
+                "The tokenizer has no end-of-sequence token, or the model no embedding for it, so no response could "
+                "ever end. Set its eos_token."
             )
         if not chat:
             refuse_conversations(task)
@@ -119,12 +148,15 @@ class Chain:
         self.partner_reward = partner_reward
         self.max_prompt = max_prompt
         self.max_response = max_response
-        self.vocab_size = vocab_size or len(tokenizer)
-        self.stop_token_ids = tuple(dict.fromkeys(ends))
+        self.stop = stop
+        self.stops = () if stop is None else (stop,)
+        self.stop_token_ids = tuple(ends)
         self.ends = frozenset(ends)  # they may be hundreds
+        self._hidden = self.ends.difference(holding)  # these have no text of the response in them
         self.chat = ChatFormat(tokenizer, system) if chat else None
-        self.pad_token_id: int = tokenizer.pad_token_id or 0
-        self._known = max(tokenizer.get_vocab().values()) + 1
+        self._unembedded = {token: text for text, token in vocab.items() if token >= self.num_embeddings}
+        pad: int = tokenizer.pad_token_id or 0
+        self.pad_token_id = pad if pad < self.num_embeddings else 0
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
         self._anchor_text = self._decode(self._anchor)
         self.at = (self,) * len(self.roles)
@@ -172,20 +204,76 @@ class Chain:
         return ids
 
     def encode_first(self, queries: Sequence[Query]) -> list[list[int]]:
-        """Tokenises the pioneer's prompts."""
-        return self.encode([(self.task.prompt(query), query.history) for query in queries])
+        """Tokenises the pioneer's prompts.
+
+        Raises:
+            NoEmbeddingError: One holds a token that the model has no embedding for.
+        """
+        prompts = self.encode([(self.task.prompt(query), query.history) for query in queries])
+        for query, prompt in zip(queries, prompts, strict=True) if self._unembedded else ():
+            self._check_embedded(query, prompt)
+        return prompts
 
     def encode_later(self, turns: Sequence[tuple[Query, Sequence[str]]]) -> list[list[int]]:
-        """Tokenises the prompts of agents that follow responses, given as text."""
-        return self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in turns])
+        """Tokenises the prompts of agents that follow responses, given as text.
+
+        Raises:
+            NoEmbeddingError: One holds a token that the model has no embedding for, whatever the responses are.
+        """
+        prompts = self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in turns])
+        if not self._unembedded:
+            return prompts
+        return [self._spell_out(*turn, prompt) for turn, prompt in zip(turns, prompts, strict=True)]
+
+    def _check_embedded(self, query: Query, prompt: Sequence[int]) -> None:
+        for token in prompt:
+            if token >= self.num_embeddings:
+                raise NoEmbeddingError(
+                    f"The prompt of query {query.id} of task {self.task.name} holds the token "
+                    f"{self._unembedded[token]!r} with id {token}, but the model has {self.num_embeddings} embeddings: "
+                    f"{query.text[:80]!r}. Change the prompt or the data, use the tokenizer that the model was trained "
+                    "with, or resize the model's embeddings."
+                )
+
+    def _spell_out(self, query: Query, texts: Sequence[str], prompt: list[int]) -> list[int]:
+        """Spells tokens without an embedding by their characters, where it is a response that brings them."""
+        if self._unembedded.keys().isdisjoint(prompt):
+            return prompt
+        (bare,) = self.encode([(self.task.observer_prompt(query, [""] * len(texts)), query.history)])
+        self._check_embedded(query, bare)
+        spelled: dict[int, list[int]] = {}
+        for token in self._unembedded.keys() & prompt:
+            characters = self.tokenizer(list(self._unembedded[token]), add_special_tokens=False)["input_ids"]
+            spelled[token] = [part for ids in characters for part in ids if part < self.num_embeddings]
+        return [part for token in prompt for part in spelled.get(token, [token])]
+
+    def cut(self, tokens: list[int]) -> tuple[list[int], bool]:
+        """Cuts a response after what ends it: a token, or the one that completes the stop text.
+
+        Returns:
+            Its tokens, and whether it ends so; else its length was cut.
+        """
+        tokens = tokens[: next((length for length, token in enumerate(tokens, start=1) if token in self.ends), None)]
+        ended = tokens[-1] in self.ends
+        if self.stop is None or self.stop not in self.decode_whole(tokens if not ended else tokens[:-1]):
+            return tokens, ended
+        # The stop text spans several tokens, none of which holds all of it.
+        stop = self.stop
+        length = bisect_left(range(len(tokens)), True, key=lambda end: stop in self.decode_whole(tokens[:end]))
+        return tokens[:length], True
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """Returns a response as text, as rewards and later agents see it: `decode_whole` up to the stop text."""
+        text = self.decode_whole(tokens)
+        return text if self.stop is None else text.partition(self.stop)[0]
+
+    def decode_whole(self, tokens: Sequence[int]) -> str:
         """Returns a response as text, without special tokens and with its leading space: prompt + text reads right.
 
         Some tokenizers drop the first space of whatever they decode, so a known token stands before the response and is
         taken off again.
         """
-        tokens = [token for token in tokens if token not in self.ends]  # not all of them need be special
+        tokens = [token for token in tokens if token not in self._hidden]  # not all of them need be special
         text = self._decode([*self._anchor, *tokens])
         return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
 

@@ -11,8 +11,8 @@
 
 - Agents: the roles, `pioneer` and `observer`; with three or more `pioneer`, `observer_1`, `observer_2`, …
 - Observation: the prompt, `Dict(tokens: int32 [max_prompt] padded on the right, length)`; length 0 before the turn.
-- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response), length)`; tokens past `length` or past the
-  first stop token are ignored.
+- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response), length)`; tokens past `length` or past what
+  ends a response are ignored.
 - Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
 - Info: `query` (its number), `truncated_prompt`; after the last step `task_reward` (r_i) and `completion` too.
 
@@ -21,11 +21,12 @@ The environment checks the order of calls itself and raises `ValueError`s that n
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv
+from pettingzoo.utils.env import AECIterable
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
 from cory_env.episode import Action, ChainEpisode, Observation
@@ -58,7 +59,9 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         max_response: int = MAX_RESPONSE,
         tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None,
         vocab_size: int | None = None,
+        num_embeddings: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        stop: str | None = None,
         chat: bool = False,
         system: str | None = None,
         data: str | os.PathLike[str] | None = None,
@@ -85,8 +88,10 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
             max_response: The longest response, in tokens.
             tokenizer: A folder, a hub id or a tokenizer object; None means the bundled one.
-            vocab_size: Token ids are below this number; by default the tokenizer's size.
+            vocab_size: Token ids are below this number; by default that after the tokenizer's largest id.
+            num_embeddings: Token ids of prompts are below this number; by default `vocab_size`.
             stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
+            stop: A text that ends a response as well; `completion` is what stands before it.
             chat: Whether each prompt is a user's message in the tokenizer's chat template.
             system: With `chat`, a system message before it.
             data: A file or hub data set with the training queries.
@@ -142,7 +147,9 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             max_prompt=max_prompt,
             max_response=max_response,
             vocab_size=vocab_size,
+            num_embeddings=num_embeddings,
             stop_token_ids=stop_token_ids,
+            stop=stop,
             chat=chat,
             system=system,
         )
@@ -208,6 +215,24 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         if self._episode is None:
             raise ValueError(f"reset() needs to be called before {call}.")
         return self._episode
+
+    def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, dict[str, object]]:
+        """Returns observation, reward, termination, truncation and info of the agent whose turn it is.
+
+        Raises:
+            ValueError: There is no episode.
+        """
+        self._running("last")
+        return super().last(observe)
+
+    def agent_iter(self, max_iter: int = 2**63) -> AECIterable[str, Observation, Action | None]:
+        """Returns what yields the agent whose turn it is until the episode ends.
+
+        Raises:
+            ValueError: There is no episode.
+        """
+        self._running("agent_iter")
+        return super().agent_iter(max_iter)
 
     def observe(self, agent: str) -> Observation:
         """Returns what the agent sees: its prompt, or nothing (length 0) before its turn.

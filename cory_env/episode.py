@@ -31,9 +31,10 @@ class ChainEpisode:
 
     Attributes:
         query: The query.
-        responses: Per role so far, the tokens as kept: up to `length` and to the first stop token, included; none is
+        responses: Per role so far, the tokens as kept: up to `length` and to what ends a response, included; none is
             invented.
-        completions: Per role so far, the decoded response.
+        ended: Per role so far, whether the response ends by itself; else its length was cut.
+        completions: Per role so far, the decoded response, up to the stop text.
         task_rewards: Per role that has a reward so far, its task reward; None where the reward was skipped.
         truncated: Per prompt so far, whether its reference was cut.
     """
@@ -42,6 +43,7 @@ class ChainEpisode:
         self.chain = chain
         self.query = query
         self.responses: list[list[int]] = []
+        self.ended: list[bool] = []
         self.completions: list[str] = []
         self.task_rewards: list[float | None] = []
         self.truncated: list[bool] = []
@@ -50,7 +52,7 @@ class ChainEpisode:
     def fork(self) -> "ChainEpisode":
         """Returns an episode that is as this one is so far, and goes on by itself."""
         other = ChainEpisode(self.chain, self.query)
-        for name in ("responses", "completions", "task_rewards", "truncated", "_prompts"):
+        for name in ("responses", "ended", "completions", "task_rewards", "truncated", "_prompts"):
             setattr(other, name, list(getattr(self, name)))
         return other
 
@@ -129,7 +131,7 @@ class ChainEpisode:
         return {"tokens": tokens, "length": len(prompt)}
 
     def respond(self, action: Action) -> None:
-        """Takes the current role's response and passes the turn on; tokens past `length` or a stop token are ignored.
+        """Takes the current role's response and passes the turn on; tokens past `length` or its end are ignored.
 
         Raises:
             ValueError: All agents have answered, or the action is not a response; says what came and what was expected.
@@ -141,10 +143,9 @@ class ChainEpisode:
             )
         self.prompt_ids()  # an agent answers its prompt, looked at or not
         chain = self.chain.at[len(self.responses)]
-        response = self._checked(role, action, chain.vocab_size)
-        ends = (length for length, token in enumerate(response, start=1) if token in chain.ends)
-        response = response[: next(ends, None)]
+        response, ended = chain.cut(self._checked(role, action, chain.vocab_size))
         self.responses.append(response)
+        self.ended.append(ended)
         self.completions.append(chain.decode(response))
 
     def _checked(self, role: str, action: Action, vocab: int) -> list[int]:

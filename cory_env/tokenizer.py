@@ -76,8 +76,9 @@ def alike(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat
 @lru_cache(maxsize=8)
 def tokens_holding(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     """Returns the tokens of a vocabulary in which a text occurs."""
-    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
-    return [token for token, held in enumerate(texts) if text in held]
+    tokens = sorted(tokenizer.get_vocab().values())  # not all numbers up to the largest need be there
+    texts = tokenizer.batch_decode([[token] for token in tokens])
+    return [token for token, held in zip(tokens, texts, strict=True) if text in held]
 
 
 def _names_generic_class(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
+from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, NoEmbeddingError, Observed
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import RewardedResponse, reward_episodes, reward_observed, reward_responses
 from cory_env.rewarding.worker import RewardError, RewardWorker
@@ -79,7 +79,9 @@ def validate(
     observed: Observed = "all",
     max_prompt: int | None = MAX_PROMPT,
     max_response: int = MAX_RESPONSE,
+    num_embeddings: int | None = None,
     stop_token_ids: Sequence[int] = (),
+    stop: str | None = None,
     chat: bool = False,
     system: str | None = None,
     reward_timeout: float = 60.0,
@@ -94,7 +96,9 @@ def validate(
         observed: Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward.
         max_prompt: The longest prompt, in tokens; None: not decided yet (the report's own says what is needed).
         max_response: The longest response, in tokens.
+        num_embeddings: Of the model; no prompt may hold a token beyond them. None: as many as the tokenizer needs.
         stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
+        stop: A text that ends a response as well.
         chat: Whether each prompt is a user's message in the tokenizer's chat template.
         system: With `chat`, a system message before it.
         reward_timeout: Seconds that one call of the reward may take.
@@ -113,13 +117,18 @@ def validate(
         observed=observed,
         max_prompt=sys.maxsize if max_prompt is None else max_prompt,
         max_response=max_response,
+        num_embeddings=num_embeddings,
         stop_token_ids=stop_token_ids,
+        stop=stop,
         chat=chat,
         system=system,
     )
     report = Report(task.name)
     check_queries(task, report)
-    check_lengths(chain, report)
+    try:
+        check_lengths(chain, report)
+    except NoEmbeddingError as error:
+        report.problems.append(str(error))
     if report.ok:  # each of the following plays whole episodes
         show_prompts(chain, report)
         with RewardWorker(task.reward, timeout=reward_timeout) as worker:
@@ -284,6 +293,12 @@ def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
             report.warnings.append(
                 f"{len(too_long)} gold answers of {split} do not fit max_response = {chain.max_response}. Raise it to "
                 f"{max(too_long)} or more."
+            )
+        stopped = [gold for _, gold in answered if chain.stop is not None and chain.stop in gold]
+        if stopped:
+            report.warnings.append(
+                f"{len(stopped)} gold answers of {split} hold stop={chain.stop!r}, where a response would end, such as "
+                f"{stopped[0][:80]!r}. Set another stop."
             )
 
 

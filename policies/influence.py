@@ -157,7 +157,7 @@ def play_twice(
     asked = [(query, first) for query in queries for first in per_draft]
     first_prompts = [chain.build_prompt(query, [])[0] for query, _ in asked]
     seeds = [sampling_seed(seed, EVALUATION_STREAM, query.id, 0, first) for query, first in asked]
-    wrote = [response.tokens for response in answer(0, first_prompts, seeds)]
+    wrote = [chain.cut(response.tokens)[0] for response in answer(0, first_prompts, seeds)]
     later_prompts = [
         chain.build_prompt(query, [tokens])[0]
         for (query, _), tokens in zip(asked, wrote, strict=True)
@@ -168,7 +168,7 @@ def play_twice(
         for query, first in asked
         for second in per_draft
     ]
-    answered = [response.tokens for response in answer(1, later_prompts, seeds)]
+    answered = [chain.cut(response.tokens)[0] for response in answer(1, later_prompts, seeds)]
     of_answers = [query for query, _ in asked for _ in per_draft]
 
     def rewarded(of: Sequence[Query], position: int, responses: Sequence[list[int]]) -> tuple[list[str], list[float]]:

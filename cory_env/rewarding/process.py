@@ -40,6 +40,10 @@ class RewardProcess:
         self._end = None
         self._loaded = False
 
+    def __reduce__(self) -> "tuple[type[RewardProcess], tuple[str, float]]":
+        """Makes a copy, or what is pickled, start a child of its own: the pipe to this one's is not shared."""
+        return type(self), (self.spec, self.timeout)
+
     def start(self) -> Reply:
         """Starts the child unless it runs; the reply's `error` says why the function cannot be loaded."""
         if self._connection is None:

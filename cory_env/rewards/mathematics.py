@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from cory_env.message import Message
+from cory_env.rewards.gold import answer_text
 from cory_env.rewards.prepared import TIMEOUT, checked_by
 from cory_env.sandbox.judge import Allowance
 
@@ -71,12 +72,13 @@ def gold_text(answer: object) -> str:
     r"""Returns the answer in a column `answer` or `solution`: after the last `####`, or in the last \boxed{}, or all.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is none, or it is no answer (`answer_text`).
     """
-    text = str(answer).rpartition("####")[2].strip()
+    whole = answer_text(answer)
+    text = whole.rpartition("####")[2].strip()
     text = _last_boxed(text) if BOXED in text else text
     if not text.strip():
-        raise ValueError(f"The answer {str(answer)[-80:]!r} is empty. Write it as text, or in \\boxed{{}}.")
+        raise ValueError(f"The answer {whole[-80:]!r} is empty. Write it as text, or in \\boxed{{}}.")
     return text.strip()
 
 

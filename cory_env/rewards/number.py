@@ -14,6 +14,8 @@ large an exponent or divides by zero is unreadable instead of slow.
 import re
 from fractions import Fraction
 
+from cory_env.rewards.gold import answer_text
+
 LONGEST = 1000  # characters of a number, and the largest power of ten
 
 # Quantifiers that end in + never give back what they took, so no text makes the search slow. \d is a digit of any
@@ -70,12 +72,13 @@ def gold_number(answer: object) -> Fraction:
     """Returns the number in a data set's column `answer`: after the last `####`, where there is a solution before it.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is none, or it is no answer (`answer_text`).
     """
-    number = last_number(str(answer).rpartition("####")[2])
+    text = answer_text(answer)
+    number = last_number(text.rpartition("####")[2])
     if number is None:
         raise ValueError(
-            f"The answer {str(answer)[-80:]!r} has no number. Write it as a number, after #### where a solution stands "
+            f"The answer {text[-80:]!r} has no number. Write it as a number, after #### where a solution stands "
             "before it."
         )
     return number

@@ -26,8 +26,9 @@ def overlap(completions: Sequence[str], summary: Sequence[str | Sequence[str]], 
     scorer = _scorer(measure)
     values = []
     for completion, references in zip(completions, summary, strict=True):
-        texts = [references] if isinstance(references, str) else list(references or ())
-        if not any(text.strip() for text in texts):
+        candidates = list(references) if isinstance(references, (list, tuple)) else [references]
+        texts = [text for text in candidates if isinstance(text, str)]
+        if len(texts) < len(candidates) or not any(text.strip() for text in texts):
             raise ValueError(f"The column summary holds {references!r}, but ROUGE compares with a text.")
         values.append(float(scorer.score_multi(texts, completion)[measure].fmeasure))
     return values

@@ -119,9 +119,14 @@ def _made(query: Query, text: str, tests: object, **columns: object) -> Query:
     Raises:
         DataError: A test is no Python, or there is none.
     """
+    if isinstance(tests, list) and not all(isinstance(test, str) for test in tests):
+        raise _bad(query, f"its tests {tests!r:.80} are not all texts")
     code = _texts(tests)
     if not code:
         raise _bad(query, "it has no tests")
+    solution = columns.get("solution", query.columns.get("solution"))
+    if solution is not None and not isinstance(solution, str):
+        raise _bad(query, f"its solution {solution!r:.80} is no text")
     for test in code:
         try:
             ast.parse(test)

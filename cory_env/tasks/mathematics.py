@@ -8,6 +8,7 @@ Data of one's own, or of the hub: MATH (`problem`, and `answer` or a `solution` 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cory_env.rewards.gold import answer_text
 from cory_env.rewards.mathematics import BOXED, gold_text
 from cory_env.tasks.answers import ANSWER
 from cory_env.tasks.readers import DataError
@@ -93,14 +94,11 @@ def _answered(query: Query) -> Query:
         DataError: There is no answer in it.
     """
     answer = query.columns.get(ANSWER)
-    if answer is None:
-        answer = query.columns[SOLUTION]
-        if BOXED not in str(answer):
-            raise DataError(
-                f"The data of task math, at {query.text[:60]!r}: the solution has no answer in \\boxed{{}}. Write one, "
-                "or add a column answer."
-            )
     try:
+        if answer is None:
+            answer = answer_text(query.columns[SOLUTION])
+            if BOXED not in answer:
+                raise ValueError("the solution has no answer in \\boxed{}. Write one, or add a column answer.")
         gold_text(answer)
     except ValueError as error:
         raise DataError(f"The data of task math, at {query.text[:60]!r}: {error}") from error

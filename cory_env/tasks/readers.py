@@ -1,20 +1,27 @@
-"""Reads data files row by row: JSON Lines, CSV, Parquet.
+"""Reads data files row by row: JSON Lines, JSON, CSV, TSV, Parquet; texts also compressed by gzip.
 
 A row that cannot be read stops the reading with its file and place: a silently dropped row would shift every query id
 after it.
 """
 
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 Row = tuple[str, Mapping[str, object]]  # where it stands ("line 3", "row 3", from 1), and its columns
+
+
+TAB = "\t"
+GZIP = ".gz"
 
 
 class DataError(ValueError):
@@ -29,34 +36,55 @@ def _read_jsonl(name: str) -> Iterator[Row]:
     for line, raw in enumerate(lines, start=1):
         if not raw.strip():
             raise DataError(f"{name} line {line} is empty. Remove it, or write a JSON object with the column 'query'.")
-        try:
-            row = json.loads(raw.decode("utf-8"), object_pairs_hook=_object)
-            if b"\\u" in raw:
-                json.dumps(row, ensure_ascii=False).encode("utf-8")
-        except RecursionError as error:
-            raise DataError(
-                f"{name} line {line} nests lists or objects too deeply to be read. Flatten it, or make it a text."
-            ) from error
-        except UnicodeEncodeError as error:
-            half = json.dumps(error.object[error.start])
-            raise DataError(
-                f"{name} line {line} holds {half}, half of a character. Write both halves, or the character itself."
-            ) from error
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise DataError(
-                f"{name} line {line} is not valid JSON in UTF-8: {error}. Each line must be one JSON object."
-            ) from error
-        except _Twice as error:
-            raise DataError(f"{name} line {line} names {error} twice. Rename or remove one of them.") from error
-        except ValueError as error:
-            raise DataError(
-                f"{name} line {line} holds a whole number of more digits than can be read. Make it a text."
-            ) from error
-        if not isinstance(row, dict):
-            raise DataError(
-                f'{name} line {line} is a JSON {type(row).__name__}, but must be an object such as {{"query": "..."}}.'
-            )
-        yield f"line {line}", row
+        yield f"line {line}", _row(f"{name} line {line}", _parse(f"{name} line {line}", raw, "Each line must be one"))
+
+
+def _read_json(name: str) -> Iterator[Row]:
+    """Yields the objects in a JSON list, UTF-8; a file that does not begin with a list is read as JSON Lines."""
+    raw = _bytes(name)
+    if not raw.lstrip().startswith(b"["):
+        yield from _read_jsonl(name)
+        return
+    rows = _parse(name, raw, "The file must be a list of objects, or have one per line: each")
+    assert isinstance(rows, list)
+    for number, row in enumerate(rows, start=1):
+        yield f"row {number}", _row(f"{name} row {number}", row)
+
+
+def _parse(where: str, raw: bytes, form: str) -> object:
+    """Returns what a JSON text holds.
+
+    Args:
+        where: What messages call it.
+        raw: The text.
+        form: What it should be, as a message says it before "JSON object".
+    """
+    try:
+        value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=_object)
+        if b"\\u" in raw:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError as error:
+        raise DataError(
+            f"{where} nests lists or objects too deeply to be read. Flatten it, or make it a text."
+        ) from error
+    except UnicodeEncodeError as error:
+        half = json.dumps(error.object[error.start])
+        raise DataError(
+            f"{where} holds {half}, half of a character. Write both halves, or the character itself."
+        ) from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DataError(f"{where} is not valid JSON in UTF-8: {error}. {form} JSON object.") from error
+    except _Twice as error:
+        raise DataError(f"{where} names {error} twice. Rename or remove one of them.") from error
+    except ValueError as error:
+        raise DataError(f"{where} holds a whole number of more digits than can be read. Make it a text.") from error
+    return value
+
+
+def _row(where: str, value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise DataError(f'{where} is a JSON {type(value).__name__}, but must be an object such as {{"query": "..."}}.')
+    return value
 
 
 class _Twice(ValueError):
@@ -72,10 +100,11 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _read_csv(name: str) -> Iterator[Row]:
+def _read_csv(name: str, delimiter: str = ",") -> Iterator[Row]:
     """Yields one row per record of a CSV file, UTF-8, whose first line names the columns; every value is text.
 
-    A quoted field may hold commas and line breaks; a record is named by its first line.
+    An empty field is None, as other formats hold what is missing. A quoted field may hold delimiters and line breaks; a
+    record is named by its first line.
     """
     raw = _bytes(name).rstrip(b"\r\n")
     try:
@@ -86,21 +115,22 @@ def _read_csv(name: str) -> Iterator[Row]:
     if not text:
         return
     csv.field_size_limit(max(len(raw), csv.field_size_limit()))  # by default a field has 131,072 characters at most
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     header: list[str] = []
     line = 1
     try:
         for fields in reader:
             if line == 1:
                 header = fields
-                _check_header(name, header)
+                _check_header(name, header, delimiter)
             elif len(fields) != len(header):
+                mark = "a tab" if delimiter == TAB else "a comma"
                 raise DataError(
                     f"{name} line {line} has {len(fields)} fields, but the header names {len(header)} columns: "
-                    f"{', '.join(header)}. Quote a field that holds a comma or a line break."
+                    f"{', '.join(header)}. Quote a field that holds {mark} or a line break."
                 )
             else:
-                yield f"line {line}", dict(zip(header, fields, strict=True))
+                yield f"line {line}", {key: field or None for key, field in zip(header, fields, strict=True)}
             line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
@@ -108,7 +138,13 @@ def _read_csv(name: str) -> Iterator[Row]:
         ) from error
 
 
-def _check_header(name: str, header: list[str]) -> None:
+def _check_header(name: str, header: list[str], delimiter: str) -> None:
+    for other, word in ((";", "semicolons"), (TAB, "tabs"), (",", "commas")):
+        if len(header) == 1 and other in header[0] and other != delimiter:
+            raise DataError(
+                f"{name} line 1 names a single column, {header[0]!r}, so the file seems to be separated by {word}. "
+                f"Separate it by {'tabs' if delimiter == TAB else 'commas (or by tabs, as FILE.tsv)'}."
+            )
     if not all(column.strip() for column in header):
         raise DataError(
             f"{name} line 1 must name every column, but has an empty name: {header}. Name it, or remove it."
@@ -164,11 +200,20 @@ def _to_python(batch: "RecordBatch", where: str, before: int) -> list[dict[str, 
 
 def _bytes(name: str) -> bytes:
     with open(name, "rb") as file:
-        return file.read().removeprefix(b"\xef\xbb\xbf")
+        raw = file.read()
+    if name.lower().endswith(GZIP):
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{name} cannot be decompressed: {error}. Compress it again.") from error
+    return raw.removeprefix(b"\xef\xbb\xbf")
 
 
 READERS: dict[str, Callable[[str], Iterator[Row]]] = {
     ".jsonl": _read_jsonl,
+    ".json": _read_json,
     ".csv": _read_csv,
+    ".tsv": partial(_read_csv, delimiter=TAB),
     ".parquet": _read_parquet,
 }
+"""By the ending of a file's name; `GZIP` may follow that of a text."""

@@ -2,21 +2,24 @@
 
 One row per query. The column `query` holds it, or another one named in the source; all other columns belong to the
 reward and the templates. A query is text, or a conversation that ends with the user's turn, as a list of
-`{"role": ..., "content": ...}`; such queries need `chat`.
+`{"role": ..., "content": ...}` (in CSV as JSON); such queries need `chat`.
 
-    questions.jsonl                                 also .csv and .parquet
+    questions.jsonl                                 also .json, .csv, .tsv, these with .gz behind; and .parquet
     questions.csv?query=question                    another column is the query
     hub:stanfordnlp/imdb?split=train&query=text     also config=… and revision=…; a folder instead of a name works too
 """
 
+import json
+import math
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cory_env.home import HomeError, expand_home
 from cory_env.message import Message
 from cory_env.tasks.hub import SETTINGS, read_hub
-from cory_env.tasks.readers import READERS, DataError, Row
+from cory_env.tasks.readers import GZIP, READERS, DataError, Row
 from cory_env.tasks.task import Query
 
 Source = str | os.PathLike[str]
@@ -25,12 +28,18 @@ HUB = "hub:"
 QUERY = "query"  # the setting that names the column, and the column's name by default
 RESERVED = ("prompts", "completions", "completion_ids", "role")  # what a reward receives besides the columns
 HOLD_OUT_EVERY = 10
+CONVERSATION = [
+    re.compile(pattern, re.DOTALL)
+    for pattern in (r"\A\s*\[\s*\{.*\}\s*\]\s*\Z", r"['\"]role['\"]\s*:", r"['\"]content['\"]\s*:")
+]
+"""What the text of a list of messages has, in JSON or as Python writes it."""
 
 
 def read_queries(source: Source, required: Collection[str] = (), column: str = QUERY) -> list[Query]:
     """Reads all queries of a source, numbered from 0 in its order.
 
     All have the same columns: one that a row lacks is None there, so a reward gets it or not whatever is scored beside.
+    What is missing is None in all formats: null, NaN, an empty field of a CSV file.
 
     Args:
         source: A file, whose ending says the format, one of `READERS`; or `hub:` and a data set. Settings may follow.
@@ -43,8 +52,8 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
     name, settings = parse_source(source)
     column = settings.pop(QUERY, column)
     queries: list[Query] = []
-    for where, row in _rows(name, settings):
-        where = f"{name} {where}"
+    for place, values in _rows(name, settings):
+        where, row = f"{name} {place}", {key: None if _is_nan(value) else value for key, value in values.items()}
         _check_row(where, row, column, required)
         text, history = _read_query(where, column, row[column])
         columns = {key: value for key, value in row.items() if key != column}
@@ -101,7 +110,13 @@ def parse_source(source: Source) -> tuple[str, dict[str, str]]:
 def _rows(name: str, settings: Mapping[str, str]) -> Iterator[Row]:
     if name.startswith(HUB):
         return read_hub(name.removeprefix(HUB), **settings)
-    ending = os.path.splitext(name)[1].lower()
+    if os.path.isdir(name) or (any(mark in name for mark in "*[]") and not os.path.exists(name)):
+        folder = name if os.path.isdir(name) else os.path.dirname(name) or "."
+        kind = "a folder" if os.path.isdir(name) else "a pattern"
+        raise DataError(
+            f"{name} is {kind}, not a file. hub:{folder} reads all files of a folder (pip install 'cory-rllib[hub]')."
+        )
+    ending = os.path.splitext(name.lower().removesuffix(GZIP))[1]
     if ending not in READERS:
         raise DataError(
             f"{name} is not data that can be read: a file's name must end in {', '.join(READERS)}, and a data set of "
@@ -122,6 +137,8 @@ def _check_row(where: str, row: Mapping[str, object], query: str, required: Coll
     for column in required:
         if column != QUERY and (column == query or row.get(column) is None):
             hint = " There this column is {query}." if column == query else ""
+            if column in row and column != query:
+                hint = " Fill it in, or remove the row; JSON Lines can hold an empty text."
             raise DataError(
                 f"{where} has no value in column {column!r}, which the prompts or the reward use (it has "
                 f"{columns}).{hint}"
@@ -131,8 +148,21 @@ def _check_row(where: str, row: Mapping[str, object], query: str, required: Coll
             raise DataError(f"{where}: the column name {column!r} is taken by the reward's own arguments. Rename it.")
 
 
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def _read_query(where: str, column: str, value: object) -> tuple[str, tuple[Message, ...] | None]:
     """Returns a query's text and, where it is a conversation, the messages before it."""
+    if isinstance(value, str) and all(pattern.search(value) for pattern in CONVERSATION):  # CSV holds texts alone
+        text = value
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise DataError(
+                f"{where}: {column!r} is a conversation, but as Python writes it, not as JSON: {text[:60]!r}. Write it "
+                "by json.dumps, or keep the data as JSON Lines or Parquet."
+            ) from error
     if isinstance(value, str) and value.strip():
         return value, None
     if not isinstance(value, list):

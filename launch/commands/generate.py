@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EPILOG = """Without QUERY, queries are read from the standard input, one per line; at a terminal they are asked for. Of
 a run with chat=true that is a conversation: each query goes on with what was said; /new begins another one.
 
---in FILE answers all rows of a .jsonl, .csv or .parquet into the file of --out, many at once: by vLLM where that is
+--in FILE answers all rows of a file of data into the file of --out, many at once: by vLLM where that is
 installed, and never half a file. FILE?query=COLUMN names the column of the query (default: query), which may be a list
 of messages if the run has chat=true; other columns are copied, and fill in prompts that hold them. Killed or stopped,
 the same command goes on. A line of it: {"row": 0, "sample": 0, "query": ..., "responses": [{"role": ..., "policy": ...,
@@ -84,7 +84,7 @@ def generate(options: argparse.Namespace) -> int:
     Raises:
         CommandError: no such run, checkpoint or policy, an empty query, prompts that need more than a query, or files
             that cannot be read or written.
-        QueryTooLong: a query does not fit the prompt that the policies were trained with.
+        PromptError: a query does not fit the prompt that the policies were trained with, or holds an unknown token.
     """
     from launch.cluster import session
     from launch.models.trained import open_trained
@@ -98,7 +98,7 @@ def generate(options: argparse.Namespace) -> int:
     players = trained.named(options.roles.replace(" ", "").split(",")) if options.roles else trained.players
     print(f"{' then '.join(players)}, after update {trained.update} of {options.run}", file=sys.stderr)
 
-    from cory_env.chain import QueryTooLong
+    from cory_env.chain import PromptError
     from launch.models.token_printer import TokenPrinter
     from launch.models.trained_chain import TrainedChain
 
@@ -121,7 +121,7 @@ def generate(options: argparse.Namespace) -> int:
                 answered = chain.answer(number, text, None if options.json else printer, history=said, sample=sample)
                 if options.json:
                     printer.line(json.dumps(answered))
-        except QueryTooLong as error:
+        except PromptError as error:
             if not asking:
                 raise
             printer.line(str(error) if not said else f"{error} /new begins a new conversation.")

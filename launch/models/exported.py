@@ -128,7 +128,9 @@ def generation_config(settings: Settings, tokenizers: Tokenizers, policy: str) -
     """Returns what makes `transformers` and vLLM sample and stop as in training: by temperature alone."""
     tokenizer = tokenizers[policy]
     named = (tokenizer.eos_token_id, *settings.stop_token_ids(tokenizers, policy))
-    ends = [token for token in dict.fromkeys(named) if token is not None]
+    known = settings.vocab_size(tokenizers, policy)  # a tokenizer may have more
+    ends = [token for token in dict.fromkeys(named) if token is not None and token < known]
+    pad = tokenizer.pad_token_id
     return GenerationConfig(
         do_sample=True,
         temperature=settings.temperature,
@@ -136,7 +138,7 @@ def generation_config(settings: Settings, tokenizers: Tokenizers, policy: str) -
         top_p=1.0,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=ends,
-        pad_token_id=ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        pad_token_id=ends[0] if pad is None or pad >= known else pad,
     )
 
 

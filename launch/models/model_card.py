@@ -38,7 +38,7 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens={max_response})[0
 ```
 
 {serve} `generation_config.json` has both sample as in training, by temperature {temperature:g}
-alone. It was trained on responses of at most {max_response} tokens.
+alone. It was trained on responses of at most {max_response} tokens.{stop}
 
 ## Prompts
 {prompts}
@@ -82,6 +82,7 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         example=_example(settings),
         max_response=settings.max_response,
         temperature=settings.temperature,
+        stop=_stop(settings),
         prompts=_prompts(settings),
         results=_results(trained, policy, step),
         kl_coef=settings.report_kl_coef,
@@ -201,6 +202,16 @@ def _example(settings: Settings) -> str:
         f"messages = {[*system, {'role': 'user', 'content': 'PROMPT'}]}\n"
         "inputs = tokenizer.apply_chat_template(\n"
         '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"\n)'
+    )
+
+
+def _stop(settings: Settings) -> str:
+    """Returns how to get the text of a response that ends at the text of `stop`."""
+    if settings.stop is None:
+        return ""
+    return (
+        f" A response is the text before `{settings.stop!r}`: cut it there. vLLM leaves out the whole token that holds "
+        'this, unless it is asked with `"include_stop_str_in_output": true`.'
     )
 
 

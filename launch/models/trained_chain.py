@@ -149,7 +149,8 @@ class TrainedChain:
             stream = None
             if printer is not None:
                 printer.turn(role, policy)
-                stream = TokenStream(self.chain.at[position].decode, printer.say)
+                chain = self.chain.at[position]
+                stream = TokenStream(chain.decode_whole, printer.say, chain.stops)
             sampling = self._sampling(number, position, sample)
             (response,) = self.generator.generate([episode.prompt_ids()], policy, sampling, stream)
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})

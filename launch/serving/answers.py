@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
@@ -13,12 +13,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query
 from launch.serving.desk import Ask, Desk
 from policies.generation.generator import EVALUATION_STREAM, sampling_seed
-
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder gives for the first bytes of a character whose other bytes are in later tokens."""
-
-WINDOW = 64
-"""Tokens that are decoded anew with each next one; those before them stay as they are."""
+from policies.generation.token_stream import Detokenizer
 
 
 class Served(NamedTuple):
@@ -63,55 +58,6 @@ class Choice:
     completion_tokens: int = 0
 
 
-class Writing:
-    """A response's tokens, as text: in pieces that no later token changes, up to the first of the stop texts."""
-
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
-        """Starts at nothing.
-
-        Args:
-            decode: tokens → text, as `Chain.decode`.
-            stops: texts before which it ends.
-        """
-        self.tokens: list[int] = []
-        self.text = ""
-        """What was told."""
-        self.stopped = False
-        """It came to a stop text."""
-        self._decode = decode
-        self._stops = stops
-        self._settled, self._window = "", list[int]()
-
-    def add(self, tokens: Sequence[int]) -> str:
-        """Takes more tokens, and returns the next piece."""
-        self.tokens += tokens
-        self._window += tokens
-        text = self._settled + self._decode(self._window)
-        if len(self._window) >= WINDOW and not text.endswith(_INCOMPLETE):
-            self._settled, self._window = text, []
-        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if found:
-            self.stopped = True
-            return self._tell(text[: min(found)])
-        sure = text.rstrip(_INCOMPLETE)
-        begun = (
-            length
-            for stop in self._stops
-            for length in range(1, len(stop))
-            if sure.endswith(stop[:length])  # it may become a stop text
-        )
-        return self._tell(sure[: len(sure) - max(begun, default=0)])
-
-    def end(self) -> str:
-        """Returns what was held back."""
-        return "" if self.stopped else self._tell(self._settled + self._decode(self._window))
-
-    def _tell(self, text: str) -> str:
-        piece = text[len(self.text) :]
-        self.text += piece
-        return piece
-
-
 async def respond(
     desk: Desk, served: Served, query: Query, wanted: Wanted, choice: Choice
 ) -> AsyncGenerator[str, None]:
@@ -143,7 +89,7 @@ async def respond(
             choice.prompt_tokens += len(ask.prompt)
         if last:
             yield ""
-            async with aclosing(_write(desk, ask, Writing(reads.decode, wanted.stops), choice)) as pieces:
+            async with aclosing(_write(desk, ask, reads, wanted, choice)) as pieces:
                 async for piece in pieces:
                     yield piece
             return
@@ -167,12 +113,13 @@ async def go_on(
     ask = Ask(policy, prompt, wanted.temperature, wanted.max_tokens, seed, reads.stop_token_ids)
     choice.prompt_tokens += 0 if choice.again else len(prompt)
     yield ""
-    async with aclosing(_write(desk, ask, Writing(reads.decode, wanted.stops), choice)) as pieces:
+    async with aclosing(_write(desk, ask, reads, wanted, choice)) as pieces:
         async for piece in pieces:
             yield piece
 
 
-async def _write(desk: Desk, ask: Ask, writing: Writing, choice: Choice) -> AsyncGenerator[str, None]:
+async def _write(desk: Desk, ask: Ask, reads: Chain, wanted: Wanted, choice: Choice) -> AsyncGenerator[str, None]:
+    writing = Detokenizer(reads.decode_whole, [*wanted.stops, *reads.stops])
     async with aclosing(desk.response(ask)) as told:
         async for tokens in told:
             choice.completion_tokens += len(tokens)

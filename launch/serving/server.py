@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from cory_env.chain import QueryTooLong
+from cory_env.chain import PromptError, QueryTooLong
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
 from cory_env.message import Message
@@ -143,7 +143,9 @@ class Server:
     async def _complete(self, http: web.Request) -> web.StreamResponse:
         request = parse(CompletionRequest, await http.read())
         served, wanted, n = self._served(request.model), self._wanted(request), request.n or 1
-        if not request.prompts or len(request.prompts) * n > MOST:
+        if not request.prompts:
+            raise RequestError("`prompt` is an empty list. Give at least one text.", param="prompt")
+        if len(request.prompts) * n > MOST:
             raise RequestError(f"A request may have 1 to {MOST} responses.", param="prompt")
         answers: Answers = []
         for place, prompt in enumerate(request.prompts):
@@ -241,14 +243,16 @@ def _check(served: Served, query: Query, param: str) -> None:
     """Refuses a query before anything is written.
 
     Raises:
-        RequestError: it is empty, or a role's prompt would not fit even without what others wrote.
+        RequestError: it is empty, or a role's prompt would not fit even without what others wrote, or holds a token
+            that the model does not know.
     """
     try:
         prompt = ChainEpisode(served.chain, query).prompt_ids()
         for reader in dict.fromkeys(served.chain.at[1:]):
             reader.build_prompt(query, [[]])
-    except QueryTooLong as error:
-        raise RequestError(str(error), param=param, code="context_length_exceeded") from error
+    except PromptError as error:
+        code = "context_length_exceeded" if isinstance(error, QueryTooLong) else None
+        raise RequestError(str(error), param=param, code=code) from error
     if not prompt:
         raise RequestError("The query is empty.", param=param)
 
@@ -263,8 +267,8 @@ def _tokens(served: Served, prompt: str | list[int]) -> list[int]:
     tokens: list[int] = chain.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
     if not tokens:
         raise RequestError("The prompt is empty.", param="prompt")
-    if not all(0 <= token < chain.vocab_size for token in tokens):
-        raise RequestError(f"Tokens are from 0 to {chain.vocab_size - 1}.", param="prompt")
+    if not all(0 <= token < chain.num_embeddings for token in tokens):
+        raise RequestError(f"Tokens are from 0 to {chain.num_embeddings - 1}.", param="prompt")
     if len(tokens) > chain.max_prompt:
         raise RequestError(
             f"The prompt has {len(tokens)} tokens, but this server takes at most {chain.max_prompt}. Shorten it, or "

@@ -27,7 +27,8 @@ Quantization = Literal["none", "nf4"]
 def stop_token_ids(path: str, trust_remote_code: bool = False) -> list[int]:
     """Returns the tokens that a model names as ends of a response, beside its tokenizer's EOS.
 
-    Instruction-tuned models often have several: one ends their turn, another ends a document.
+    Instruction-tuned models often have several: one ends their turn, another ends a document. Not all of them need
+    stand in both files, generation_config.json and config.json.
 
     Args:
         path: folder or hub id.
@@ -36,11 +37,17 @@ def stop_token_ids(path: str, trust_remote_code: bool = False) -> list[int]:
     Raises:
         ModelError: nothing loadable there.
     """
+    config = load_config(path, trust_remote_code)
     try:
-        found = GenerationConfig.from_pretrained(path).eos_token_id
+        named = [GenerationConfig.from_pretrained(path).eos_token_id]
     except OSError:  # many models come without a generation_config.json
-        found = load_config(path, trust_remote_code).get_text_config().eos_token_id
-    return [found] if isinstance(found, int) else list(found or ())
+        named = []
+    written, _ = PreTrainedConfig.get_config_dict(path, trust_remote_code=trust_remote_code)
+    named += [part.get("eos_token_id") for part in (written, written.get("text_config") or {})]
+    if all(each is None for each in named):
+        named = [config.get_text_config().eos_token_id]  # its family's default, which counts only where no file has one
+    ends = [end for each in named for end in ([each] if isinstance(each, int) else each or ())]
+    return list(dict.fromkeys(ends))
 
 
 def load_language_model(

@@ -19,30 +19,23 @@ class ModelError(ValueError):
     """A model cannot be loaded or used; the message says which, why, and what to do."""
 
 
-def check_model(path: str, tokens: int, context: int, trust_remote_code: bool = False, tensor_parallel: int = 1) -> int:
-    """Checks that a model goes with its tokenizer and with the lengths asked for, without loading its weights.
+def check_model(path: str, context: int, trust_remote_code: bool = False, tensor_parallel: int = 1) -> int:
+    """Checks that a model is there and goes with the lengths asked for, without loading its weights.
 
     Args:
         path: folder or hub id.
-        tokens: size of the tokenizer.
         context: longest prompt and response together, in tokens.
         trust_remote_code: run code that comes with the model.
         tensor_parallel: devices that the model is split over.
 
     Returns:
-        The model's vocabulary: embedding rows, which may be more than the tokenizer's tokens.
+        The model's vocabulary: embedding rows, which may be more than the tokenizer's tokens, or fewer.
 
     Raises:
-        ModelError: nothing loadable there, fewer embeddings than tokens, a context longer than the model's, or heads
-            that cannot be split.
+        ModelError: nothing loadable there, a context longer than the model's, or heads that cannot be split.
     """
     check_folder(path, weights=False)
     config = load_config(path, trust_remote_code).get_text_config()
-    if tokens > config.vocab_size:
-        raise ModelError(
-            f"The tokenizer of `{path}` has {tokens} tokens, but the model has embeddings for {config.vocab_size}. "
-            "Use the tokenizer that the model was trained with, or resize the model's embeddings."
-        )
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and context > positions:
         raise ModelError(

@@ -58,7 +58,7 @@ def as_rllib_episode(
                     TASK_REWARD: float(task_rewards[position]),
                     QUERY: deal.query,
                     SAMPLE: deal.sample,
-                    ENDED: tokens[-1] in chain.at[position].ends,
+                    ENDED: episode.ended[position],
                 }
             },
         )
@@ -93,14 +93,14 @@ def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleM
                 "text": text,
                 "task_reward": float(reward),
                 **({"rewards": dict(reward.parts)} if isinstance(reward, Reward) else {}),
-                "ended": tokens[-1] in chain.ends,
+                "ended": ended,
                 "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
             }
-            for chain, role, text, tokens, reward in zip(
-                episode.chain.at,
+            for role, text, tokens, ended, reward in zip(
                 episode.chain.roles,
                 episode.completions,
                 episode.responses,
+                episode.ended,
                 task_rewards,
                 strict=True,
             )

@@ -138,7 +138,9 @@ class Settings(Fields):
                 max_prompt=self.max_prompt,
                 max_response=self.max_response,
                 vocab_size=self.vocab_size(tokenizers, module_id),
+                num_embeddings=self.num_embeddings(tokenizers, module_id),
                 stop_token_ids=self.stop_token_ids(tokenizers, module_id),
+                stop=self.stop,
                 chat=self.chat,
                 system=self.system,
             )
@@ -155,13 +157,14 @@ class Settings(Fields):
             ModelError: model, tokenizer and lengths do not go together.
         """
         same = "task num_agents knowledge_transfer observed partner_reward max_prompt max_response data eval_data"
-        also = "reward prompt observer_prompt min_query max_query digits operations chat system reward_timeout"
+        also = "reward prompt observer_prompt min_query max_query digits operations stop chat system reward_timeout"
         names = [*same.split(), *also.split()]
         tokenizers, first = self.make_tokenizers(), self.modules[0]
         return {name: getattr(self, name) for name in names} | {
             "reward": self.whole_reward,
             "tokenizer": self.model_paths[first],
             "vocab_size": self.vocab_size(tokenizers, first),
+            "num_embeddings": self.num_embeddings(tokenizers, first),
             "stop_token_ids": self.stop_token_ids(tokenizers, first),
         }
 
@@ -169,18 +172,25 @@ class Settings(Fields):
         """Checks that the models that share an LLM's tokenizer can be used with it, and with these settings' lengths.
 
         Returns:
-            Rows of their largest embedding, which may be more than the tokenizer has tokens.
+            Rows of their largest embedding, which may be more than the tokenizer has tokens, or fewer.
 
         Raises:
             ModelError: one is not there, or cannot.
         """
+        return max(self._embeddings(tokenizers, module_id))
+
+    def num_embeddings(self, tokenizers: Tokenizers, module_id: str) -> int:
+        """The rows of their smallest embedding, as each of them may be asked the prompts of all; else `vocab_size`."""
+        return min(self._embeddings(tokenizers, module_id))
+
+    def _embeddings(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
         from policies.models.model_check import check_model  # brings torch along
 
-        longest, tokens = self.max_prompt + self.max_response, len(tokenizers[module_id])
-        return max(
-            check_model(path, tokens, longest, self.trust_remote_code, self.tensor_parallel)
+        longest = self.max_prompt + self.max_response
+        return [
+            check_model(path, longest, self.trust_remote_code, self.tensor_parallel)
             for path in self._sharing(tokenizers, module_id)
-        )
+        ]
 
     def stop_token_ids(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
         """The tokens that end an LLM's response beside its tokenizer's own: those of `stop`, and those that a model
@@ -188,20 +198,12 @@ class Settings(Fields):
 
         Raises:
             ModelError: there is no model.
-            SettingsError: no token holds the text of `stop`.
         """
         from policies.models.language_model import stop_token_ids
 
         paths = self._sharing(tokenizers, module_id)
         ends = list(dict.fromkeys(end for path in paths for end in stop_token_ids(path, self.trust_remote_code)))
-        if self.stop is None:
-            return ends
-        found = tokens_holding(tokenizers[module_id], self.stop)
-        if not found:
-            raise SettingsError(
-                f"stop={self.stop!r}: no single token of `{self.models[module_id]}` holds it. Set a shorter text."
-            )
-        return [*ends, *found]
+        return ends if self.stop is None else [*ends, *tokens_holding(tokenizers[module_id], self.stop)]
 
     def _sharing(self, tokenizers: Tokenizers, module_id: str) -> list[str]:
         """The models of all LLMs that have the tokenizer of one."""

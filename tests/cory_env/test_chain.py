@@ -1,15 +1,18 @@
 """The episode logic: turns, prompts, responses and collective rewards."""
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cory_env.chain import Chain, Observed, QueryTooLong, role_names
+from cory_env.chain import Chain, NoEmbeddingError, Observed, QueryTooLong, role_names
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from cory_env.validate import validate
 from tests.cory_env.sample_tasks import QUERIES, chain, response, tokenizer, tokens_of
 
 EOS = tokenizer().eos_token_id
@@ -57,6 +60,40 @@ def seen(episode: ChainEpisode) -> str:
     """The reference inside the current role's prompt."""
     start, end = 'I can make this sentence "This movie was', '" more positive: This movie was'
     return tokenizer().decode(episode.prompt_ids()).removeprefix(start).removesuffix(end)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "kept", "read", "ended"),
+    [
+        (" a good film", "f", " a good film", " a good ", True),  # " film" is one token
+        ("ok\n\nQ: more", "\n\n", "ok\n\n", "ok", True),  # no token here holds both line breaks
+        ("ok\nno\n\n", "\n\n", "ok\nno\n\n", "ok\nno", True),
+        ("ok\n", "\n\n", "ok\n", "ok\n", False),
+        ("a 🙂 b", "🙂", "a 🙂", "a ", True),  # a character of several tokens
+        ("\nlate", "\n", "\n", "", True),
+        ("all of it", "?", "all of it", "all of it", False),
+    ],
+)
+def test_a_response_ends_at_the_stop_text_and_loses_no_text_before_it(
+    text: str, stop: str, kept: str, read: str, ended: bool
+) -> None:
+    episode = ChainEpisode(chain(stop=stop, max_response=20), QUERIES[0])
+    episode.respond(response(text))
+    assert episode.responses == [tokens_of(kept)]
+    assert (episode.completions, episode.ended, seen(episode)) == ([read], [ended], read)
+
+
+def test_a_token_that_holds_the_stop_text_is_kept_and_gives_the_text_before_it() -> None:
+    r"""As Qwen's `}\n`."""
+    tokens = load_tokenizer(DEFAULT_TOKENIZER)
+    tokens.add_tokens([AddedToken("}\n", normalized=False), AddedToken("a\nb", normalized=False)])
+    described = Chain(chain().task, tokens, stop="\n")
+    for end, read in zip(tokens.convert_tokens_to_ids(["}\n", "a\nb"]), (" {42}", " {42a"), strict=True):
+        episode = ChainEpisode(described, QUERIES[0])
+        whole = [*tokens_of(" {42"), end]
+        episode.respond({"tokens": [*whole, *whole], "length": 2 * len(whole)})
+        assert (episode.responses, episode.completions, episode.ended) == ([whole], [read], [True])
+        assert seen(episode) == read
 
 
 def test_the_last_response_alone_can_be_observed() -> None:
@@ -296,6 +333,51 @@ def test_ids_beyond_the_tokenizer_decode_to_nothing_also_where_its_decoder_raise
     )
     word = described.encode([("word", None)])[0][:-1]
     assert described.decode([500, *word, 511]) == "word"
+
+
+def with_added(*texts: str, special: bool = False) -> Any:
+    """The bundled tokenizer with tokens beyond the model's 4096 embeddings."""
+    tokens = load_tokenizer(DEFAULT_TOKENIZER)
+    tokens.add_tokens([AddedToken(text, normalized=False, special=special) for text in texts])
+    return tokens
+
+
+def test_a_prompt_with_a_token_beyond_the_embeddings_is_refused_and_one_without_is_not() -> None:
+    for special in (False, True):
+        tokens = with_added("<unused>", "<go>", special=special)
+        settings: dict[str, Any] = {"vocab_size": 4096}
+        ask = Chain(chain().task, tokens, **settings)
+        assert ask.build_prompt(QUERIES[0], []) == (tokens_of("This movie was"), False)
+        said = "token '<go>' with id 4097, but the model has 4096 embeddings: "
+        with pytest.raises(NoEmbeddingError, match=f"query 7 of task reviews holds the {said}'a <go> b'"):
+            ask.build_prompt(Query(7, "a <go> b"), [])
+        templates = replace(chain().task, observer_template="<go> {reference}{query}")
+        with pytest.raises(NoEmbeddingError, match=said):
+            Chain(templates, tokens, **settings).build_prompt(QUERIES[0], [tokens_of(" good")])
+        report = validate(templates, tokens, num_embeddings=4096)
+        assert said in report.problems[0] and validate(chain().task, tokens, num_embeddings=4096).ok
+
+
+def test_a_response_that_spells_a_token_beyond_the_embeddings_is_read_as_its_characters() -> None:
+    tokens = with_added("<go>")
+    episode = ChainEpisode(Chain(chain().task, tokens, vocab_size=4096), QUERIES[0])
+    episode.respond(response(" so <go> on"))  # the plain tokenizer's tokens
+    assert max(episode.prompt_ids()) < 4096
+    assert tokens.decode(episode.prompt_ids()) == tokenizer().decode(
+        chain().encode_later([(QUERIES[0], [" so <go> on"])])[0]
+    )
+
+
+def test_the_largest_id_counts_and_ends_and_padding_beyond_the_embeddings_are_not_used() -> None:
+    tokens = with_added("<end>", "<pad>")
+    tokens.eos_token, tokens.pad_token = "<end>", "<pad>"
+    described = Chain(chain().task, tokens, vocab_size=4096, stop="<end>", stop_token_ids=[5, 4096])
+    assert (described.stop_token_ids, described.pad_token_id) == ((5,), 0)
+    with pytest.raises(ValueError, match="no response could ever end"):
+        Chain(chain().task, tokens, vocab_size=4096)
+    vocabulary = {"a": 0, "b": 9, "<end>": 3}
+    gaps = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, "a")), eos_token="<end>")
+    assert Chain(chain().task, gaps).vocab_size == 10 and Chain(chain().task, gaps, stop="b").stop_token_ids == (3, 9)
 
 
 @pytest.mark.parametrize(

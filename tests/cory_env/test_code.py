@@ -186,6 +186,11 @@ def test_data_that_cannot_be_tested_is_named_by_row(tmp_path: Path) -> None:
     own = {"query": "Add.", "tests": ["assert add(1, 2) == 3"]}
     for bad, message in (
         ({"tests": []}, "at 'Add.': it has no tests"),
+        (
+            {"tests": ["assert add(1, 1) == 2", None]},
+            r"its tests \['assert add\(1, 1\) == 2', None\] are not all texts",
+        ),
+        ({"tests": ["assert add(1, 1) == 2"], "solution": ["a"]}, r"its solution \['a'\] is no text"),
         ({"tests": ["assert add(1"]}, r"the test 'assert add\(1' is not Python"),
         ({"tests": None}, "line 2 has no value in column 'tests'"),
     ):

@@ -1,7 +1,10 @@
 """The PettingZoo environment."""
 
+import copy
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +123,7 @@ def test_the_test_split_can_be_played() -> None:
 
 def test_calls_out_of_order_say_so() -> None:
     env = make(1, render_mode="ansi")
-    for call in (lambda: env.step(None), lambda: env.observe("pioneer"), env.render):
+    for call in (lambda: env.step(None), lambda: env.observe("pioneer"), env.render, env.last, env.agent_iter):
         with pytest.raises(ValueError, match="reset\\(\\) needs to be called before"):
             call()
     env.reset()
@@ -132,6 +135,26 @@ def test_calls_out_of_order_say_so() -> None:
     env.step(None)
     with pytest.raises(ValueError, match="the episode is over"):
         env.step(None)
+    env.close()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_goes_on_by_itself_and_leaves_the_first_as_it_was(duplicate: Callable[[Any], Any]) -> None:
+    env = make(2)
+    env.reset(seed=0)
+    env.step(action(env, " a"))
+    env.step(action(env, " b"))  # the reward's process runs from here on
+    env.reset()
+    env.step(action(env, " a good"))
+    other = duplicate(env)
+    for each, text in ((other, " film"), (env, " film indeed")):
+        each.step(action(env, text))
+        assert each.infos["observer"]["completion"] == text and each.rewards["observer"] == len(" a good" + text)
+    other.close()
+    env.reset()
+    env.step(action(env, " a"))
+    env.step(action(env, " b"))
+    assert env.rewards["pioneer"] == 4
     env.close()
 
 

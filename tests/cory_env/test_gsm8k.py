@@ -64,6 +64,14 @@ def test_an_answer_that_is_no_number_is_named(tmp_path: Path) -> None:
         make_task("gsm8k", data=data)
 
 
+@pytest.mark.parametrize("name", ["gsm8k", "arithmetic", "drafts"])
+def test_an_answer_that_is_several_is_named(tmp_path: Path, name: str) -> None:
+    column = "question" if name == "gsm8k" else "query"
+    data = write(tmp_path / "rows.jsonl", [{column: "1+1", "answer": 2}, {column: "x?", "answer": [2, 3]}])
+    with pytest.raises(DataError, match=rf"task {name}, at 'x\?': The answer \[2, 3\] must be a text, a finite number"):
+        make_task(name, data=data)
+
+
 def test_without_data_the_splits_are_those_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_source(gsm8k.HUB + "test") == ("hub:openai/gsm8k", {"config": "main", "split": "test"})
     pytest.importorskip("datasets", reason="the extra hub is not installed")

@@ -91,8 +91,14 @@ def test_what_the_data_lacks_is_named(tmp_path: Path) -> None:
         task([*MATH, MATH[1] | {"solution": "Easy."}])
     with pytest.raises(DataError, match="The answer '#### ' is empty"):
         task([{"query": "a", "answer": "#### "}, {"query": "b", "answer": "1"}])
-    with pytest.raises(DataError, match="line 1 has no value in column 'answer'"):
-        task([{"query": "a"}, {"query": "b"}])
+    for missing in ({}, {"answer": None}, {"answer": float("nan")}):
+        with pytest.raises(DataError, match="line 1 has no value in column 'answer'"):
+            task([{"query": "a", **missing}, {"query": "b"}])
+    several = r"at 'Roots\?': The answer \['2', '3'\] must be a text, a finite number, or a list of one of these"
+    with pytest.raises(DataError, match=several):
+        task([{"query": "a", "answer": "1"}, {"query": "Roots?", "answer": ["2", "3"]}])
+    with pytest.raises(DataError, match=r"at 'a': The answer \{'x': 1\} must be a text"):
+        task([{"query": "a", "solution": {"x": 1}}, MATH[1] | {"query": "b"}])
     plain = task([{"query": "a"}, {"query": "b"}], reward=LENGTH)
     assert plain.gold(plain.train[0]) is None and plain.solved_at is None
 

@@ -1,11 +1,16 @@
 """Reading the last number of a text, as graders of answers do."""
 
+import re
 import time
+from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from cory_env.rewards.answer import first_line_is_right, last_is_right
+from cory_env.rewards.mathematics import gold_text
 from cory_env.rewards.number import gold_number, last_number
 
 READ = {
@@ -137,9 +142,29 @@ def test_reading_takes_linear_time_whatever_is_repeated(piece: str) -> None:
 def test_a_gold_answer_is_the_number_after_the_solution() -> None:
     assert gold_number("She has 2 * 9 = <<2*9=18>>18.\n#### 1,018") == 1018
     assert gold_number("18") == gold_number(18) == gold_number(18.0) == 18
-    for answer in ("", "2 + 2 is 4\n#### four", None):
+    for answer in ("", "2 + 2 is 4\n#### four"):
         with pytest.raises(ValueError, match=r"has no number\. Write it as a number, after ####"):
             gold_number(answer)
+
+
+@pytest.mark.parametrize("read", [gold_number, gold_text])
+def test_a_gold_answer_is_a_text_a_finite_number_or_a_list_of_one_of_these(read: Callable[[object], object]) -> None:
+    for answer in ("18", 18, 18.0, Decimal(18), np.int64(18), np.float32(18), ["18"], [18], ("18",)):
+        assert read(answer) in (18, "18", "18.0")
+    for wrong in (
+        None,
+        ["2", "3"],
+        [],
+        [["18"]],
+        [None],
+        {"ground_truth": "5"},
+        float("nan"),
+        float("inf"),
+        True,
+        b"18",
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"The answer {wrong!r} must be a text, a finite number")):
+            read(wrong)
 
 
 def test_a_response_is_right_by_its_last_number_and_one_without_is_wrong() -> None:

@@ -28,7 +28,8 @@ def test_a_measure_is_named_in_the_reward_s_name() -> None:
 
 
 def test_a_row_without_a_reference_and_an_unknown_measure_are_refused() -> None:
-    with pytest.raises(ValueError, match="summary holds ' '"):
-        overlap(["a"], [" "])
+    for reference in (" ", None, {"text": "a"}, ["a", None], []):
+        with pytest.raises(ValueError, match=r"summary holds .*, but ROUGE compares with a text"):
+            overlap(["a"], [reference])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="no measure 'rouge9'"):
         overlap(["a"], ["a"], measure="rouge9")

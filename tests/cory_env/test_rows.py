@@ -1,11 +1,15 @@
 """Data as users have it: CSV, Parquet and hub data sets, other names for the query's column, conversations."""
 
+import csv
+import gzip
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -13,6 +17,7 @@ from pyarrow import parquet
 from cory_env.tasks import DataError, Query, make_task
 from cory_env.tasks.openings import cut_queries
 from cory_env.tasks.rows import read_queries
+from cory_env.validate import Report, check_columns
 from tests.cory_env.sample_tasks import LENGTH, tokenizer
 
 USER = {"role": "user", "content": "Name a fruit."}
@@ -33,7 +38,7 @@ def csv_file(tmp_path: Path, text: str | bytes) -> Path:
 
 def test_csv_takes_its_columns_from_the_header_and_quotes_may_hold_commas_and_line_breaks(tmp_path: Path) -> None:
     data = csv_file(tmp_path, b'\xef\xbb\xbfquery,answer\r\n"Red, or\r\n""blue""?",4\r\nplain,\r\n\r\n')
-    assert read_queries(data) == [Query(0, 'Red, or\r\n"blue"?', {"answer": "4"}), Query(1, "plain", {"answer": ""})]
+    assert read_queries(data) == [Query(0, 'Red, or\r\n"blue"?', {"answer": "4"}), Query(1, "plain", {"answer": None})]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +58,15 @@ def test_csv_takes_its_columns_from_the_header_and_quotes_may_hold_commas_and_li
         ("query,role\na,x\n", "line 2: the column name 'role' is taken"),
         ("query,completion_ids\na,x\n", "line 2: the column name 'completion_ids' is taken"),
         ('query,answer\n"  ",1\n', "line 2: 'query' is '  ', but must be text"),
+        ("query,answer\n,1\n", "line 2: 'query' is None, but must be text"),
+        (
+            "query;answer\na;1\n",
+            "line 1 names a single column, 'query;answer', .* separated by semicolons. Separate it by",
+        ),
+        (
+            "query\tanswer\na\t1\n",
+            "line 1 names a single column, .* separated by tabs.* commas .or by tabs, as FILE.tsv",
+        ),
     ],
 )
 def test_a_malformed_csv_file_is_named_with_its_line(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -69,6 +83,80 @@ def test_parquet_keeps_numbers_and_lists_and_names_the_row_of_a_query_that_is_no
     table(path, query=["a", "b"], unit=["cm", None])
     with pytest.raises(DataError, match=r"rows.parquet row 2 has no value in column 'unit'"):
         read_queries(path, required=["unit"])
+
+
+def test_other_forms_of_text_files_hold_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"query": "a, b", "answer": "1"}, {"query": "c", "answer": "é"}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    files = {
+        "rows.tsv": "query\tanswer\na, b\t1\nc\té\n",
+        "rows.json": json.dumps(rows, indent=1),
+        "lines.json": lines,
+        "rows.jsonl.gz": lines,
+        "rows.CSV.GZ": 'query,answer\n"a, b",1\nc,é\n',
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()) if name.lower().endswith(".gz") else text.encode())
+        assert [(query.text, query.columns["answer"]) for query in read_queries(path)] == [("a, b", "1"), ("c", "é")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl.gz", b"{}", "cannot be decompressed: Not a gzipped file.* Compress it again"),
+        ("rows.json", b'[{"query": "a"}, 3]', "row 2 is a JSON int, but must be an object"),
+        ("rows.json", b'[{"query": "a"},', "is not valid JSON in UTF-8: .* a list of objects, or have one per line"),
+        ("rows.json", b'{"query": {"0": "a"}}', "line 1: 'query' is"),
+        (
+            "rows.tsv",
+            b"query,answer\na,1\n",
+            "line 1 names a single column, .* separated by commas. Separate it by tabs",
+        ),
+        (
+            "rows.xlsx",
+            b"",
+            r"must end in .jsonl, .json, .csv, .tsv, .parquet, and a data set of the hub is written hub:",
+        ),
+    ],
+)
+def test_what_is_wrong_with_another_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name} .*{message}|{name} {message}"):
+        read_queries(tmp_path / name)
+
+
+def test_a_folder_or_a_pattern_of_files_leads_to_the_form_that_reads_them(tmp_path: Path) -> None:
+    for source, kind in ((tmp_path, "a folder"), (tmp_path / "*.parquet", "a pattern")):
+        with pytest.raises(DataError, match=f"is {kind}, not a file. hub:{tmp_path} reads all files of a folder"):
+            read_queries(source)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "nan.jsonl", "json", "parquet"])
+def test_what_is_missing_is_none_in_all_formats(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"rows.{form}"
+    if form == "parquet":
+        table(path, query=["a", "b"], unit=["cm", None], size=[1.0, float("nan")])
+    elif form == "csv":
+        path.write_text('query,unit,size\na,cm,1\nb,"",\n')
+    else:
+        missing = "NaN" if form.startswith("nan") else "null"
+        rows = f'{{"query": "a", "unit": "cm", "size": 1}}\n{{"query": "b", "unit": {missing}, "size": {missing}}}\n'
+        path.write_text(f"[{','.join(rows.splitlines())}]" if form == "json" else rows)
+    assert read_queries(path)[1].columns == {"unit": None, "size": None}
+    with pytest.raises(
+        DataError, match=r"(row 2|line [23]) has no value in column 'unit', which the prompts .*Fill it in"
+    ):
+        make_task("custom", data=path, reward=LENGTH, prompt="{query} {unit}")
+    report = Report("custom")
+    check_columns(make_task("custom", data=path, reward=LENGTH), ["unit"], report)
+    assert "1 of 1 queries of test have no value in the column 'unit', which the reward" in report.problems[0]
+
+
+def test_an_empty_text_in_json_is_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"query": "a", "input": ""}\n' * 2)
+    assert make_task("custom", data=path, reward=LENGTH, prompt="{query}{input}").train[0].columns == {"input": ""}
 
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
@@ -163,6 +251,20 @@ def test_what_a_hub_data_set_lacks_is_named(hub: Callable[[str], list[Query]], t
         hub(tail)
 
 
+def test_what_save_to_disk_wrote_is_read(hub: Callable[[str], list[Query]], tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    rows = Dataset.from_dict({"query": ["a", "b"], "unit": ["cm", None]})
+    rows.save_to_disk(tmp_path / "one")
+    DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(tmp_path / "two")
+    expected = [Query(0, "a", {"unit": "cm"}), Query(1, "b", {"unit": None})]
+    assert read_queries(f"hub:{tmp_path / 'one'}") == read_queries(f"hub:{tmp_path / 'two'}") == expected
+    assert [query.text for query in read_queries(f"hub:{tmp_path / 'two'}?split=test")] == ["b"]
+    for tail, splits in (("one?split=train[:1]", "train"), ("two?config=x", "train, test")):
+        with pytest.raises(DataError, match=f"cannot be loaded: save_to_disk wrote it with the splits {splits};"):
+            read_queries(f"hub:{tmp_path}/{tail}")
+
+
 def test_a_hub_that_cannot_be_reached_and_a_library_that_is_missing_are_named(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom cory_env.tasks.rows import read_queries\n"
@@ -203,6 +305,29 @@ def test_a_conversation_that_cannot_be_a_query_is_refused(tmp_path: Path, prompt
     path = table(tmp_path / "rows.parquet", query=[prompt])
     with pytest.raises(DataError, match=f"rows.parquet row 1: 'query' is a conversation.*{message}"):
         read_queries(path)
+
+
+def test_a_conversation_in_a_file_of_texts_is_read_as_json_and_refused_as_python_writes_it(tmp_path: Path) -> None:
+    before = [{"role": "system", "content": 'Be "brief".'}]
+    data = tmp_path / "rows.csv"
+
+    def write(*cells: str) -> None:
+        with data.open("w", newline="") as file:
+            csv.writer(file).writerows([["query"], *([cell] for cell in cells)])
+
+    write(json.dumps([*before, USER]), f" {json.dumps([{'content': 'Hi', 'role': 'user'}], indent=1)}\n")
+    one, other = read_queries(data)
+    assert (one.text, one.history) == ("Name a fruit.", tuple(before)) and (other.text, other.history) == ("Hi", ())
+    for cell in (str([*before, USER]), str(np.array([*before, USER])), str([{"name": "Bo", **USER}])):
+        write(cell)
+        with pytest.raises(DataError, match=r"line 2: 'query' is a conversation, but as Python writes it.*json.dumps"):
+            read_queries(data)
+    write(json.dumps([{"role": "assistant", "content": "Hi"}]))
+    with pytest.raises(DataError, match="does not end with what the user says"):
+        read_queries(data)
+    for text in ('[{"a": 1}]', "[1, 2]", f"{json.dumps([USER])} Sum this up.", "The {role}: [content]"):
+        write(text)
+        assert read_queries(data) == [Query(0, text)]
 
 
 def test_long_texts_are_cut_to_their_first_tokens_and_to_the_same_ones_each_time() -> None:

@@ -66,6 +66,13 @@ def test_gold_answers_that_no_response_can_hold_are_a_warning() -> None:
     assert f"1 gold answers of train do not fit max_response = 1. Raise it to {needed} or more." in report.warnings
 
 
+def test_gold_answers_that_hold_the_stop_text_are_told() -> None:
+    report = validate(sums(), tokenizer(), stop="4")
+    assert "2 gold answers of train hold stop='4', where a response would end, such as '4'. Set another stop." in (
+        report.warnings
+    )
+
+
 def lengths(num_agents: int, observed: Observed, max_prompt: int) -> Report:
     report = Report("reviews")
     check_lengths(chain(num_agents, observed=observed, max_prompt=max_prompt, max_response=15), report)

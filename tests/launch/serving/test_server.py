@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,16 @@ from cory_env.chain import Chain
 from cory_env.tasks import Task
 from cory_env.tokenizer import load_tokenizer
 from launch.commands.serve import main
-from launch.models.trained import open_trained
+from launch.models.token_printer import TokenPrinter
+from launch.models.trained import Stored, open_trained
 from launch.models.trained_chain import TrainedChain, chain_of
 from launch.run_folder.directory import RunDirectory
 from launch.serving import server
-from launch.serving.answers import WINDOW, Served, Writing
+from launch.serving.answers import Served
 from launch.serving.desk import Desk
 from launch.serving.requests import ChatRequest, RequestError
 from policies.generation.installed import vllm_installed
+from policies.generation.token_stream import WINDOW, Detokenizer
 from tests.launch.conftest import CHECKOUT, ENVIRONMENT, begin
 from tests.policies.sample_rewards import letters
 
@@ -36,6 +40,11 @@ QUERY = "This movie"
 CHAIN = ("llm_2", "llm_1")
 KEY = "secret"
 INSPECT = os.environ.get("CORY_INSPECT")
+
+
+def stopping(trained: Stored) -> Stored:
+    """The same policies, of a run whose responses end at an `o`."""
+    return replace(trained, settings=trained.settings.model_copy(update={"stop": "o"}))
 
 
 def client(address: str, key: str = KEY) -> Any:
@@ -53,6 +62,7 @@ def asked(policies_run: RunDirectory) -> Iterator[Any]:
     desk = Desk(TransformersBackend(trained, CHAIN, 8))
     models = {policy: Served(policy, (policy,), chain_of(trained, [policy])) for policy in CHAIN}
     models["chain"] = Served("chain", CHAIN, chain_of(trained, CHAIN))
+    models["stopping"] = Served("stopping", ("llm_1",), chain_of(stopping(trained), ["llm_1"]))
     place = server.listen("127.0.0.1", 0)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -84,7 +94,7 @@ def user(text: str = QUERY) -> list[Any]:
 
 
 def test_the_policies_and_their_chain_are_its_models(asked: Any) -> None:
-    assert [model.id for model in asked.models.list()] == ["llm_2", "llm_1", "chain"]
+    assert [model.id for model in asked.models.list()] == ["llm_2", "llm_1", "chain", "stopping"]
     assert asked.models.retrieve("chain").id == "chain"
 
 
@@ -124,6 +134,24 @@ def test_a_policy_goes_on_from_a_text_and_ends_before_a_stop_text(asked: Any, po
     assert text.startswith(choice.text) and len(choice.text) < len(text)
 
 
+def test_a_run_s_own_stop_text_ends_an_answer_as_generate_shows_it(asked: Any, policies_run: RunDirectory) -> None:
+    ((whole,),) = answers(policies_run, ("llm_1",), 0)
+    text = whole.partition("o")[0]
+    assert "o" in whole and not text.endswith(" ")  # the token that holds the `o` brings text before it
+    told = io.StringIO()
+    chain = TrainedChain(stopping(open_trained(policies_run.path)), ("llm_1",), 0, 0)
+    answered = chain.answer(0, QUERY, TokenPrinter(told, repeat=False))
+    assert answered["responses"][0]["text"] == text and told.getvalue() == f"pioneer (llm_1): {text.lstrip()}\n"
+    ask: dict[str, Any] = {"model": "stopping", "temperature": 0}
+    for stops in ("~", ["~", "o", "oo"]):
+        (choice,) = asked.completions.create(prompt=QUERY, stop=stops, **ask).choices
+        assert (choice.text, choice.finish_reason) == (text, "stop")
+        (choice,) = asked.chat.completions.create(messages=user(), stop=stops, **ask).choices
+        assert (choice.message.content, choice.finish_reason) == (text, "stop")
+        chunks = asked.completions.create(prompt=QUERY, stop=stops, stream=True, **ask)
+        assert "".join(choice.text or "" for chunk in chunks for choice in chunk.choices) == text
+
+
 def test_clients_at_once_get_what_each_gets_alone(asked: Any) -> None:
     seeds = range(6)
 
@@ -142,7 +170,7 @@ def test_clients_at_once_get_what_each_gets_alone(asked: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "code", "said"),
     [
-        ({"model": "llm_7"}, 404, "model_not_found", "This server has: llm_2, llm_1, chain."),
+        ({"model": "llm_7"}, 404, "model_not_found", "This server has: llm_2, llm_1, chain, stopping."),
         ({"messages": user("word " * 200)}, 400, "context_length_exceeded", "needs a prompt of"),
         ({"messages": [{"role": "system", "content": "Be kind."}, *user()]}, 400, None, "without a chat template"),
         ({"top_p": 0.9}, 400, "unsupported_parameter", "sampled by temperature alone"),
@@ -169,6 +197,8 @@ def test_completions_refuse_what_they_would_leave_out_or_could_not_read(asked: A
     for model, fields, said in (
         ("llm_1", {"logprobs": 0}, "logprobs=0 is not supported: this server gives no log-probabilities"),
         ("chain", {"prompt": ""}, "The query is empty."),
+        ("llm_1", {"prompt": []}, "`prompt` is an empty list. Give at least one text."),
+        ("llm_1", {"prompt": [QUERY] * 65}, "A request may have 1 to 64 responses."),
         ("chain", {"prompt": [QUERY, "word " * 200], "stream": True}, "needs a prompt of"),
         ("llm_1", {"prompt": "word " * 2**18}, "Request Entity Too Large"),
     ):
@@ -230,10 +260,10 @@ def test_inspect_asks_the_chain_and_scores_by_the_tasks_reward(asked: Any, tmp_p
 
 
 def test_text_that_may_become_a_stop_text_is_held_back() -> None:
-    writing = Writing(lambda tokens: "".join(map(chr, tokens)), ["END"])
+    writing = Detokenizer(lambda tokens: "".join(map(chr, tokens)), ["END"])
     assert [writing.add([ord(letter)]) for letter in "aENbEND"] == ["a", "", "", "ENb", "", "", ""]
     assert writing.stopped and (writing.end(), writing.text) == ("", "aENb")
-    writing = Writing(lambda tokens: "".join(map(chr, tokens)), ["END"])
+    writing = Detokenizer(lambda tokens: "".join(map(chr, tokens)), ["END"])
     assert (writing.add([ord("E")]), writing.end()) == ("", "E")
 
 
@@ -247,7 +277,7 @@ def test_a_long_text_is_decoded_in_parts_and_is_the_same() -> None:
         asked.append(len(part))
         return chain.decode(part)
 
-    writing = Writing(decode)
+    writing = Detokenizer(decode)
     pieces = [writing.add([token]) for token in tokens]
     assert "".join([*pieces, writing.end()]) == writing.text == chain.decode(tokens) and len(tokens) > 500
     assert max(asked) < WINDOW + 4  # a character has 4 bytes, at most as many tokens

@@ -26,7 +26,6 @@ from policies.generation.installed import vllm_installed
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.generation.vllm_generator import VLLMGenerator
 from policies.learning.rows import make_rows
-from policies.models.language_model import stop_token_ids
 from policies.models.lora import Lora
 from policies.models.weights import checksum
 from policies.self_test import perturb
@@ -178,12 +177,3 @@ def test_an_instruction_tuned_model_trains_on_conversations_and_ends_with_either
         "system: Be brief.<|im_end|>assistant: What can I do?<|im_end|>user: Name a fruit.<|im_end|>assistant:"
     )
     assert algorithm.evaluator.held_out()["evaluation"]["llm_1"]["eos_rate"] > 0.5
-
-
-def test_a_model_s_stop_tokens_are_those_of_its_generation_config_or_else_of_its_config(tmp_path: Path) -> None:
-    path = save_model(tmp_path / "several", "llama", True, eos_token_id=[3, 4])
-    assert (tmp_path / "several" / "generation_config.json").is_file()
-    assert stop_token_ids(path) == [3, 4]
-    (tmp_path / "several" / "generation_config.json").unlink()
-    assert stop_token_ids(path) == [3, 4]
-    assert stop_token_ids(save_model(tmp_path / "none", "llama", True, eos_token_id=None)) == []

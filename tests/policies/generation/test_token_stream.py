@@ -6,9 +6,9 @@ from cory_env.tokenizer import load_tokenizer
 from policies.generation.token_stream import TokenStream
 
 
-def pieces(tokens: list[int]) -> list[str]:
+def pieces(tokens: list[int], *stops: str) -> list[str]:
     told: list[str] = []
-    stream = TokenStream(load_tokenizer().decode, told.append)
+    stream = TokenStream(load_tokenizer().decode, told.append, stops)
     stream.put(torch.tensor([[1, 2, 3]]))  # the prompt
     for token in tokens:
         stream.put(torch.tensor([token]))
@@ -33,3 +33,8 @@ def test_a_character_of_several_tokens_is_told_when_it_is_whole() -> None:
 def test_what_never_becomes_whole_is_told_at_the_end() -> None:
     tokens = load_tokenizer()("so 🙂")["input_ids"][:-1]
     assert pieces(tokens)[-1].endswith("\N{REPLACEMENT CHARACTER}")
+
+
+def test_nothing_is_told_from_a_stop_text_on_also_of_one_that_spans_tokens() -> None:
+    for text, told in ((" a good film", " a good "), ("so\nit\n\nQ: f", "so\nit")):
+        assert "".join(pieces(load_tokenizer()(text)["input_ids"], "f", "\n\n")) == told

@@ -12,7 +12,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
-from policies.models.language_model import load_language_model
+from policies.models.language_model import load_language_model, stop_token_ids
 from policies.models.model_check import ModelError
 from tests.policies.conftest import MakeCory
 
@@ -65,3 +65,32 @@ def test_ids_beyond_the_tokenizer_are_trained_on_and_shown_as_nothing(make_cory:
     texts = [response["text"] for sample in report["samples"] for response in sample["responses"]]
     assert set(texts) == {""} and report["tokens"] == 8 * 2 * 6  # all six tokens of each, none of them the end
     assert report["sampler_gap_max"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"eos_token_id": [0, 14]}, {"eos_token_id": 0}, [0, 14]),
+        ({"eos_token_id": [0, 14]}, {"eos_token_id": None}, [0, 14]),
+        ({"eos_token_id": [0, 14]}, {}, [0, 14]),
+        ({"eos_token_id": [0, 14]}, None, [0, 14]),
+        ({"eos_token_id": 0}, {"eos_token_id": [7, 0]}, [7, 0]),
+        ({"eos_token_id": None}, {"eos_token_id": [7, 0]}, [7, 0]),
+        ({"eos_token_id": None}, None, []),
+        ({}, {"eos_token_id": 7}, [7]),  # its family's default is 50256
+        ({}, None, [50256]),
+    ],
+)
+def test_the_ends_that_a_model_names_are_those_of_both_of_its_files(
+    config: dict[str, Any], generation: dict[str, Any] | None, expected: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **config}))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert stop_token_ids(str(tmp_path)) == expected
+
+
+def test_the_ends_of_a_model_with_more_than_text_stand_in_its_text_s_part(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", "eos_token_id": [1, 6], "text_config": {"eos_token_id": 9, "vocab_size": 64}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert stop_token_ids(str(tmp_path)) == [1, 6, 9]

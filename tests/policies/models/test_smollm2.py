@@ -118,7 +118,7 @@ def test_a_response_ends_with_the_chats_end_of_turn(folder: Path, tokenizer: Pre
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert stop_token_ids(str(folder)) == [end] == [tokenizer.eos_token_id]
     assert GenerationConfig.from_pretrained(folder).pad_token_id == tokenizer.pad_token_id
-    assert check_model(str(folder), len(tokenizer), 8192) == len(tokenizer) == 49152
+    assert check_model(str(folder), 8192) == len(tokenizer) == 49152
 
 
 def test_the_tokenizer_is_the_files(tokenizer: PreTrainedTokenizerBase, packed: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from cory_env.chain import Chain
@@ -15,9 +17,9 @@ from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import make_settings
 
 
-def chain_of(num_agents: int) -> tuple[Chain, RoleMapping]:
+def chain_of(num_agents: int, **more: Any) -> tuple[Chain, RoleMapping]:
     """The bundled task's chain and its first mapping."""
-    settings = make_settings({"num_agents": num_agents, "backend": "transformers", "max_prompt": 128})
+    settings = make_settings({"num_agents": num_agents, "backend": "transformers", "max_prompt": 128, **more})
     chain = settings.make_chain(settings.make_task(), settings.make_tokenizers())
     return chain, RoleMapping(settings.roles, settings.modules)
 
@@ -55,6 +57,15 @@ def test_episodes_become_rows_of_the_llm_that_played_each_role() -> None:
     assert [rows["positions"].tolist() for rows in batch.values()] == [[0, 0], [1, 1], [2, 2]]
     assert [rows["task_rewards"].tolist() for rows in batch.values()] == [[1, 8], [2, 16], [4, 32]]
     assert [rows["ended"].tolist() for rows in batch.values()] == [[0, 0], [0, 0], [1, 0]]
+
+
+def test_a_row_ends_where_the_stop_text_does_and_what_was_sampled_after_that_is_not_learned_from() -> None:
+    chain, mapping = chain_of(1, stop="\n\n")
+    said = chain.tokenizer("so\n\nQ", add_special_tokens=False)["input_ids"]
+    episodes = [play(chain, mapping, query, [tokens], [1.0])[1] for query, tokens in enumerate((said, said[:-2]))]
+    rows = rows_of(episodes)["llm_1"]
+    assert [real(rows, row)[1] for row in (0, 1)] == [said[:-1], said[:-2]]
+    assert rows["ended"].tolist() == [1, 0] and rows["sampler_logprobs"][0].tolist() == [-token for token in said[:-1]]
 
 
 def test_rows_belong_to_the_llm_that_generated_them_after_the_roles_rotated_too() -> None:
