@@ -14,14 +14,17 @@ are kept as the tokens that came: decoded for the reward and for the next agent'
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
 from gymnasium import spaces
 
 from cory_env.chat import ChatFormat, refuse_conversations
+from cory_env.control_tokens import ControlTokens
 from cory_env.message import Message
 from cory_env.tasks.task import Query, Task
+from cory_env.tasks.template import literals, placeholders
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,6 +77,7 @@ class Chain:
         stop_token_ids: Sequence[int] = (),
         chat: bool = False,
         system: str | None = None,
+        chat_date: str | None = None,
     ) -> None:
         """Describes a chain.
 
@@ -91,6 +95,7 @@ class Chain:
             stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
             chat: Whether each prompt is a user's message in the tokenizer's chat template.
             system: With `chat`, a system message before it.
+            chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
 
         Raises:
             ValueError: A setting is out of range, or there is no token that could end a response.
@@ -104,7 +109,9 @@ class Chain:
             raise ValueError(f"observed is {observed!r}, but must be one of: {', '.join(get_args(Observed))}.")
         if not math.isfinite(partner_reward):
             raise ValueError(f"partner_reward is {partner_reward}, but must be a finite number; the paper's is 1.")
-        ends = [tokenizer.eos_token_id, *stop_token_ids] if tokenizer.eos_token_id is not None else stop_token_ids
+        self.chat = ChatFormat(tokenizer, system, chat_date) if chat else None
+        turn_end = None if self.chat is None else self.chat.turn_end
+        ends = [end for end in (tokenizer.eos_token_id, *stop_token_ids, turn_end) if end is not None]
         if not ends:
             raise ValueError(
                 "The tokenizer has no end-of-sequence token, so no response could ever end. Set its eos_token."
@@ -122,7 +129,10 @@ class Chain:
         self.vocab_size = vocab_size or len(tokenizer)
         self.stop_token_ids = tuple(dict.fromkeys(ends))
         self.ends = frozenset(ends)  # they may be hundreds
-        self.chat = ChatFormat(tokenizer, system) if chat else None
+        templates = (task.prompt_template, task.observer_template, task.reference_separator)
+        written = [literal for template in templates for literal in literals(template)]
+        self.control = ControlTokens(tokenizer, self.ends, [*written, self.chat.written] if self.chat else written)
+        self._columns = {name for template in templates for name in placeholders(template)}  # that prompts hold
         self.pad_token_id: int = tokenizer.pad_token_id or 0
         self._known = max(tokenizer.get_vocab().values()) + 1
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -162,22 +172,41 @@ class Chain:
         """Tokenises prompts, each a filled template and, with `chat`, the messages before it.
 
         Special tokens come from the chat template, where it is on, or else from the tokenizer's defaults (a BOS, for
-        models that have one): never from both.
+        models that have one): never from both. What is put into a template has to be masked (`ControlTokens.mask`), or
+        it counts as a part of it.
 
         Raises:
             ChatError: The chat template cannot render a prompt.
         """
         texts = [text if self.chat is None else self.chat.render(text, history or ()) for text, history in prompts]
-        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=self.chat is None)["input_ids"]
-        return ids
+        return self.control.encode(texts, add_special_tokens=self.chat is None)
 
     def encode_first(self, queries: Sequence[Query]) -> list[list[int]]:
         """Tokenises the pioneer's prompts."""
-        return self.encode([(self.task.prompt(query), query.history) for query in queries])
+        masked = map(self._masked, queries)
+        return self.encode([(self.task.prompt(query), query.history) for query in masked])
 
     def encode_later(self, turns: Sequence[tuple[Query, Sequence[str]]]) -> list[list[int]]:
         """Tokenises the prompts of agents that follow responses, given as text."""
-        return self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in turns])
+        mask = self.control.mask
+        masked = [(self._masked(query), list(map(mask, texts))) for query, texts in turns]
+        return self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in masked])
+
+    def _masked(self, query: Query) -> Query:
+        """Returns a query whose texts become no control tokens in a prompt: nearly always itself."""
+        mask = self.control.mask
+        texts = {
+            name: value if isinstance(value, str) else str(value)
+            for name, value in query.columns.items()
+            if isinstance(value, str) or name in self._columns
+        }
+        columns = {name: masked for name, text in texts.items() if (masked := mask(text)) != text}
+        text, history = mask(query.text), query.history
+        if history is not None and any(mask(message["content"]) != message["content"] for message in history):
+            history = tuple(Message(role=message["role"], content=mask(message["content"])) for message in history)
+        if not columns and text == query.text and history is query.history:
+            return query
+        return replace(query, text=text, columns={**query.columns, **columns}, history=history)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns a response as text, without special tokens and with its leading space: prompt + text reads right.

@@ -61,6 +61,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         stop_token_ids: Sequence[int] = (),
         chat: bool = False,
         system: str | None = None,
+        chat_date: str | None = None,
         data: str | os.PathLike[str] | None = None,
         eval_data: str | os.PathLike[str] | None = None,
         reward: str | None = None,
@@ -89,6 +90,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
             chat: Whether each prompt is a user's message in the tokenizer's chat template.
             system: With `chat`, a system message before it.
+            chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
             data: A file or hub data set with the training queries.
             eval_data: One with the held-out queries.
             reward: The reward function, `module:function`.
@@ -145,6 +147,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             stop_token_ids=stop_token_ids,
             chat=chat,
             system=system,
+            chat_date=chat_date,
         )
         self.possible_agents = list(self.chain.roles)
         self.agents: list[str] = []

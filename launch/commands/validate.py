@@ -92,6 +92,7 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
                 stop_token_ids=settings.stop_token_ids(tokenizers, reader),
                 chat=settings.chat,
                 system=settings.system,
+                chat_date=settings.chat_date,
                 reward_timeout=settings.reward_timeout,
             )
         except ValueError as error:
