@@ -52,6 +52,7 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
     base = tmp_path / "base"
     tokenizer = load_tokenizer()
     template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    template += "{% if add_generation_prompt %}<{% endif %}"
     tokenizer.chat_template = {"default": template, "other": "{{ messages }}"}
     tokenizer.save_pretrained(base)
     config = GPT2Config(vocab_size=4096, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.3)
