@@ -145,8 +145,10 @@ class ChatFormat:
                 f"The chat template of {name} {does} the message of the role {role} in a conversation of "
                 f"{', '.join(roles)}. Give that message another role, or remove it."
             )
-        turns = rendered.count(self._opening) if self._opening else 1
-        if turns > roles.count("assistant") + 1:
+        if not self._opening:
+            return
+        turns = rendered.count(self._opening) - self._render(messages, generate=False).count(self._opening)
+        if turns > 1:
             raise ChatError(
                 f"The chat template of {name} opens the assistant's turn {turns} times for messages from "
                 f"{', '.join(roles)}. {_OTHER}"
