@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 
@@ -95,6 +95,13 @@ def word_piece() -> PreTrainedTokenizerBase:
     return _made(model, LLAMA.replace("</s>", "[SEP]"), bos_token="[CLS]", eos_token="[SEP]", unk_token="[UNK]")
 
 
+def bytes_in_python() -> PreTrainedTokenizerBase:
+    """ByT5's, which has no Rust behind it."""
+    tokenizer: PreTrainedTokenizerBase = ByT5Tokenizer(extra_ids=3)
+    tokenizer.chat_template = LLAMA.replace("{{ bos_token }}", "")
+    return tokenizer
+
+
 def _made(model: Tokenizer, template: str, **special: Any) -> PreTrainedTokenizerBase:
     special = special or {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     return PreTrainedTokenizerFast(tokenizer_object=model, chat_template=template, **special)
@@ -108,4 +115,5 @@ KINDS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
     "metaspace legacy": lambda: metaspace("legacy"),
     "unigram": unigram,
     "word piece": word_piece,
+    "python": bytes_in_python,
 }
