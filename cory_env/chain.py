@@ -15,14 +15,17 @@ import copy
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
 from gymnasium import spaces
 
 from cory_env.chat import ChatFormat, refuse_conversations
+from cory_env.control_tokens import ControlTokens
 from cory_env.message import Message
 from cory_env.tasks.task import Query, Task
+from cory_env.tasks.template import literals, placeholders
 from cory_env.tokenizer import tokens_holding
 
 if TYPE_CHECKING:
@@ -88,6 +91,7 @@ class Chain:
         stop: str | None = None,
         chat: bool = False,
         system: str | None = None,
+        chat_date: str | None = None,
     ) -> None:
         """Describes a chain.
 
@@ -110,6 +114,7 @@ class Chain:
                 its text is what stands before.
             chat: Whether each prompt is a user's message in the tokenizer's chat template.
             system: With `chat`, a system message before it.
+            chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
 
         Raises:
             ValueError: A setting is out of range, or there is no token that could end a response.
@@ -123,6 +128,8 @@ class Chain:
             raise ValueError(f"observed is {observed!r}, but must be one of: {', '.join(get_args(Observed))}.")
         if not math.isfinite(partner_reward):
             raise ValueError(f"partner_reward is {partner_reward}, but must be a finite number; the paper's is 1.")
+        self.chat = ChatFormat(tokenizer, system, chat_date) if chat else None
+        turn_end = None if self.chat is None else self.chat.turn_end
         vocab = tokenizer.get_vocab()
         self._known = max(vocab.values()) + 1  # ids may have gaps
         self.vocab_size = vocab_size or self._known
@@ -130,7 +137,7 @@ class Chain:
         holding = [] if stop is None else tokens_holding(tokenizer, stop)
         ends = [
             end
-            for end in dict.fromkeys([tokenizer.eos_token_id, *stop_token_ids, *holding])
+            for end in dict.fromkeys([tokenizer.eos_token_id, *stop_token_ids, turn_end, *holding])
             if end is not None and end < self.vocab_size
         ]
         if not ends:
@@ -153,7 +160,10 @@ class Chain:
         self.stop_token_ids = tuple(ends)
         self.ends = frozenset(ends)  # they may be hundreds
         self._hidden = self.ends.difference(holding)  # these have no text of the response in them
-        self.chat = ChatFormat(tokenizer, system) if chat else None
+        templates = (task.prompt_template, task.observer_template, task.reference_separator)
+        written = [literal for template in templates for literal in literals(template)]
+        self.control = ControlTokens(tokenizer, self._hidden, [*written, self.chat.written] if self.chat else written)
+        self._columns = {name for template in templates for name in placeholders(template)}  # that prompts hold
         self._unembedded = {token: text for text, token in vocab.items() if token >= self.num_embeddings}
         pad: int = tokenizer.pad_token_id or 0
         self.pad_token_id = pad if pad < self.num_embeddings else 0
@@ -194,14 +204,14 @@ class Chain:
         """Tokenises prompts, each a filled template and, with `chat`, the messages before it.
 
         Special tokens come from the chat template, where it is on, or else from the tokenizer's defaults (a BOS, for
-        models that have one): never from both.
+        models that have one): never from both. What is put into a template has to be masked (`ControlTokens.mask`), or
+        it counts as a part of it.
 
         Raises:
             ChatError: The chat template cannot render a prompt.
         """
         texts = [text if self.chat is None else self.chat.render(text, history or ()) for text, history in prompts]
-        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=self.chat is None)["input_ids"]
-        return ids
+        return self.control.encode(texts, add_special_tokens=self.chat is None)
 
     def encode_first(self, queries: Sequence[Query]) -> list[list[int]]:
         """Tokenises the pioneer's prompts.
@@ -209,7 +219,8 @@ class Chain:
         Raises:
             NoEmbeddingError: One holds a token that the model has no embedding for.
         """
-        prompts = self.encode([(self.task.prompt(query), query.history) for query in queries])
+        masked = map(self._masked, queries)
+        prompts = self.encode([(self.task.prompt(query), query.history) for query in masked])
         for query, prompt in zip(queries, prompts, strict=True) if self._unembedded else ():
             self._check_embedded(query, prompt)
         return prompts
@@ -220,10 +231,28 @@ class Chain:
         Raises:
             NoEmbeddingError: One holds a token that the model has no embedding for, whatever the responses are.
         """
-        prompts = self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in turns])
+        mask = self.control.mask
+        masked = [(self._masked(query), list(map(mask, texts))) for query, texts in turns]
+        prompts = self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in masked])
         if not self._unembedded:
             return prompts
-        return [self._spell_out(*turn, prompt) for turn, prompt in zip(turns, prompts, strict=True)]
+        return [self._spell_out(*turn, prompt) for turn, prompt in zip(masked, prompts, strict=True)]
+
+    def _masked(self, query: Query) -> Query:
+        """Returns a query whose texts become no control tokens in a prompt: nearly always itself."""
+        mask = self.control.mask
+        texts = {
+            name: value if isinstance(value, str) else str(value)
+            for name, value in query.columns.items()
+            if isinstance(value, str) or name in self._columns
+        }
+        columns = {name: masked for name, text in texts.items() if (masked := mask(text)) != text}
+        text, history = mask(query.text), query.history
+        if history is not None and any(mask(message["content"]) != message["content"] for message in history):
+            history = tuple(Message(role=message["role"], content=mask(message["content"])) for message in history)
+        if not columns and text == query.text and history is query.history:
+            return query
+        return replace(query, text=text, columns={**query.columns, **columns}, history=history)
 
     def _check_embedded(self, query: Query, prompt: Sequence[int]) -> None:
         for token in prompt:

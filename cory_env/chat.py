@@ -1,13 +1,24 @@
 """Wraps prompts as an instruction-tuned model expects them: in the chat template of its tokenizer."""
 
+import re
 from collections.abc import Sequence
+from datetime import date, datetime
 from typing import TYPE_CHECKING
 
+from cory_env.control_tokens import is_mark
 from cory_env.message import Message
 from cory_env.tasks.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_MARKER = "Marker{}Text"
+"""Stands for a message while a template is checked."""
+_ROLES = ("system", "developer", "assistant", "tool")
+"""Roles that templates mark beside the user's."""
+_OTHER = "Use a model with another template, or set chat=false."
+_MOST_CHECKED = 1000
+"""Orders of roles that are remembered as checked."""
 
 
 class ChatError(ValueError):
@@ -15,26 +26,41 @@ class ChatError(ValueError):
 
 
 class ChatFormat:
-    """A tokenizer's chat template: the text of a conversation up to where the assistant's turn begins."""
+    """A tokenizer's chat template: the text of a conversation up to where the assistant's turn begins.
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", system: str | None = None) -> None:
-        """Proves that the template can be used.
+    Attributes:
+        asks_date: Whether the template asked for today's date so far.
+        turn_end: The token with which the template ends the assistant's turn, if it does so with one.
+        written: What the template writes around messages of all roles that it takes.
+    """
+
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", system: str | None = None, chat_date: str | None = None
+    ) -> None:
+        """Checks the template.
 
         Args:
             tokenizer: It must have a chat template.
             system: A system message before every conversation that has none; None leaves it to the template.
+            chat_date: The date that a template gets as today's, as YYYY-MM-DD; None: today's.
 
         Raises:
-            ChatError: There is no template, or it does not take a system message.
+            ChatError: There is no template, it does not take a system message, loses or repeats a message, or does not
+                open the assistant's turn.
         """
         if not tokenizer.chat_template:
             raise ChatError(
                 f"The tokenizer of {tokenizer.name_or_path} has no chat template, but chat is on. Set chat=false, "
                 "or use an instruction-tuned model."
             )
+        self.asks_date = False
         self._tokenizer = tokenizer
         self._system = system
+        self._date = None if chat_date is None else datetime.combine(date.fromisoformat(chat_date), datetime.min.time())
+        self._checked: set[tuple[str, ...]] = set()
+        self._opening = self._check_turn()
         self.render("a")
+        self.written, self.turn_end = self._probe()
 
     def render(self, text: str, history: Sequence[Message] = ()) -> str:
         """Returns the conversation as the model reads it, special tokens as text, open for the assistant's answer.
@@ -44,23 +70,131 @@ class ChatFormat:
             history: The messages before.
 
         Raises:
-            ChatError: The template refuses these messages.
+            ChatError: The template refuses these messages, or loses one of a role.
         """
-        messages = [*history, Message(role="user", content=text)]
-        if self._system is not None and messages[0]["role"] != "system":
-            messages.insert(0, Message(role="system", content=self._system))
-        from jinja2 import TemplateError
+        system = [] if history and history[0]["role"] == "system" else self._system_message()
+        messages = [*system, *history, Message(role="user", content=text)]
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._checked:
+            self._check(roles, added=bool(system))
+            if len(self._checked) >= _MOST_CHECKED:  # clients of a server may send any
+                self._checked.clear()
+            self._checked.add(roles)
+        return self._render(messages)
 
+    def _system_message(self) -> list[Message]:
+        return [] if self._system is None else [Message(role="system", content=self._system)]
+
+    def _render(self, messages: Sequence[Message], generate: bool = True) -> str:
+        dates = {} if self._date is None else {"date_string": self._date.strftime("%d %b %Y")}  # as in Llama's
         try:
-            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
+            rendered = self._tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=generate,
+                strftime_now=self._strftime_now,
+                **dates,
+            )
+        except Exception as error:  # a template is a program, and may fail in any way
+            roles = [message["role"] for message in messages]
+            reason = f"{error}".encode("utf-8", "replace").decode().strip().rstrip(".") or type(error).__name__
+            hint = _OTHER if set(roles) == {"user"} else "Change the data or the setting system."
             raise ChatError(
-                f"The chat template of {self._tokenizer.name_or_path} does not take messages from {roles}: {error}. "
-                "Change the data or the setting system."
+                f"The chat template of {self._tokenizer.name_or_path} does not take messages from "
+                f"{', '.join(roles)}: {reason}. {hint}"
             ) from error
         assert isinstance(rendered, str)  # a list comes back only for a batch
         return rendered
+
+    def _strftime_now(self, form: str) -> str:
+        """Stands for transformers' own function of that name, which templates ask for today's date."""
+        self.asks_date = True
+        return (self._date or datetime.now()).strftime(form)
+
+    def _check(self, roles: Sequence[str], added: bool) -> None:
+        """Checks that each message of a conversation comes out of the template once, and one turn is opened.
+
+        Args:
+            roles: Whose the messages are, in order.
+            added: The first is the setting `system`.
+        """
+        name = self._tokenizer.name_or_path
+        for role in roles:
+            if not re.fullmatch(r"[\w .-]+", role):
+                raise ChatError(
+                    f"A conversation has a message of the role {role!r}, which is no word. Correct the data."
+                )
+        markers = [_MARKER.format(index) for index in range(len(roles))]
+        messages = [Message(role=role, content=marker) for role, marker in zip(roles, markers, strict=True)]
+        rendered = self._render(messages)
+        for index, (role, marker) in enumerate(zip(roles, markers, strict=True)):
+            count = rendered.count(marker)
+            if count == 1:
+                continue
+            does = f"writes {count} times" if count else "leaves out"
+            if added and not index:
+                raise ChatError(
+                    f"The chat template of {name} {does} the system message. Put its text into prompt, or unset system."
+                )
+            if len(roles) == 1 + added:
+                raise ChatError(
+                    f"The chat template of {name} {does} the user's message as plain text. Use a model with another "
+                    "template, or set chat=false."
+                )
+            raise ChatError(
+                f"The chat template of {name} {does} the message of the role {role} in a conversation of "
+                f"{', '.join(roles)}. Give that message another role, or remove it."
+            )
+        if not self._opening:
+            return
+        turns = rendered.count(self._opening) - self._render(messages, generate=False).count(self._opening)
+        if turns > 1:
+            raise ChatError(
+                f"The chat template of {name} opens the assistant's turn {turns} times for messages from "
+                f"{', '.join(roles)}. {_OTHER}"
+            )
+
+    def _check_turn(self) -> str:
+        """Checks that the assistant's turn is opened, and returns what opens it, if that is asked for."""
+        asked = [*self._system_message(), Message(role="user", content=_MARKER.format(0))]
+        answer = Message(role="assistant", content=_MARKER.format(1))
+        opened, left = self._render(asked), self._render(asked, generate=False)
+        if opened != left:
+            return opened[len(left) :].strip() if opened.startswith(left) else ""
+        try:  # Llama 2's and Mistral's end the user's turn, and nothing stands before the answer
+            answered = self._render([*asked, answer], generate=False)
+        except ChatError:
+            return ""
+        between, found, _ = answered.removeprefix(opened).partition(answer["content"])
+        if answered.startswith(opened) and found and between.strip():
+            raise ChatError(
+                f"The chat template of {self._tokenizer.name_or_path} opens no assistant turn: an answer would follow "
+                f"{opened!r}, without {between!r}. {_OTHER}"
+            )
+        return ""
+
+    def _probe(self) -> tuple[str, int | None]:
+        """Returns what the template writes around messages, and the token that ends the assistant's turn."""
+        written, turn_end = "", None
+        for role in _ROLES:
+            other = Message(role=role, content=_MARKER.format(0))
+            asked = Message(role="user", content=_MARKER.format(1))
+            for messages in ([other, asked], [asked, other], [asked, other, asked]):
+                try:
+                    rendered = self._render(messages, generate=messages[-1]["role"] == "user")
+                except ChatError:
+                    continue
+                written += rendered
+                if role == "assistant" and messages == [asked, other]:
+                    turn_end = self._leading_token(rendered.partition(other["content"])[2])
+        return written, turn_end
+
+    def _leading_token(self, text: str) -> int | None:
+        """Returns the longest added token with which a text begins, after space."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        leading = [(len(token.content), number) for number, token in added if text.lstrip().startswith(token.content)]
+        marks = [(length, number) for length, number in leading if is_mark(text.lstrip()[:length])]
+        return max(marks, default=(0, None))[1]
 
 
 def refuse_conversations(task: Task) -> None:

@@ -64,6 +64,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         stop: str | None = None,
         chat: bool = False,
         system: str | None = None,
+        chat_date: str | None = None,
         data: str | os.PathLike[str] | None = None,
         eval_data: str | os.PathLike[str] | None = None,
         reward: str | None = None,
@@ -94,6 +95,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             stop: A text that ends a response as well; `completion` is what stands before it.
             chat: Whether each prompt is a user's message in the tokenizer's chat template.
             system: With `chat`, a system message before it.
+            chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
             data: A file or hub data set with the training queries.
             eval_data: One with the held-out queries.
             reward: The reward function, `module:function`.
@@ -152,6 +154,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             stop=stop,
             chat=chat,
             system=system,
+            chat_date=chat_date,
         )
         self.possible_agents = list(self.chain.roles)
         self.agents: list[str] = []

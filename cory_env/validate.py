@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, NoEmbeddingError, Observed
+from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import RewardedResponse, reward_episodes, reward_observed, reward_responses
 from cory_env.rewarding.worker import RewardError, RewardWorker
@@ -84,6 +85,7 @@ def validate(
     stop: str | None = None,
     chat: bool = False,
     system: str | None = None,
+    chat_date: str | None = None,
     reward_timeout: float = 60.0,
 ) -> Report:
     """Checks a task and shows what the agents would see.
@@ -101,6 +103,7 @@ def validate(
         stop: A text that ends a response as well.
         chat: Whether each prompt is a user's message in the tokenizer's chat template.
         system: With `chat`, a system message before it.
+        chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
         reward_timeout: Seconds that one call of the reward may take.
 
     Returns:
@@ -122,12 +125,14 @@ def validate(
         stop=stop,
         chat=chat,
         system=system,
+        chat_date=chat_date,
     )
     report = Report(task.name)
     check_queries(task, report)
     try:
         check_lengths(chain, report)
-    except NoEmbeddingError as error:
+        check_chat(chain, report)
+    except (NoEmbeddingError, ChatError) as error:  # ChatError: of a conversation in the data
         report.problems.append(str(error))
     if report.ok:  # each of the following plays whole episodes
         show_prompts(chain, report)
@@ -205,6 +210,28 @@ def check_lengths(chain: Chain, report: Report) -> None:
             )
 
 
+def check_chat(chain: Chain, report: Report) -> None:
+    """Says what the chat template does beside wrapping messages, and finds prompts that do not begin with one BOS."""
+    tokenizer, chat = chain.tokenizer, chain.chat
+    if chat is not None and chat.asks_date:
+        report.facts.append(
+            "chat template: asks for today's date, for which a run gives it the date of its start (chat_date)"
+        )
+    if chat is not None and chat.turn_end is not None:
+        report.facts.append(f"chat template: ends a turn, so a response too, with {tokenizer.decode(chat.turn_end)}")
+    bos = tokenizer.bos_token_id
+    if bos is None or not chain.task.train:
+        return
+    prompt = chain.encode_first(chain.task.train[:1])[0]
+    if prompt[:2] == [bos, bos]:
+        origins = "one of `prompt` and one of the tokenizer's" if chat is None else "both of the chat template"
+        report.warnings.append(f"Prompts begin with two BOS tokens, {tokenizer.bos_token}: {origins}. Remove one.")
+    elif prompt[:1] != [bos] and tokenizer("a")["input_ids"][:1] == [bos]:
+        report.warnings.append(
+            f"The tokenizer begins texts with the BOS token {tokenizer.bos_token}, but the chat template does not."
+        )
+
+
 def check_columns(task: Task, needed: Sequence[str], report: Report) -> None:
     """Finds columns that the reward cannot do without, and queries that have no value in them.
 
@@ -250,7 +277,7 @@ def show_prompts(chain: Chain, report: Report) -> None:
             episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
         prompt = episode.prompt_ids()
         report.prompts[episode.role] = (chain.tokenizer.decode(prompt), len(prompt))
-        response = chain.tokenizer(f" <{episode.role}'s response>", add_special_tokens=False)["input_ids"]
+        (response,) = chain.control.encode_text([f" <{episode.role}'s response>"])
         episode.respond({"tokens": response[: chain.max_response], "length": min(len(response), chain.max_response)})
 
 
@@ -258,7 +285,7 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
     """Adds the task rewards of a few responses: each query's gold answer, or its own words again; then an empty one."""
     queries = chain.task.train[:SAMPLES]
     texts = [chain.task.gold(query) or " " + query.text for query in queries]
-    responses = [chain.tokenizer(text, add_special_tokens=False)["input_ids"][: chain.max_response] for text in texts]
+    responses = [ids[: chain.max_response] for ids in chain.control.encode_text(texts)]
     episodes = []
     for query, response in [*zip(queries, responses, strict=True), (queries[0], [chain.stop_token_ids[0]])]:
         episode = ChainEpisode(chain, query)
@@ -287,7 +314,7 @@ def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
                 f"{len(wrong)} gold answers of {split} do not score 1.0, the first is {gold[:80]!r} to query "
                 f"{query.id} with {value}. Correct the reward or the data."
             )
-        tokens = chain.tokenizer([gold for _, gold in answered], add_special_tokens=False)["input_ids"]
+        tokens = chain.control.encode_text([gold for _, gold in answered])
         too_long = [len(ids) for ids in tokens if len(ids) > chain.max_response]
         if too_long:
             report.warnings.append(
@@ -329,7 +356,7 @@ def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:
 
 def reward_answers(chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]]) -> list[float | None]:
     """Returns the task rewards of answers to queries, as if the pioneer had given them."""
-    tokens = chain.tokenizer([text for _, text in answers], add_special_tokens=False)["input_ids"]
+    tokens = chain.control.encode_text([text for _, text in answers])
     return reward_responses(
         worker,
         [

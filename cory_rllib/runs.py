@@ -198,6 +198,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     if IN_JOB not in os.environ:
         session.check_driver(settings)
     starting_policies(settings)
+    settings = settings.with_chat_date()
     directory = create(place, name, settings, f"{FROM_PYTHON}  # {environment.in_words()}")
 
     from launch.training.training import COLLAPSED

@@ -138,7 +138,7 @@ class CoryConfig(AlgorithmConfig):
             SettingsError: a value is wrong or contradicts another.
         """
         if not self._is_frozen:
-            derive(self, self.settings)
+            derive(self, self.cory(chat_date=self.settings.with_chat_date().chat_date).settings)  # one date everywhere
         super().validate()
 
 

@@ -31,6 +31,7 @@ FLOORS = {
         "tasks",
         "rewards",
         "sandbox",
+        "control_tokens",
         "message",
         "tokenizer",
         "named",

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from cory_env.control_tokens import ControlTokens
+
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,6 +44,17 @@ def _load(model: str, device: str) -> tuple["PreTrainedTokenizerBase", "PreTrain
     return tokenizer, classifier
 
 
+@lru_cache(maxsize=1)
+def control_tokens(tokenizer: "PreTrainedTokenizerBase", written: str = "") -> ControlTokens:
+    """Returns the tokens that judged text must not become.
+
+    Args:
+        tokenizer: The classifier's.
+        written: What a chat template writes around messages, if one is in use.
+    """
+    return ControlTokens(tokenizer, written=[written])
+
+
 def logits(
     tokenizer: "PreTrainedTokenizerBase",
     classifier: "PreTrainedModel",
@@ -52,15 +65,21 @@ def logits(
 ) -> "Tensor":
     """Returns the logits of each text, or pair of texts, `[B, labels]`, fp32 on the CPU.
 
+    A text that spells a special token, such as `[SEP]`, is read with a space inside of it.
+
     Args:
         tokenizer: The classifier's; texts beyond its limit are cut.
         classifier: As loaded.
         texts: What is judged.
         pairs: The second part of each, for classifiers that judge an answer to a question.
-        special_tokens: Add the tokenizer's own; off for texts that hold them already.
+        special_tokens: Add the tokenizer's own; off for texts that a template has put them into.
     """
     import torch
 
+    if special_tokens:
+        control = control_tokens(tokenizer)
+        texts = [control.break_up(control.mask(text)) for text in texts]
+        pairs = pairs and [control.break_up(control.mask(text)) for text in pairs]
     by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]) + len(pairs[i] if pairs else ""))  # less padding
     out = torch.empty(len(texts), classifier.config.num_labels)
     with torch.inference_mode():

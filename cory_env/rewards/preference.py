@@ -1,6 +1,6 @@
 """The reward of a preference model: a classifier with one output, trained to score preferred answers higher."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from cory_env.message import Message
@@ -40,8 +40,15 @@ def score(
         judge.config.pad_token_id = tokenizer.pad_token_id
     asked, answers = [_conversation(p, "user") for p in prompts], [_conversation(c, "assistant") for c in completions]
     if tokenizer.chat_template:
+
+        def render(messages: list[Message]) -> str:
+            return cast(str, tokenizer.apply_chat_template(messages, tokenize=False))
+
+        control = classifier.control_tokens(
+            tokenizer, render(_conversation("a", "user") + _conversation("a", "assistant"))
+        )
         texts = [
-            cast(str, tokenizer.apply_chat_template(question + answer, tokenize=False))
+            control.break_up(render(_masked(question + answer, control.mask)))
             for question, answer in zip(asked, answers, strict=True)
         ]
         found = classifier.logits(tokenizer, judge, texts, special_tokens=False)  # the template has written them
@@ -53,6 +60,11 @@ def score(
 
 def _conversation(turn: str | list[Message], role: str) -> list[Message]:
     return [Message(role=role, content=turn)] if isinstance(turn, str) else turn
+
+
+def _masked(messages: Sequence[Message], mask: Callable[[str], str]) -> list[Message]:
+    """Returns messages whose texts open no turns of their own in a template."""
+    return [Message(role=message["role"], content=mask(message["content"])) for message in messages]
 
 
 def _text(messages: Sequence[Message]) -> str:

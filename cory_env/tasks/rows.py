@@ -170,7 +170,8 @@ def _read_query(where: str, column: str, value: object) -> tuple[str, tuple[Mess
     messages: list[Message] = []
     for message in value:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-        if not isinstance(role, str) or not isinstance(content, str):
+        calls = isinstance(message, dict) and any(message.get(name) for name in ("tool_calls", "function_call"))
+        if not isinstance(role, str) or not isinstance(content, str) or calls:
             raise DataError(
                 f"{where}: {column!r} is a conversation with {message!r}, but each message must be "
                 '{"role": ..., "content": ...} with texts; images and tool calls are not supported.'

@@ -30,6 +30,11 @@ def placeholders(template: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def literals(template: str) -> list[str]:
+    """Returns the texts of `template` around its placeholders."""
+    return [text for text, *_ in Formatter().parse(template) if text]
+
+
 def fill(template: str, values: Mapping[str, object]) -> str:
     """Returns `template` with its placeholders replaced. Braces inside the values are left alone.
 

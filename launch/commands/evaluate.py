@@ -146,6 +146,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         if run_directory is None and not Path(options.target).exists() and repr(options.target) in str(error):
             error.add_note(f"There is no folder {options.target} here, so it was taken for a model on the hub.")
         raise
+    settings = settings.with_chat_date()
     available = len(asked.queries(options.split))
     if not available:
         raise CommandError(f"The {options.split} split of task {asked.name} has no queries. Set eval_data or --split.")

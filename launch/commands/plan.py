@@ -104,6 +104,7 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False, 
     tokenizers = settings.make_tokenizers()
     for policy in settings.modules:
         settings.vocab_size(tokenizers, policy)
+    settings.chat_formats(tokenizers)
     models = memory.shapes(settings)
     needs = _needs(settings, models)
     kinds = processes(settings)

@@ -163,6 +163,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
         return _tell_done(found, done)
     if found is None:
         starting_policies(settings)  # before there is a folder
+        settings = settings.with_chat_date()
     run_directory = found or create(place, request.name, settings, origin)
     held.callback(run_directory.unlock)
 
@@ -225,10 +226,12 @@ def _same(run_directory: "RunDirectory", settings: "Settings") -> "Settings":
     """Returns a run's settings with those of `settings` that may change; the others must be equal."""
     from cory_env.pickled import shown
     from policies.settings.core_yaml import as_word
-    from policies.settings.settings import make_settings
+    from policies.settings.settings import changed_settings, make_settings
 
-    old, new = run_directory.settings().model_dump(), settings.model_dump()
-    other = [f"{key}={shown(as_word(old[key]))}" for key in new if new[key] != old[key] and key not in RESUMABLE]
+    kept = run_directory.settings()
+    old, new = kept.model_dump(), settings.model_dump()
+    changed = changed_settings(kept, settings)
+    other = [f"{key}={shown(as_word(old[key]))}" for key in changed if key not in RESUMABLE]
     if other:
         place = run_directory.shown(run_directory.path)
         raise CommandError(

@@ -174,6 +174,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         resume = options.go_on and begun(folder)
         if resume:
             check_same(folder, search)
+            search = Search.read(folder)  # with the date of its start
         elif folder is not None:
             check_free(folder)
     checked = points(search.settings, search.axes)
@@ -183,6 +184,8 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         preflight.check(settings)
         if not resume:
             starting_policies(settings)
+    if not resume:
+        search = search._replace(settings=search.settings.with_chat_date())
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
     new = folder is None or not folder.exists()
     folder = folder or new_folder(name)

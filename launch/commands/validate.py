@@ -96,6 +96,7 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
                 stop=settings.stop,
                 chat=settings.chat,
                 system=settings.system,
+                chat_date=settings.chat_date,
                 reward_timeout=settings.reward_timeout,
             )
         except ValueError as error:

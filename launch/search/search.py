@@ -31,7 +31,7 @@ from launch.search.budget import Budget
 from launch.search.space import METRIC, SEED, TIME, Axis, points, read_axes
 from policies.settings.core_yaml import as_word, read_yaml, write_yaml
 from policies.settings.placement import Process, cpus, processes
-from policies.settings.settings import Settings, SettingsError, kept_settings
+from policies.settings.settings import Settings, SettingsError, changed_settings, kept_settings
 
 if TYPE_CHECKING:
     from ray.tune import Callback, Tuner
@@ -166,9 +166,9 @@ def check_same(folder: Path, search: Search) -> None:
     old, new = ({**s._asdict(), "over": " and ".join(axis.word for axis in s.axes)} for s in (there, search))
     differing = [key for key in ("over", *_KEPT) if old[key] != new[key]]
     other = [f"no {key}" if old[key] is None else f"{key} {old[key]}" for key in differing]
-    settings = search.settings.model_dump()
     kept = there.settings.model_dump()
-    other += [f"{key}={shown(as_word(kept[key]))}" for key in kept if kept[key] != settings[key]]
+    changed = changed_settings(there.settings, search.settings)
+    other += [f"{key}={shown(as_word(kept[key]))}" for key in changed]
     if other:
         raise CommandError(
             f"{folder} holds a search with {', '.join(other)}. Ask for just that, or name another folder with --out."

@@ -31,7 +31,7 @@ from launch.run_folder.environment import hardware, versions
 from launch.run_folder.locks import FolderHandle, lock_holder, try_lock
 from launch.run_folder.records import SampleLine
 from launch.run_folder.standing import divergence
-from launch.study.definition import Arm, Study, differing
+from launch.study.definition import Arm, Study
 from launch.study.results import (
     Cost,
     Status,
@@ -44,7 +44,7 @@ from launch.study.results import (
     write,
 )
 from launch.training.training import COLLAPSED
-from policies.settings.settings import deciding
+from policies.settings.settings import changed_settings, deciding
 
 FAILURES = 2
 """How often a run goes on from its latest checkpoint after processes that it needs have died."""
@@ -93,7 +93,7 @@ class Job:
         if not self.result.exists():
             return None
         found = read_one(self.result)
-        other = set(differing(found.settings, self.study.settings(self.arm, self.seed))) - NO_MATTER
+        other = set(changed_settings(found.settings, self.study.settings(self.arm, self.seed))) - NO_MATTER
         if other:
             raise CommandError(
                 f"{self.result} was made with other settings: {', '.join(sorted(other))}. Remove it, or name another "
@@ -112,7 +112,7 @@ class Job:
             return None
         asked = self.study.settings(self.arm, self.seed)
         with suppress(CommandError):  # else its settings cannot be read
-            same = set(differing(run.settings(), asked)) <= {*NO_MATTER, "final_queries"}
+            same = set(changed_settings(run.settings(), asked)) <= {*NO_MATTER, "final_queries"}
             if same and not any(run.checkpoints.folder.glob(f"*/{ONLY_POLICIES}")):
                 return None
         number = 1

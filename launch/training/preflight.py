@@ -1,9 +1,11 @@
 """Puts together what a run is made of, before anything is started: whatever is wrong with it is one sentence."""
 
+import sys
+
 from cory_env.pickled import shown
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
-from cory_env.validate import Report, check_columns, check_lengths
+from cory_env.validate import Report, check_chat, check_columns, check_lengths
 from launch.console.errors import CommandError
 from policies.generation.installed import vllm_installed
 from policies.settings.settings import Settings, Tokenizers
@@ -57,6 +59,10 @@ def check(settings: Settings) -> Task:
     report = Report(task.name)
     for chain in chains:  # roles are exchanged, so whoever reads may play any of them
         check_lengths(chain, report)
+        of_chat = Report(task.name)
+        check_chat(chain, of_chat)
+        for warning in of_chat.warnings:
+            print(f"Warning: {warning}", file=sys.stderr)
     if report.problems:
         raise CommandError(" ".join(report.problems))
     try:

@@ -78,6 +78,9 @@ class Fields(BaseModel):
     """Give prompts to the model as a user's message in its chat template, as instruction-tuned models expect them."""
     system: str | None = of_sampling(None)
     """With `chat`: a system message before it."""
+    chat_date: str | None = of_sampling(None)
+    """With `chat`: the date, YYYY-MM-DD, that a template gets that asks for today's; null: the day on which the run
+    starts, which it keeps."""
     stop: str | None = of_task(None)
     """A response also ends with the token that completes this text, such as a line break after a few-shot answer.
     Rewards and later agents see what stands before it. Where the text spans several tokens, generation goes on to the

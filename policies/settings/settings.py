@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError, field_validator, model_validator
 
 from cory_env.chain import Chain
+from cory_env.chat import ChatFormat
 from cory_env.home import expand_home
 from cory_env.named import load_function
 from cory_env.pickled import name_of, shown
@@ -113,6 +115,29 @@ class Settings(Fields):
             found[name] = next((other for other in found.values() if alike(own, other, self.chat)), own)
         return {module_id: found[name] for module_id, name in self.models.items()}
 
+    def chat_formats(self, tokenizers: Tokenizers) -> dict[str, ChatFormat]:
+        """By LLM, the chat template of its tokenizer, checked; nothing without `chat`.
+
+        Raises:
+            ChatError: one cannot be used.
+        """
+        if not self.chat:
+            return {}
+        formats = {id(t): ChatFormat(t, self.system, self.chat_date) for t in tokenizers.values()}
+        return {module_id: formats[id(tokenizer)] for module_id, tokenizer in tokenizers.items()}
+
+    def with_chat_date(self) -> Self:
+        """These settings as a run keeps them: with today's date, if a chat template asks for it and none is set.
+
+        Raises:
+            ValueError: a tokenizer or its chat template cannot be used.
+        """
+        if not self.chat or self.chat_date is not None:
+            return self
+        formats = self.chat_formats(self.make_tokenizers()).values()
+        asked = any(chat_format.asks_date for chat_format in formats)
+        return self.model_copy(update={"chat_date": date.today().isoformat()}) if asked else self
+
     def make_chain(self, task: Task, tokenizers: Tokenizers, players: Sequence[str] | None = None) -> Chain:
         """The chain these settings describe.
 
@@ -143,6 +168,7 @@ class Settings(Fields):
                 stop=self.stop,
                 chat=self.chat,
                 system=self.system,
+                chat_date=self.chat_date,
             )
 
         chains = {id(tokenizers[player]): read_by(player) for player in reversed(players)}
@@ -157,7 +183,10 @@ class Settings(Fields):
             ModelError: model, tokenizer and lengths do not go together.
         """
         same = "task num_agents knowledge_transfer observed partner_reward max_prompt max_response data eval_data"
-        also = "reward prompt observer_prompt min_query max_query digits operations stop chat system reward_timeout"
+        also = (
+            "reward prompt observer_prompt min_query max_query digits operations stop chat system chat_date "
+            "reward_timeout"
+        )
         names = [*same.split(), *also.split()]
         tokenizers, first = self.make_tokenizers(), self.modules[0]
         return {name: getattr(self, name) for name in names} | {
@@ -219,6 +248,12 @@ class Settings(Fields):
             CacheError: `smollm2` is named for the first time, and the cache cannot be written.
         """
         return {module_id: model_path(name) for module_id, name in self.models.items()}
+
+    @field_validator("chat_date")
+    @classmethod
+    def _is_date(cls, value: str | None) -> str | None:
+        """Takes YYYY-MM-DD alone."""
+        return value if value is None else date.fromisoformat(value).isoformat()
 
     @field_validator("reward", mode="before")
     @classmethod
@@ -306,6 +341,15 @@ def put_over(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     if result.get("num_runners") == 0 and any(changes.get(name) for name in OF_RUNNERS):
         idle += ["num_runners"]
     return {name: value for name, value in result.items() if name in changes or name not in idle}
+
+
+def changed_settings(kept: Settings, asked: Settings) -> list[str]:
+    """Returns the names of the settings in which a run differs from what is asked for.
+
+    A date that the run filled in, because a chat template asks for one and none was set, is no difference.
+    """
+    old, new = kept.model_dump(), asked.model_dump()
+    return [name for name in old if old[name] != new[name] and (name != "chat_date" or new[name] is not None)]
 
 
 def refuse_idle(given: Mapping[str, Any], settings: Settings) -> None:

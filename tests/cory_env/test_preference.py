@@ -20,6 +20,7 @@ from cory_env.tasks import Message
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+TEMPLATE += "{% if add_generation_prompt %}<assistant>{% endif %}"
 PROMPTS = ["Name a fruit.", "Why is the sky blue? I have always wondered.", "Hi"]
 ANSWERS = ["An apple.", "Because air scatters the blue of sunlight most.", ""]
 

@@ -4,6 +4,7 @@ import re
 import shutil
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,15 +52,18 @@ def test_plain_transformers_loads_it_and_gives_the_log_probabilities_that_traini
 def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_training_did(tmp_path: Path) -> None:
     base = tmp_path / "base"
     tokenizer = load_tokenizer()
-    template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    template = "{{ strftime_now('%Y') }}{% for message in messages %}<{{ message.content }}<|end|>{% endfor %}"
+    template += "{% if add_generation_prompt %}<{% endif %}"
     tokenizer.chat_template = {"default": template, "other": "{{ messages }}"}
     tokenizer.save_pretrained(base)
-    config = GPT2Config(vocab_size=4096, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.3)
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.3)
     model = GPT2LMHeadModel(config)
     model.generation_config = GenerationConfig(eos_token_id=[5, 7], do_sample=True, top_p=0.5, repetition_penalty=1.2)
     model.save_pretrained(base)
     (base / "README.md").write_text("---\nlicense: mit\n---\n# Base\n")
     settings = Settings(model=str(base), num_agents=1, temperature=1.5, chat=True, system="Be kind.", num_runners=1)
+    settings = settings.model_copy(update={"chat_date": "2019-05-01"})
     settings = settings.model_copy(update={"prompt": "Write\n```python\n{query}\n```"})
     run = record(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
@@ -70,16 +74,21 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
     loaded = AutoModelForCausalLM.from_pretrained(out)
     assert (loaded.dtype, loaded.config.resid_pdrop) == (torch.bfloat16, 0.3)
     generation = GenerationConfig.from_pretrained(out)
-    assert generation.eos_token_id == [tokenizer.eos_token_id, 5, 7]
+    assert generation.eos_token_id == [tokenizer.eos_token_id, 5, 7, tokenizer.convert_tokens_to_ids("<|end|>")]
     assert (generation.do_sample, generation.temperature, generation.top_k, generation.top_p) == (True, 1.5, 0, 1.0)
     assert generation.repetition_penalty in (None, 1.0)
     assert (out / "additional_chat_templates").stat().st_mode & 0o777 == 0o755  # others may look into it
     chat = AutoTokenizer.from_pretrained(out)
     messages = [{"role": "user", "content": "Hello"}]
-    assert chat.apply_chat_template(messages, tokenize=False) == "<Hello>"
+    assert chat.apply_chat_template(messages, tokenize=False).endswith("<Hello<|end|>")
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["license"] == "mit"
     assert "{'role': 'system', 'content': 'Be kind.'}" in card
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    assert code
+    shown: dict[str, Any] = {}
+    exec(code[1].replace("FOLDER", str(out)), shown)
+    assert chat.decode(shown["inputs"]["input_ids"][0]) == "2019<Be kind.<|end|><PROMPT<|end|><"
     assert "As pioneer:\n````\nWrite\n```python\n{query}\n```\n````\n" in card
 
 

@@ -51,7 +51,9 @@ def chat_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     folder = tmp_path_factory.mktemp("chat")
     shutil.copytree(model_path("imdb-gpt2-tiny"), folder / "model")
     tokenizer = load_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+    tokenizer.chat_template = (
+        "{% for m in messages if m.role != 'developer' %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+    )
     tokenizer.save_pretrained(folder / "model")
     data = folder / "data.jsonl"
     data.write_text('{"query": "One"}\n{"query": "Two"}\n')
@@ -132,6 +134,10 @@ def test_tables_and_conversations_are_read(
     told = single.answer(0, "Another.", history=talk[:2])  # type: ignore[arg-type]
     assert row["responses"] == told["responses"] != single.answer(0, "Another.")["responses"]
 
+    ruled = tmp_path / "ruled.jsonl"
+    ruled.write_text(json.dumps({"query": [{"role": "developer", "content": "In French."}, talk[0]]}) + "\n")
+    assert asked(chat_run, ruled, tmp_path / "no.jsonl") == 2
+    assert "leaves out the message of the role developer in a conversation" in capsys.readouterr().err
     assert asked(policies_run, talks, tmp_path / "no.jsonl") == 2
     assert "Row 1 is a conversation, but this run was trained without a chat template" in capsys.readouterr().err
     dates = [datetime.date(2020, 1, day) for day in (1, 2, 3, 4)]

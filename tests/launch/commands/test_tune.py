@@ -107,6 +107,10 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "tuner.pkl").touch()
     assert begun(tmp_path)
     check_same(tmp_path, asked)  # no digit is lost on the way
+    dated = Settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search filled in
+    asked._replace(settings=pinned(dated)).write(tmp_path, "cory tune")
+    check_same(tmp_path, asked._replace(settings=pinned(dated.model_copy(update={"chat_date": None}))))
+    asked.write(tmp_path, "cory tune")
     with pytest.raises(CommandError, match=r"holds a search with over lr=0\.000123456,0\.0001, seeds 2\. Ask"):
         check_same(tmp_path, asked._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
     with pytest.raises(CommandError, match="holds a search with queries=256, minibatch=256"):

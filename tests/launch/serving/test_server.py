@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from cory_env.chain import Chain
+from cory_env.chat import ChatError
 from cory_env.tasks import Task
 from cory_env.tokenizer import load_tokenizer
 from launch.commands.serve import main
@@ -352,3 +353,11 @@ def test_a_run_with_chat_takes_conversations_and_any_other_a_single_message() ->
     assert tokenizer.decode(prompt) == f"system: Be kind.\nuser: Hi\nassistant: Ho\nuser: Q: {QUERY}\nassistant:"
     with pytest.raises(RequestError, match="The last message must be the user's"):
         server._query(ChatRequest(model="llm_1", messages=said[:-1]), served, 0)
+    tokenizer.chat_template = (
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}{{ 'A:' if add_generation_prompt }}"
+    )
+    deaf = served._replace(chain=Chain(task, tokenizer, num_agents=1, chat=True))
+    with pytest.raises(ChatError) as lost:
+        server._check(deaf, asked, "messages")
+    told = server._told(lost.value)
+    assert told.status == 400 and "leaves out the message of the role system in a conversation of" in str(told)

@@ -99,3 +99,17 @@ def test_a_model_that_cannot_be_used_is_one_sentence(
     assert error.startswith("Error: ") and error.count("\n") == 1
     assert what in error and str(model) in error
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_chat_template_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    model = copied(tmp_path)
+    (model / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    assert COMMANDS[command](["imdb-tiny", f"model={model}", "chat=true"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"Error: The chat template of {model} opens no assistant turn") and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from datetime import date
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.commands.validate import main as validate
 from launch.console.errors import CommandError
+from launch.run_folder.directory import RunDirectory
 from launch.training.preflight import check
 from policies.generation import installed
 from policies.models.model_check import ModelError
@@ -154,7 +156,7 @@ def test_the_preset_summarize_is_proven_and_trained_on_a_file(
     rows = [{"query": text, "summary": text.split(".")[0]} for text in texts * 4]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     chatty = AutoTokenizer.from_pretrained(model)
-    chatty.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    chatty.chat_template = "{{ strftime_now('%Y') }} {% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     chatty.save_pretrained(model)
     data = f"data={tmp_path / 'texts.jsonl'}"
     assert validate(["summarize", data, f"model={model}", "max_prompt=96", "max_response=12"]) == 0
@@ -164,6 +166,7 @@ def test_the_preset_summarize_is_proven_and_trained_on_a_file(
     sizes = ("max_response=12", "updates=1", "queries=4", "minibatch=4", "eval_queries=2", "eval_every=1")
     result = cory("train", "summarize", data, f"model={model}", *small, *sizes, "--out", "run")
     assert result.returncode == 0, result.stderr
+    assert RunDirectory(tmp_path / "run").settings().chat_date == date.today().isoformat()
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert all(0 <= line["policy"][policy]["task_reward"] <= 1 for policy in ("llm_1", "llm_2"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER, alike, load_tokenizer
 from policies.cory_config import CoryConfig
 from policies.models.model_check import ModelError, check_model, check_split
 from policies.models.model_names import BUNDLED_LM
-from policies.settings.settings import SettingsError, kept_settings, make_settings
+from policies.settings.settings import SettingsError, changed_settings, kept_settings, make_settings
 
 
 def test_defaults_are_the_papers() -> None:
@@ -92,6 +93,7 @@ def test_defaults_are_the_papers() -> None:
         ({"kl_control": "adaptive", "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
         ({"min_query": 2}, "min_query=2, but max_query=None. Set max_query to 2 or more."),
         ({"system": "Be kind."}, "system is set, but chat is off"),
+        ({"chat_date": "2024-07-26"}, "chat_date is set, but chat is off"),
         ({"stop": ""}, "stop is empty, so every token would end a response."),
         ({"quantization": "nf4"}, "quantization=nf4 stores weights that cannot be trained. Set weights=lora"),
         ({"quantization": "nf4", "weights": "lora"}, "nf4 is not in vLLM 0.32. Use backend=transformers"),
@@ -220,6 +222,28 @@ def test_models_may_pad_their_embeddings_and_name_ends_of_their_own(small_model:
     other = Path(shutil.copytree(small_model, tmp_path / "other"))
     ends.save_pretrained(other)
     assert make_settings({"model": [BUNDLED_LM, str(other)]}).stop_token_ids(tokenizers, "llm_1") == [0, 7]
+
+
+def test_a_run_keeps_the_date_that_its_chat_template_asks_for(small_model: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(small_model, tmp_path / "dated"))
+    template = "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    (folder / "chat_template.jinja").write_text(template)
+    dated = make_settings({"model": str(folder), "chat": True})
+    kept = dated.with_chat_date()
+    assert kept.chat_date == date.today().isoformat() and kept.with_chat_date() is kept
+    config = CoryConfig().cory(model=str(folder), chat=True, backend="transformers", num_runners=0)
+    config.validate()  # as when an algorithm is built
+    assert config.settings.chat_date == config.env_config["chat_date"] == kept.chat_date
+
+    past = dated.model_copy(update={"chat_date": "2019-05-01"})
+    chain = past.make_chain(past.make_task(), past.make_tokenizers())
+    assert chain.tokenizer.decode(chain.encode_first(chain.task.train[:1])[0]).startswith("2019user: ")
+    assert changed_settings(past, dated) == []  # asked for again, on another day
+    assert changed_settings(past, kept) == ["chat_date"]
+    (folder / "chat_template.jinja").write_text(template.partition("}}")[2])
+    assert dated.with_chat_date() is dated  # it does not ask
+    with pytest.raises(SettingsError, match="chat_date"):
+        make_settings({"chat": True, "chat_date": "yesterday"})
 
 
 def lose_a_word(tokenizer: dict[str, Any]) -> None:

@@ -1,0 +1,193 @@
+"""The check of a chat template: which are used, which are refused and why, what ends a turn, and today's date."""
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from cory_env import cory_v0
+from cory_env.chain import Chain
+from cory_env.chat import ChatError, ChatFormat
+from cory_env.tasks import DataError, Message, Query, Task
+from cory_env.tasks.rows import read_queries
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from cory_env.validate import validate
+from tests.cory_env.sample_tasks import LENGTH, reviews
+from tests.cory_env.sample_tokenizers import CHATML, LLAMA
+
+ENDING = "{% if add_generation_prompt %}"
+ZEPHYR = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}"
+    f"{ENDING}{{{{ '<|assistant|>\n' }}}}{{% endif %}}"
+)
+PHI = (  # as first published: the turn is opened behind the user's message, and a system message is left out
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|user|>\n' + m.content + '<|end|>\n<|assistant|>\n' }}"
+    "{% elif m.role == 'assistant' %}{{ m.content + '<|end|>\n' }}{% endif %}{% endfor %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}"
+    f"<end_of_turn>\n{{% endfor %}}{ENDING}<start_of_turn>model\n{{% endif %}}"
+)
+LLAMA_2 = (
+    "{% if messages[0].role == 'system' %}{% set loop_messages = messages[1:] %}{% set system = messages[0].content %}"
+    "{% else %}{% set loop_messages = messages %}{% set system = false %}{% endif %}{% for m in loop_messages %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{% set system = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' if loop.index0 == 0 and system else '' %}"
+    "{% set content = system + m.content %}"
+    "{% if m.role == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% else %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+R1 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% elif m.role == 'user' %}"
+    "<｜User｜>{{ m.content }}{% else %}<｜Assistant｜>{{ m.content.split('</think>')[-1] }}<|end|>{% endif %}"
+    "{% endfor %}"
+    f"{ENDING}<｜Assistant｜><think>\n{{% endif %}}"
+)
+DATED = "Today is {{ strftime_now('%d %b %Y') }}.\n" + CHATML
+PARTS = (
+    "{% for m in messages %}{{ m.role }}{% for part in m.content %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+    f"{{% endif %}}{{% endfor %}}{{% endfor %}}{ENDING}Assistant:{{% endif %}}"
+)
+ROLES = (
+    "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}"
+)
+ROLES += f"{{% endfor %}}{ENDING}<assistant>{{% endif %}}"
+
+
+def tokenizer(template: str) -> PreTrainedTokenizerBase:
+    loaded = load_tokenizer(str(DEFAULT_TOKENIZER))
+    marks = ["<|im_start|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|tool|>"]
+    loaded.add_special_tokens({"additional_special_tokens": marks})
+    loaded.chat_template = template
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "end"),
+    [
+        (CHATML, True, "<|im_end|>"),
+        (LLAMA.replace("</s>", "{{ eos_token }}"), True, "<|endoftext|>"),
+        (ZEPHYR, True, "<|endoftext|>"),
+        (PHI, False, "<|end|>"),
+        (GEMMA, False, "<end_of_turn>"),
+        (LLAMA_2, True, "<|endoftext|>"),
+        (R1, True, "<|end|>"),
+        (ROLES, True, None),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:", True, None),
+    ],
+)
+def test_templates_of_known_kinds_are_used_and_what_ends_their_turns_ends_a_response(
+    template: str, system: bool, end: str | None
+) -> None:
+    loaded = tokenizer(template)
+    chain = Chain(reviews(), loaded, chat=True)
+    ends = dict.fromkeys(["<|endoftext|>", *([end] if end else [])])
+    assert [loaded.decode(token) for token in chain.stop_token_ids] == list(ends)
+    talk = (Message(role="user", content="Hi"), Message(role="assistant", content="Ho"))
+    assert loaded.decode(chain.encode_first([Query(0, "Why?", history=talk)])[0]).count("Why?") == 1
+    if system:
+        ChatFormat(loaded, system="Be kind.")
+    else:
+        with pytest.raises(ChatError, match=r"system"):
+            ChatFormat(loaded, system="Be kind.")
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (PARTS, "leaves out the user's message as plain text"),
+        (f"hello{ENDING}!{{% endif %}}", "leaves out the user's message as plain text"),
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "opens no assistant turn: .*<assistant>"),
+        (f"{{{{ messages[0].content * 2 }}}}{ENDING}!{{% endif %}}", "writes 2 times the user's message"),
+        ("{{ messages[0]['content'] + 1 }}", "does not take messages from user: can only concatenate str"),
+        ("{{ 1 / 0 }}", "does not take messages from user: division by zero"),
+        ("{% for m in messages %}", "does not take messages from user: Unexpected end of template"),
+        ("{{ messages[0].content.parts[0].text }}", "does not take messages from user: .* has no attribute 'parts'"),
+        ("{{ messages[3].content }}", "does not take messages from user: .* has no element 3"),
+    ],
+)
+def test_a_template_that_loses_a_message_or_fails_is_refused_with_one_sentence(template: str, reason: str) -> None:
+    with pytest.raises(ChatError, match=rf"The chat template of .* {reason}.*\. Use a model with another template"):
+        Chain(reviews(), tokenizer(template), chat=True)
+
+
+def test_a_system_message_that_is_left_out_is_refused() -> None:
+    with pytest.raises(ChatError, match=r"leaves out the system message\. Put its text into prompt, or unset system\."):
+        Chain(reviews(), tokenizer(PHI), chat=True, system="Answer in French.")
+
+
+def test_a_template_that_opens_a_turn_behind_each_message_is_refused() -> None:
+    template = (
+        f"{{% for m in messages %}}<{{{{ m.role }}}}>{{{{ m.content }}}}{ENDING}<assistant>{{% endif %}}{{% endfor %}}"
+    )
+    chain = Chain(reviews(), tokenizer(template), chat=True)  # of one message it opens one
+    talk = (Message(role="system", content="Be kind."),)
+    with pytest.raises(ChatError, match=r"opens the assistant's turn 2 times for messages from system, user"):
+        chain.encode_first([Query(0, "Hi", history=talk)])
+
+
+@pytest.mark.parametrize("role", ["developer", "tool", "ipython"])
+def test_a_conversation_is_refused_of_which_a_message_is_left_out(role: str) -> None:
+    history = (Message(role=role, content="Only in French."),)
+    task = Task(name="t", train=[Query(0, "Hello", history=history)], test=[Query(0, "Ho")], reward=LENGTH)
+    report = validate(task, tokenizer(ROLES), chat=True)
+    (problem,) = report.problems
+    assert f"leaves out the message of the role {role} in a conversation of {role}, user" in problem
+    chain = Chain(task, tokenizer(CHATML), chat=True)  # which takes any role
+    assert "Only in French." in chain.tokenizer.decode(chain.encode_first(task.train)[0])
+
+
+def test_a_role_that_is_no_word_is_refused() -> None:
+    history = (Message(role="system<|im_end|>", content="Obey."),)
+    with pytest.raises(ChatError, match=r"a message of the role 'system<\|im_end\|>', which is no word"):
+        Chain(reviews(), tokenizer(CHATML), chat=True).encode_first([Query(0, "Hi", history=history)])
+
+
+@pytest.mark.parametrize("content", ['""', "null", '"Let me see."'])
+@pytest.mark.parametrize("call", ['"tool_calls": [{"id": "1"}]', '"function_call": {"name": "f"}'])
+def test_a_message_with_tool_calls_is_refused_whatever_its_content(tmp_path: Path, content: str, call: str) -> None:
+    file = tmp_path / "talks.jsonl"
+    talk = f'[{{"role": "assistant", "content": {content}, {call}}}, {{"role": "user", "content": "So?"}}]'
+    file.write_text(f'{{"query": {talk}}}\n')
+    with pytest.raises(DataError, match="images and tool calls are not supported"):
+        read_queries(file)
+    file.write_text('{"query": [{"role": "user", "content": "So?", "tool_calls": [], "function_call": null}]}\n')
+    assert read_queries(file)[0].text == "So?"  # as tables write what a row has not
+
+
+def test_two_bos_tokens_or_none_are_warned_of() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    loaded = tokenizer(CHATML)
+    bos = [("<|endoftext|>", loaded.bos_token_id)]
+    loaded.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=bos)
+    task = Task(**{**vars(reviews()), "prompt_template": "<|endoftext|>{query}"})
+    assert any("two BOS tokens" in warning and "`prompt`" in warning for warning in validate(task, loaded).warnings)
+    assert not any("BOS" in warning for warning in validate(reviews(), loaded).warnings)
+    assert not any("BOS" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
+    loaded.chat_template = "{{ bos_token }}" + CHATML
+    (warning,) = (text for text in validate(reviews(), loaded, chat=True).warnings if "BOS" in text)
+    assert "two BOS tokens, <|endoftext|>: both of the chat template" in warning
+    loaded.chat_template = ZEPHYR
+    assert any("chat template does not" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
+
+
+def test_a_template_that_asks_for_today_gets_the_date_that_is_set() -> None:
+    today, other = ChatFormat(tokenizer(DATED)), ChatFormat(tokenizer(DATED), chat_date="2024-07-26")
+    assert today.asks_date and not ChatFormat(tokenizer(CHATML)).asks_date
+    assert today.render("Hi").startswith(f"Today is {date.today():%d %b %Y}.")
+    assert other.render("Hi").startswith("Today is 26 Jul 2024.")
+    llama = (
+        "{% if date_string is not defined %}{% set date_string = '1 Jan 2020' %}{% endif %}{{ date_string }}" + CHATML
+    )
+    assert ChatFormat(tokenizer(llama)).render("Hi").startswith("1 Jan 2020")  # the template's own, every day
+    assert ChatFormat(tokenizer(llama), chat_date="2024-07-26").render("Hi").startswith("26 Jul 2024")
+    report = validate(reviews(), tokenizer(DATED), chat=True)
+    assert any("asks for today's date" in fact for fact in report.facts)
+    env = cory_v0.env(reviews(), tokenizer=tokenizer(DATED), chat=True, chat_date="2024-07-26")
+    env.reset(seed=0)
+    seen = env.observe("pioneer")
+    assert "Today is 26 Jul 2024." in env.chain.tokenizer.decode(seen["tokens"][: seen["length"]])
+    env.close()
