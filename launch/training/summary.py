@@ -26,10 +26,10 @@ def summarise(run: RunDirectory, settings: Settings, terminal: Terminal) -> None
     terminal.say(Text(f"Queries never trained on, each policy alone{chain}, {updates}", style="bold"))
     terminal.say(before_and_after_table(first, last, terminal))
     sources = Sources.read(run.path)
-    for change in sources.changes if sources is not None else ():
-        if change["part"] != "train":
-            text = f"Warning: figures before and after update {change['update']} do not compare. {change['text']}."
-            terminal.say(text, True)
+    changes = [] if sources is None else [change for change in sources.changes if change["part"] != "train"]
+    for update in dict.fromkeys(change["update"] for change in changes):
+        first = next(change["text"] for change in changes if change["update"] == update)
+        terminal.say(f"Warning: figures before and after update {update} do not compare. {first}.", True)
     before, after = run.held_out_samples(first["update"]), run.held_out_samples(last["update"])
     if before and after:
         terminal.say(Text("\nThe chain on such queries, before and after", style="bold"))
