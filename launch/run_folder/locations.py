@@ -22,6 +22,7 @@ def located(
     paths: Mapping[str, str],
     needed: Container[str] = BY_CONTENT,
     settable: Container[str] = BY_CONTENT,
+    absolute: bool = False,
 ) -> Settings:
     """Returns settings whose files are there: where they name none in the present folder, those that a run began with.
 
@@ -30,6 +31,7 @@ def located(
         paths: where its files lay (`launch.run_folder.sources`).
         needed: the settings whose files must be there.
         settable: the settings that the command can be given.
+        absolute: name all files by absolute paths.
 
     Raises:
         CommandError: a file or folder that is needed is neither here nor there.
@@ -38,7 +40,7 @@ def located(
     for key in NAMED:
         value = getattr(settings, key)
         names = value if isinstance(value, list) else [value] if value is not None else []
-        present = [_locate(key, name, paths, key in needed, key in settable) for name in names]
+        present = [_locate(key, name, paths, key in needed, key in settable, absolute) for name in names]
         if present != names:
             changes[key] = present if isinstance(value, list) else present[0]
     return settings.model_copy(update=changes) if changes else settings
@@ -87,10 +89,10 @@ def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> No
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder)))
 
 
-def _locate(key: str, value: str, paths: Mapping[str, str], needed: bool, settable: bool) -> str:
+def _locate(key: str, value: str, paths: Mapping[str, str], needed: bool, settable: bool, absolute: bool) -> str:
     name = path_in(value)
     kept = paths.get(name)
-    if kept is None or Path(name).exists():
+    if kept is None or (Path(name).exists() and not absolute):
         return value
     if Path(kept).exists():
         return value.replace(name, kept, 1)

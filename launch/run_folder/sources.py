@@ -207,7 +207,8 @@ def compare_llms(before: Sources, settings: Settings, now: Mapping[str, LLM]) ->
             found[Change("commit", text)] = None
         else:
             differing = sorted(file for file in old.keys() | new.keys() if old.get(file) != new.get(file))
-            files = "" if HUB in {*old, *new} else f": its {', '.join(differing[:3])} differ"
+            verb = "differ" if len(differing) > 1 else "differs"
+            files = "" if HUB in {*old, *new} else f": its {', '.join(differing[:3])} {verb}"
             found[Change("model", f"The model {_named(name, before)}{files}")] = None
         if was["tokenizer"] != other["tokenizer"]:
             found[Change("tokenizer", f"The tokenizer of {_named(name, before)}")] = None
@@ -290,7 +291,7 @@ def _named(name: str, before: Sources) -> str:
     path = path_in(name)
     kept = before.paths.get(path)
     elsewhere = kept is not None and Path(path).exists() and Path(path).absolute() != Path(kept)
-    return f"{name} is not what the run began with{f', {kept}' if elsewhere else ''}"
+    return f"{name} is not what training began with{f', {kept}' if elsewhere else ''}"
 
 
 def _digest(text: str) -> str:

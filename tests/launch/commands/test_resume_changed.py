@@ -78,7 +78,7 @@ def test_a_resume_with_other_queries_is_refused_and_the_run_stays_as_it_is(
     before = {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()}
     code, text = said(capsys, *words)
     assert code == 2 and text == (
-        "Error: run cannot resume as it was. q.jsonl is not what the run began with: training query 1, 'Another book "
+        "Error: run cannot resume as it was. q.jsonl is not what training began with: training query 1, 'Another book "
         "was', differs. Put that back, or resume with --allow-changes.\n"
     )
     assert {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()} == before
@@ -134,7 +134,7 @@ def test_data_and_model_may_be_elsewhere_if_they_are_the_same(
     write_rows(elsewhere / "moved.jsonl", ROWS[::-1])
     code, text = said(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
     assert (
-        code == 2 and "moved.jsonl is not what the run began with: training query 1, 'The film number 20 was'" in text
+        code == 2 and "moved.jsonl is not what training began with: training query 1, 'The film number 20 was'" in text
     )
 
 
@@ -143,7 +143,7 @@ def test_a_file_of_the_same_name_in_another_folder_is_not_taken_for_the_run_s(
 ) -> None:
     write_rows(elsewhere / "q.jsonl", ROWS[::-1])
     code, text = said(capsys, "--resume", "../project/run")
-    assert code == 2 and f"q.jsonl is not what the run began with, {project}/q.jsonl: training query 1" in text
+    assert code == 2 and f"q.jsonl is not what training began with, {project}/q.jsonl: training query 1" in text
 
 
 def test_changes_are_allowed_in_a_run_that_resumes_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +180,7 @@ def test_another_model_tokenizer_or_template_is_told_of_by_who_answers_and_expor
     config = json.loads(Path("m/config.json").read_text())
     Path("m/config.json").write_text(json.dumps({**config, "embd_pdrop": 0.5}))
     trained = open_trained("run")
-    assert trained.changes() == ["The model m is not what the run began with: its config.json differ."]
+    assert trained.changes() == ["The model m is not what training began with: its config.json differs."]
 
 
 def test_an_export_and_its_card_need_neither_data_nor_the_folder(elsewhere: Path, project: Path) -> None:
@@ -211,7 +211,7 @@ def test_an_evaluation_of_changed_data_says_that_it_may_be_of_queries_that_were_
     now = sources_of(settings, task, tokenizers)
     texts = changes_since(run, settings, task, now)
     assert texts[0] == (
-        "q.jsonl is not what the run began with: training query 1, 'The film number 2 was', differs. So queries that "
+        "q.jsonl is not what training began with: training query 1, 'The film number 2 was', differs. So queries that "
         "are asked may have been trained on."
     )
     other = settings.model_copy(update={"data": str(project / "q.jsonl"), "eval_data": "q.jsonl"})

@@ -100,9 +100,9 @@ def test_the_first_query_that_differs_is_named(
     write_rows(rows)
     found = differing(before)
     if len(expected) == 1:
-        assert found == [(part, f"q.jsonl is not what the run began with: {text}") for part, text in expected]
+        assert found == [(part, f"q.jsonl is not what training began with: {text}") for part, text in expected]
     else:
-        assert found[0] == ("train", f"q.jsonl is not what the run began with: {expected[0][1]}")
+        assert found[0] == ("train", f"q.jsonl is not what training began with: {expected[0][1]}")
 
 
 def test_held_out_data_is_named_and_so_is_where_the_run_had_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_held_out_data_is_named_and_so_is_where_the_run_had_it(folder: Path, mon
     assert differing(before, eval_data="held.jsonl") == [
         (
             "test",
-            f"held.jsonl is not what the run began with, {folder}/held.jsonl: "
+            f"held.jsonl is not what training began with, {folder}/held.jsonl: "
             "test query 1, 'Another book was', differs",
         )
     ]
@@ -160,11 +160,11 @@ def drop_a_merge() -> None:
         (
             flip("transformer.wpe.weight"),
             "model",
-            "The model m is not what the run began with: its model.safetensors differ",
+            "The model m is not what training began with: its model.safetensors differs",
         ),
-        (change_json("config.json", embd_pdrop=0.5), "model", "its config.json differ"),
-        (change_json("generation_config.json", eos_token_id=[0, 1]), "model", "its generation_config.json differ"),
-        (drop_a_merge, "tokenizer", "The tokenizer of m is not what the run began with"),
+        (change_json("config.json", embd_pdrop=0.5), "model", "its config.json differs"),
+        (change_json("generation_config.json", eos_token_id=[0, 1]), "model", "its generation_config.json differs"),
+        (drop_a_merge, "tokenizer", "The tokenizer of m is not what training began with"),
     ],
 )
 def test_a_model_or_tokenizer_that_was_replaced_is_named(
@@ -182,7 +182,7 @@ def test_a_chat_template_counts_where_it_is_used(folder: Path) -> None:
     plain, chat = sources(), sources(chat=True)
     Path("m/chat_template.jinja").write_text(f"{template}!")
     assert differing(plain) == []
-    assert differing(chat, chat=True) == [("chat_template", "The chat template of m is not what the run began with")]
+    assert differing(chat, chat=True) == [("chat_template", "The chat template of m is not what training began with")]
 
 
 def test_one_of_two_models_that_was_replaced_is_named(folder: Path) -> None:
@@ -191,7 +191,7 @@ def test_one_of_two_models_that_was_replaced_is_named(folder: Path) -> None:
     before = sources(**values)
     flip("transformer.wpe.weight")()
     assert differing(before, **values) == [
-        ("model", "The model m is not what the run began with: its model.safetensors differ")
+        ("model", "The model m is not what training began with: its model.safetensors differs")
     ]
 
 
@@ -227,8 +227,8 @@ def test_a_hub_model_whose_commit_moved_is_told_of_and_another_one_is_refused(
     assert changes(first, moved, "model") == [
         ("commit", "The model owner/model has moved on the hub from commit 1111111 to 2222222")
     ]
-    assert changes(first, other, "other") == [("model", "The model owner/other is not what the run began with")]
-    assert changes(first, before, "m") == [("model", "The model owner/m is not what the run began with")]
+    assert changes(first, other, "other") == [("model", "The model owner/other is not what training began with")]
+    assert changes(first, before, "m") == [("model", "The model owner/m is not what training began with")]
 
 
 def test_code_of_a_reward_a_credit_scheme_and_a_task_is_told_of_and_does_not_stop_a_resume(folder: Path) -> None:
