@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from cory_env.tasks import Task
 from launch.cluster import session
 from launch.cluster.room import counted
 from launch.console import output
@@ -163,7 +164,7 @@ class _Run:
             self.terminal.stage("Loading the models")
             algo = self._build()
             ending.push(partial(_stop_failed, algo))
-            self._check_queries(algo)
+            self.check_queries(algo.task)
             latest = self.run.checkpoints.latest()
             if done is not None and latest is not None:
                 algo.restore_from_path(str(latest[1].resolve()))
@@ -182,16 +183,16 @@ class _Run:
 
         return CoryConfig().cory(**self.settings.model_dump()).build_algo()
 
-    def _check_queries(self, algo: "Cory") -> None:
-        """Refuses queries that changed after they were checked: an attempt after a failure reads them again.
+    def check_queries(self, task: Task) -> None:
+        """Refuses queries that changed after they were recorded: an attempt after a failure reads them again.
 
         Raises:
             CommandError: they did.
         """
         sources = Sources.read(self.run.path)
-        if sources is not None and sources.queries != queries_of(algo.task):
+        if sources is not None and sources.queries != queries_of(task):
             raise CommandError(
-                f"The data of task {algo.task.name} changed while this run was training. Put them back, then resume it."
+                f"The data of task {task.name} changed while this run was training. Put them back, then resume it."
             )
 
     def _start(self, algo: "Cory", saving: Saving) -> None:

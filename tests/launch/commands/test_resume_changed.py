@@ -12,6 +12,8 @@ from launch.commands import train
 from launch.commands.evaluate import _parser, _settings
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
+from launch.console.interrupts import Interrupts
+from launch.display.terminal import Terminal
 from launch.evaluation.evaluation import changes_since, located_settings
 from launch.models.export import write as write_export
 from launch.models.trained import open_trained
@@ -20,6 +22,7 @@ from launch.run_folder.directory import RunDirectory
 from launch.run_folder.mirror import create_run, open_run, read_run
 from launch.run_folder.sources import Sources, sources_of
 from launch.training.preflight import load_task
+from launch.training.training import _Run
 from policies.settings.settings import make_settings
 from tests.launch.conftest import record, write_policies
 
@@ -233,3 +236,14 @@ def test_what_a_run_in_storage_is_made_from_is_there_too(project: Path, monkeypa
     taken = open_run(f"file://{project}/stored")
     assert Sources.read(taken.path) == sources
     taken.unlock()
+
+
+def test_data_that_change_while_a_run_trains_end_it_when_an_attempt_after_a_failure_reads_them(project: Path) -> None:
+    run, settings = RunDirectory.open(Path("run")), make_settings(VALUES)
+    attempt = _Run(run, settings, Terminal(settings, sys.stdout), Interrupts(lambda: None), debug=False)
+    attempt.check_queries(settings.make_task())
+    write_rows(project / "q.jsonl", ROWS[::-1])
+    with pytest.raises(
+        CommandError, match=r"The data of task custom changed while this run was training\. Put them back"
+    ):
+        attempt.check_queries(settings.make_task())
