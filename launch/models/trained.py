@@ -18,7 +18,7 @@ import safetensors
 from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import CONFIG, POLICIES
-from launch.run_folder.locations import located
+from launch.run_folder.locations import add_module_folders, located
 from launch.run_folder.mirror import read_run
 from launch.run_folder.records import Update
 from launch.run_folder.sources import Sources, compare_llms, llms_of
@@ -239,6 +239,7 @@ def open_trained(place: str | Path, wanted: str | None = None) -> Stored:
     sources = Sources.read(run.path)
     settings = run.settings()
     if sources is not None:
+        add_module_folders([settings.task] if ":" in settings.task else [], sources.paths)
         settings = located(settings, sources.paths, needed=("model",), settable=())
     return Stored(run, settings, update, folder, lines, sources)
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypedDict
 
-from cory_env.named import parse_spec
+from cory_env.named import parse_spec, search_working_folder
 from cory_env.pickled import is_pickled, shown
 from cory_env.rewarding.spec import parse_sum
 from cory_env.tasks import Task
@@ -223,6 +223,7 @@ def task_alone(sources: Sources | None) -> Task | None:
         return None
     values = dict(sources.task)
     module, _, name = values.pop("class").partition(":")
+    search_working_folder()
     try:
         made = getattr(importlib.import_module(module), name)(**values, train=(), test=(), reward="")
     except (ImportError, AttributeError, TypeError, ValueError):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cory_env.tasks import Query
 from launch.commands import train
 from launch.commands.evaluate import _parser, _settings
 from launch.console.configuration import as_yaml
@@ -167,6 +168,30 @@ def test_a_chain_answers_in_another_folder_and_without_data_and_reward(elsewhere
         (project / name).unlink()
     assert answers() == before
     chain_of(open_trained("../project/run"), ["llm_1"])  # as `cory serve` asks for each policy
+
+
+def test_a_task_of_the_user_s_own_prompts_as_it_did_in_another_folder_and_without_data(
+    elsewhere: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "loud_task.py").write_text(
+        "from cory_env.tasks import Query, Task\n"
+        "class Loud(Task):\n"
+        "    def prompt(self, query):\n"
+        "        return super().prompt(query).upper()\n"
+        "def make(data):\n"
+        "    queries = [Query(0, line) for line in open(data)]\n"
+        "    return Loud(name='loud', train=queries, test=queries, reward='kind_words:score')\n"
+    )
+    settings = make_settings({**VALUES, "task": "loud_task:make", "reward": None, "validation": False})
+    run = RunDirectory(project / "run")
+    run.write_settings(settings, "cory train")
+    with monkeypatch.context() as there:
+        there.chdir(project)
+        sources_of(settings, *load_task(settings)).write(run.path)
+        there.delitem(sys.modules, "loud_task")
+    (project / "q.jsonl").unlink()
+    chain = chain_of(open_trained("../project/run"), ["llm_1"])
+    assert chain.task.prompt(Query(0, "quiet")) == "QUIET"
 
 
 def test_without_its_model_a_run_says_where_it_was(elsewhere: Path, project: Path) -> None:
