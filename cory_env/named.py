@@ -45,6 +45,12 @@ def parse_spec(spec: str, what: str = "reward") -> tuple[str, str, dict[str, str
     return module, function, {name: value for name, _, value in pairs}
 
 
+def search_working_folder() -> None:
+    """Lets modules of the present folder be imported; where a command is started, its own folder is there instead."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+
+
 def load_function(spec: str, what: str = "reward") -> Callable[..., Any]:
     """Imports the function that `spec` names and binds its settings, or makes it of the code that it holds.
 
@@ -61,8 +67,7 @@ def load_function(spec: str, what: str = "reward") -> Callable[..., Any]:
         except ValueError as error:
             raise SpecError(str(error)) from error
     module_name, function_name, settings = parse_spec(spec, what)
-    if not {"", os.getcwd()} & set(sys.path):  # a command's own folder is there instead
-        sys.path.append(os.getcwd())
+    search_working_folder()
     try:
         found: object = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -1,5 +1,6 @@
 """Loads the tokenizer of the model that plays; transformers is imported only then, torch not for the bundled one."""
 
+import hashlib
 import json
 import os
 from functools import lru_cache
@@ -16,6 +17,8 @@ GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # the class 
 
 _PROBE = "It isn't \tO'Hara's  naïve résumé:\n\n 12,345 + 67 = 'x_1'; 漢字 😀"
 """A text that tokenizers of other rules cut otherwise."""
+
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def load_tokenizer(
@@ -63,14 +66,28 @@ def alike(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat
         other: Another.
         chat: Chat templates matter too.
     """
-    special = ("bos_token", "eos_token", "pad_token", "unk_token")
     return (
         one.get_vocab() == other.get_vocab()
-        and all(getattr(one, name) == getattr(other, name) for name in special)
+        and all(getattr(one, name) == getattr(other, name) for name in _SPECIAL)
         and set(one.all_special_ids) == set(other.all_special_ids)
         and one(_PROBE)["input_ids"] == other(_PROBE)["input_ids"]
         and (not chat or one.chat_template == other.chat_template)
     )
+
+
+def fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Returns a digest of the rules by which a tokenizer cuts text into tokens, and of its special tokens.
+
+    It does not depend on where the tokenizer lies, nor on its chat template.
+    """
+    if tokenizer.is_fast:
+        rules = tokenizer.backend_tokenizer.to_str()
+        # What stands before them is the truncation and padding of the last call.
+        rules = rules[max(rules.find('"added_tokens"'), 0) :]
+    else:
+        rules = repr((sorted(tokenizer.get_vocab().items()), tokenizer(_PROBE)["input_ids"]))
+    special = [getattr(tokenizer, name) for name in _SPECIAL]
+    return hashlib.sha256(repr((rules, special)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 @lru_cache(maxsize=8)

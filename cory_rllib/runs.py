@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,6 +19,7 @@ from launch.run_folder.directory import RUNS, RunDirectory
 from launch.run_folder.layout import FROM_PYTHON
 from launch.run_folder.mirror import discard, read_run
 from launch.run_folder.records import SampleLine, Update
+from launch.run_folder.sources import sources_of
 from launch.run_folder.storage import REPORTED, check_place
 from launch.training import preflight, tracking
 from launch.training.start import create, starting_policies
@@ -128,6 +130,8 @@ def chain_of(
     from launch.models.trained_chain import TrainedChain
 
     settings = policies.settings
+    for text in policies.changes():
+        warnings.warn(text, stacklevel=3)
     return TrainedChain(
         policies,
         policies.players if roles is None else policies.named(roles),
@@ -191,7 +195,8 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     settings = config.settings
     tracking.check(settings)
     session.quiet_libraries(debug=True)  # what they print is the log's, not this process's business
-    preflight.check(settings)
+    task, tokenizers = preflight.check(settings)
+    sources = sources_of(settings, task, tokenizers)
     place = None if out is None else expand_home(str(out))
     name = settings.task.partition("?")[0]
     check_place(place or str(RUNS / name))
@@ -199,7 +204,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
         session.check_driver(settings)
     starting_policies(settings)
     settings = settings.with_chat_date()
-    directory = create(place, name, settings, f"{FROM_PYTHON}  # {environment.in_words()}")
+    directory = create(place, name, settings, sources, f"{FROM_PYTHON}  # {environment.in_words()}")
 
     from launch.training.training import COLLAPSED
     from launch.training.training import train as to_the_end

@@ -22,6 +22,7 @@ from policies.settings.settings import Settings, make_settings
 
 if TYPE_CHECKING:
     from launch.evaluation.evaluation import Plan
+    from launch.run_folder.sources import Sources
     from policies.cory import Cory
 
 __all__ = ["Standing", "evaluate", "export", "generate"]
@@ -147,6 +148,8 @@ def export(
         raise CommandError(f"{policies.place} trained all weights, so there is no adapter to merge. Leave out merge.")
     for text in warnings_of(policies, name):
         warnings.warn(f"At update {policies.update}, {text}", stacklevel=2)
+    for text in policies.changes():
+        warnings.warn(text, stacklevel=2)
     write(policies, name, place, dtype, merge, step_scale)
     return Path(out)
 
@@ -171,8 +174,11 @@ def _refuse_checkpoint(checkpoint: str | int | None) -> None:
 
 def _evaluate_present(algorithm: Cory, queries: int | None, samples: int, split: Split) -> dict[str, Standing]:
     from launch.evaluation.evaluation import answers
+    from launch.run_folder.sources import sources_of
 
-    plan, scoring = _plan(algorithm.settings, algorithm.task, queries, samples, split, (algorithm.updates, Path()))
+    settings, task = algorithm.settings, algorithm.task
+    sources = sources_of(settings, task, settings.make_tokenizers())
+    plan, scoring = _plan(settings, task, sources, queries, samples, split, (algorithm.updates, Path()))
     batches: list[Batch] = []
     for lineup, deals in plan.batches():
         if lineup.trained:
@@ -194,16 +200,21 @@ def _evaluate_run(
     from launch.cluster import session
     from launch.console import output
     from launch.display.terminal import Voice
-    from launch.evaluation.evaluation import EvaluationFolder, own_folder, results
+    from launch.evaluation.evaluation import EvaluationFolder, changes_since, located_settings, own_folder, results
     from launch.evaluation.evaluation import evaluate as play
     from launch.models.trained import POLICIES
+    from launch.run_folder.sources import sources_of
     from launch.run_folder.storage import check_place
     from launch.training import preflight
 
     chosen = run.directory.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
-    settings = make_settings({**run.settings.model_dump(), "min_response": None})
+    settings = make_settings({**located_settings(run.directory).model_dump(), "min_response": None})
     session.quiet_libraries(debug=True)
-    plan, scoring = _plan(settings, preflight.check(settings), queries, samples, split, chosen)
+    task, tokenizers = preflight.check(settings)
+    sources = sources_of(settings, task, tokenizers)
+    for text in changes_since(run.directory, settings, task, sources):
+        warnings.warn(text, stacklevel=3)
+    plan, scoring = _plan(settings, task, sources, queries, samples, split, chosen)
     place = own_folder(run.directory, plan) if out is None else expand_home(str(out))
     check_place(str(place), "evaluation")
     folder = EvaluationFolder(Path(place), plan)
@@ -217,7 +228,13 @@ def _evaluate_run(
 
 
 def _plan(
-    settings: Settings, task: Task, queries: int | None, samples: int, split: Split, checkpoint: tuple[int, Path]
+    settings: Settings,
+    task: Task,
+    sources: Sources,
+    queries: int | None,
+    samples: int,
+    split: Split,
+    checkpoint: tuple[int, Path],
 ) -> tuple[Plan, Scoring]:
     from launch.evaluation.evaluation import Plan
 
@@ -227,6 +244,6 @@ def _plan(
     available = len(task.queries(split))
     if not available:
         raise CommandError(f"The {split} split of task {task.name} has no queries. Name another split.")
-    plan = Plan(settings, task, split, min(queries or available, available), samples, checkpoint)
+    plan = Plan(settings, task, sources, split, min(queries or available, available), samples, checkpoint)
     ks = every_k(samples, task.solved_at)
     return plan, Scoring(plan.queries, settings.report_kl_coef, task.solved_at, ks, settings.seed)

@@ -192,6 +192,7 @@ class Cory(Algorithm):
         self.learners: Learners = self.learner_group
         self.runners = Runners(self.env_runner_group, self.settings, self._packed, self.learners.transfer)
         self.runners.check_started()
+        self.runners.task_checksum = self.task.checksum
         self.runners.send(self.updates)
         self.playing = Playing(self.settings, self.runners, len(self.task.train))
         self.evaluator = Evaluator(self.settings, self.task, self.runners, self.learners)

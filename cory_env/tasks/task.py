@@ -1,5 +1,7 @@
 """What a task is: queries, the prompt of each position in the chain, a reward, and what evaluation needs to know."""
 
+import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -8,6 +10,9 @@ from cory_env.message import Message
 from cory_env.tasks.template import TemplateError, fill, placeholders
 
 Split = Literal["train", "validation", "test"]
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Where an object lies in memory, which its `repr` shows if its class defines none."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,14 @@ class Query:
     def raw(self) -> str | list[Message]:
         """The query as its row holds it and as a reward receives it: text, or the whole conversation."""
         return self.text if self.history is None else [*self.history, Message(role="user", content=self.text)]
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of the query and its columns, whatever order these have; of an object that has no value to show, of
+        its type.
+        """
+        row = repr((self.raw, sorted(self.columns.items())))
+        return zlib.crc32(_ADDRESS.sub("", row).encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +101,11 @@ class Task:
         """Yields every query once."""
         for split in self.splits:
             yield from self.queries(split)
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of the queries of all splits, in their order."""
+        return zlib.crc32(repr([query.checksum for query in self.all_queries()]).encode())
 
     def prompt(self, query: Query) -> str:
         """Returns the pioneer's prompt as text.

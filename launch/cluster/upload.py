@@ -2,19 +2,21 @@
 
 import logging
 import os
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from launch.console.errors import CommandError
 
 LARGEST = 50 * 2**20
 """Bytes that may be uploaded."""
+IGNORE_FILES = (".rayignore", ".gitignore")
 
 
-def check_size(folder: Path) -> None:
-    """Refuses to upload a folder that is too large.
+def uploaded_sizes(folder: Path) -> dict[Path, int]:
+    """Returns the files that Ray uploads of a folder, by their absolute paths, with their sizes in bytes.
 
     Raises:
-        CommandError: it has more than 50 MiB, without what Ray leaves behind; the biggest files are named.
+        CommandError: there is no such folder.
     """
     # What Ray uploads is said by its own walk alone: nested ignore files, and defaults that change.
     from ray._private.ray_constants import get_runtime_env_default_excludes
@@ -28,10 +30,22 @@ def check_size(folder: Path) -> None:
         if path.is_file():
             sizes[path] = path.stat().st_size
 
-    quiet = logging.getLogger(__name__)
-    ignoring = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
-    _dir_travel(folder, [_get_excludes(folder, get_runtime_env_default_excludes())], note, ignoring, quiet)
-    total = sum(sizes.values())
+    excludes = [_get_excludes(folder, get_runtime_env_default_excludes())]
+    _dir_travel(folder, excludes, note, _heeds_gitignore(), logging.getLogger(__name__))
+    return sizes
+
+
+def check_size(folder: Path, sizes: dict[Path, int]) -> None:
+    """Refuses to upload a folder that is too large.
+
+    Args:
+        folder: to be uploaded.
+        sizes: of its files.
+
+    Raises:
+        CommandError: it has more than 50 MiB, without what Ray leaves behind; the biggest files are named.
+    """
+    folder, total = folder.resolve(), sum(sizes.values())
     if total > LARGEST:
         biggest = sorted(sizes, key=lambda path: -sizes[path])[:5]
         named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] / 2**20:.1f} MiB)" for path in biggest)
@@ -39,3 +53,58 @@ def check_size(folder: Path) -> None:
             f"{folder} has {total / 2**20:.0f} MiB to upload, and 50 are the limit: {named}. Name in .rayignore what "
             "the job does not need, and keep models and data on storage that the nodes reach."
         )
+
+
+def check_uploaded(folder: Path, files: Collection[Path], named: Iterable[tuple[str, str]]) -> None:
+    """Refuses what a job would look for in vain: its relative paths begin at what was uploaded.
+
+    Args:
+        folder: to be uploaded.
+        files: that are uploaded of it.
+        named: how a command names a file or folder, and its path. Absolute ones are the nodes' own.
+
+    Raises:
+        CommandError: one is not uploaded; the message says by which rule, or that it is not in the folder.
+    """
+    folder, held = folder.resolve(), set(files)
+    for name, relative in named:
+        path = Path(os.path.normpath(folder / relative))
+        if Path(relative).is_absolute() or relative.startswith("~"):
+            continue
+        if not path.is_relative_to(folder):
+            raise CommandError(
+                f"{name} lies outside of the working directory {folder}, which is all that the job has. Name a folder "
+                "that holds it by --working-dir, or an absolute path that all nodes reach."
+            )
+        if not path.exists():
+            raise CommandError(
+                f"{name}: there is no {relative} in the working directory {folder}, which is all that the job has. "
+                "Correct the path, or --working-dir."
+            )
+        parts = [path] if path.is_file() else [file for file in sorted(path.iterdir()) if file.is_file()]
+        lacking = [file for file in parts if file not in held and not file.name.startswith(".")]
+        if lacking:
+            what = lacking[0].relative_to(folder)
+            raise CommandError(
+                f"{name}: {what} is left out of the upload by {_rule(folder, lacking[0])}. Change the rule, or put it "
+                "on storage that all nodes reach and name it by an absolute path."
+            )
+
+
+def _rule(folder: Path, file: Path) -> str:
+    """Returns the rule that leaves a file out: of an ignore file between the folder and it, or Ray's own."""
+    from ray._private.thirdparty.pathspec import PathSpec
+
+    for parent in [each for each in file.parents if each.is_relative_to(folder)]:
+        for name in IGNORE_FILES[: 2 if _heeds_gitignore() else 1]:
+            lines = (parent / name).read_text().splitlines() if (parent / name).is_file() else []
+            for line in reversed(lines):
+                inside = file.relative_to(parent)
+                paths = [str(inside), *(f"{part}/" for part in inside.parents if part.name)]
+                if any(PathSpec.from_lines("gitwildmatch", [line]).match_file(path) for path in paths):
+                    return f"the rule {line.strip()} in {(parent / name).relative_to(folder)}"
+    return "what Ray never uploads (RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES)"
+
+
+def _heeds_gitignore() -> bool:
+    return os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"

@@ -124,9 +124,10 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.cluster import session
     from launch.console import output
     from launch.display.terminal import Voice
-    from launch.evaluation.evaluation import EvaluationFolder, Plan, evaluate
+    from launch.evaluation.evaluation import EvaluationFolder, Plan, changes_since, evaluate
     from launch.evaluation.figures import Scoring
     from launch.models.trained import POLICIES
+    from launch.run_folder.sources import sources_of
     from launch.run_folder.storage import check_place
     from launch.training import preflight
 
@@ -141,7 +142,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     settings = _settings(options, run_directory)
     session.quiet_libraries(options.debug)
     try:
-        asked = preflight.check(settings)
+        asked, tokenizers = preflight.check(settings)
     except CommandError as error:
         if run_directory is None and not Path(options.target).exists() and repr(options.target) in str(error):
             error.add_note(f"There is no folder {options.target} here, so it was taken for a model on the hub.")
@@ -150,9 +151,14 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     available = len(asked.queries(options.split))
     if not available:
         raise CommandError(f"The {options.split} split of task {asked.name} has no queries. Set eval_data or --split.")
+    sources = sources_of(settings, asked, tokenizers)
+    if run_directory is not None:
+        for text in changes_since(run_directory, settings, asked, sources):
+            print(f"Warning: {text}", file=sys.stderr)
     plan = Plan(
         settings=settings,
         task=asked,
+        sources=sources,
         split=options.split,
         queries=min(options.queries or available, available),
         samples=options.samples,
@@ -245,6 +251,7 @@ def _run_in(target: str) -> "RunDirectory | None":
 def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None") -> "Settings":
     """Puts the settings together: the run's or the default preset's, then files, then words."""
     from launch.console.configuration import DEFAULT_PRESET, read_file, read_preset, read_words
+    from launch.evaluation.evaluation import located_settings
     from policies.settings.settings import deciding, make_settings, put_over
 
     words = read_words(options.words)
@@ -258,16 +265,16 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
         words["validation"] = False
     own: Mapping[str, Value] = read_preset(DEFAULT_PRESET)
     policy: dict[str, Value] = {"model": options.target, "num_agents": 1}
-    if run_directory is not None:
-        own = run_directory.settings().model_dump()
-        policy = {key: own[key] for key in deciding("policy")}
-    if options.agents is not None:  # critics, which a chain of another length would not fit, play no part
-        policies = policy.get("num_policies") or policy["num_agents"]
-        policy |= {"num_agents": options.agents, "num_policies": policies, "critic_inputs": "tokens"}
     given: dict[str, Value] = {}
     for path in options.config:
         given |= read_file(path)
     given |= words
+    if run_directory is not None:
+        own = located_settings(run_directory, given).model_dump()
+        policy = {key: own[key] for key in deciding("policy")}
+    if options.agents is not None:  # critics, which a chain of another length would not fit, play no part
+        policies = policy.get("num_policies") or policy["num_agents"]
+        policy |= {"num_agents": options.agents, "num_policies": policies, "critic_inputs": "tokens"}
     if given.get("task", own["task"]) != own["task"]:
         if "max_response" not in given:
             raise CommandError(

@@ -93,7 +93,8 @@ def export(options: argparse.Namespace) -> int:
     policy = trained.chosen(options.policy, "with --policy")
     for text in warnings_of(trained, policy):
         print(f"Warning: at update {trained.update}, {text}", file=sys.stderr)
-
+    for text in trained.changes():
+        print(f"Warning: {text}", file=sys.stderr)
     if options.merge and trained.settings.lora is None:
         raise CommandError(f"{options.run} trained all weights, so there is no adapter to merge. Leave out --merge.")
     write(trained, policy, place, options.dtype, options.merge, options.step_scale)

@@ -105,6 +105,8 @@ def generate(options: argparse.Namespace) -> int:
     temperature = settings.temperature if options.temperature is None else options.temperature
     seed = settings.seed if options.seed is None else options.seed
     chain = TrainedChain(trained, players, temperature, seed, many=options.source is not None)
+    for change in trained.changes():
+        print(f"Warning: {change}", file=sys.stderr)
     if options.source is not None:
         return _answer_file(chain, trained, options)
     asking = options.query is None and sys.stdin.isatty() and sys.stdout.isatty()

@@ -110,6 +110,8 @@ def serve(options: argparse.Namespace) -> int:
 
         policies = tuple(dict.fromkeys(players))
         models = {policy: Served(policy, (policy,), chain_of(trained, [policy])) for policy in policies}
+        for change in trained.changes():
+            print(f"Warning: {change}", file=sys.stderr)
         if len(players) > 1:
             models[CHAIN] = Served(CHAIN, players, chain_of(trained, players))
         name = _backend(options.backend, trained)

@@ -67,12 +67,18 @@ def _parser(help_wanted: bool) -> Parser:
     parser.add_argument("--retry", action="store_true", help="do those again that failed")
     parser.add_argument("--list", action="store_true", help="print the studies, or a study's arms, and exit")
     parser.add_argument("--dry-run", action="store_true", help="print what there is to do, and exit")
+    parser.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="continue a study although its queries, models, tokenizers or templates are not what it began with",
+    )
     parser.add_argument("--quiet", action="store_true", help="print only what was found")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
 
 def _command(options: argparse.Namespace) -> int:
+    from launch.cluster import session
     from launch.console.output import own_output
     from launch.display.terminal import Voice
     from launch.run_folder.locks import folder_watched
@@ -81,6 +87,8 @@ def _command(options: argparse.Namespace) -> int:
     from launch.study.results import kept_results, write
     from launch.study.runs import Job, jobs
     from launch.study.tables import arms_table, plan_table
+    from launch.training.comparable import check_comparable, write_comparable
+    from launch.training.preflight import load_task
 
     where = [word for word in options.words if "=" not in word]
     if options.list and not where:
@@ -124,12 +132,20 @@ def _command(options: argparse.Namespace) -> int:
     voice.say(plan_table(done, todo))
     if options.dry_run:
         return 0
+    session.quiet_libraries(options.debug)
+    kinds = {job.arm.name: study.settings(job.arm, job.seed) for job in todo}.values()
+    made = check_comparable(options.out, kinds, load_task, lambda text: voice.say(text, True), options.allow_changes)
+    write_comparable(options.out, made)
     with folder_watched(options.out, lambda path: f"Give the same command with --out {path}.") as folder:
-        return _perform(todo, done, voice, folder)
+        return _perform(todo, done, voice, folder, options.allow_changes)
 
 
 def _perform(
-    todo: "Sequence[Job]", before: "Mapping[Job, StudyRun | None]", voice: "Voice", folder: "FolderHandle"
+    todo: "Sequence[Job]",
+    before: "Mapping[Job, StudyRun | None]",
+    voice: "Voice",
+    folder: "FolderHandle",
+    allow_changes: bool,
 ) -> int:
     """Does what is to be done and no other process does, and shows what was found.
 
@@ -138,6 +154,7 @@ def _perform(
         before: all runs that were asked for, with the results that they have had so far.
         voice: tells of it.
         folder: the study's.
+        allow_changes: runs may resume although what they are made from differs.
 
     Raises:
         FolderError: the study's folder was renamed or removed.
@@ -147,7 +164,9 @@ def _perform(
     from launch.study.runs import Performer
     from launch.study.tables import contrasts_table, result_line, summary_table
 
-    performer = Performer(lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True))
+    performer = Performer(
+        lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True), allow_changes
+    )
     elsewhere = 0
     with voice, performer:
         voice.begin()

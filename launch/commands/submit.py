@@ -3,24 +3,29 @@
 import argparse
 import importlib
 import os
+import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cory_env.tasks.rows import HUB
 from launch.cluster import room
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT, add_address, answers_told, connect, nodes
 from launch.cluster.jobs import check_free, follow
-from launch.cluster.upload import check_size
+from launch.cluster.upload import check_size, check_uploaded, uploaded_sizes
 from launch.console.credentials import FILE, is_secret, secret_in
 from launch.console.errors import CommandError
 from launch.console.parser import INTERRUPTED, Parser, local_path, path_or_uri, run
+from policies.settings.core_yaml import Value, as_word, read_yaml, scalar
 from policies.settings.placement import Process
 
 KEPT = {"train": "run", "tune": "search"}
 """Commands that keep what they do, and go on with it."""
+FILES, FUNCTIONS = ("data", "eval_data", "model", "start_from"), ("reward", "credit", "task")
+"""Settings that name files, and those that name functions, `module:function`."""
 ELSEWHERE = (
     "Write it into a file on the nodes and name that with --secrets FILE, or set it in the environment of the nodes."
 )
@@ -86,7 +91,9 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
     words, name, place = _command(options, words)
     environment = _environment(options)
     own = Process("job", 1, options.num_cpus, options.num_gpus, _resources(options.resources))
-    check_size(options.working_dir)
+    sizes = uploaded_sizes(options.working_dir)
+    check_size(options.working_dir, sizes)
+    check_uploaded(options.working_dir, sizes, named_files(words, options.working_dir))
     client = connect(options.address)
     if not options.unchecked:
         check_cluster(words, own, nodes(client.get_address()), options.working_dir)
@@ -183,6 +190,56 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
             raise CommandError(f"{option} takes NAME=VALUE, not `{text}`.")
         pairs[name] = value
     return pairs
+
+
+def named_files(words: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields the paths that a command's words and its YAML files name, each after how it is named there.
+
+    Data must be a file. Any other name counts if there is such a file or folder: a model may be the hub's, a module
+    installed.
+
+    Args:
+        words: of the command.
+        folder: that paths are relative to.
+    """
+    pairs = [word.partition("=") for word in words[1:]]
+    given = {key for key, equals, _ in pairs if equals}
+    for word, (key, equals, value) in zip(words[1:], pairs, strict=True):
+        if equals:
+            yield from ((word, path) for path in _paths(key, scalar(value, lists=True), folder))
+        elif not {"/", "."}.isdisjoint(word) and (folder / word).exists():
+            yield word, word
+            if Path(word).suffix in (".yaml", ".yml") and (folder / word).is_file():
+                for name, entry in _entries(read_yaml((folder / word).read_text(encoding="utf-8"), word)):
+                    if name not in given:  # else the word wins
+                        yield from (
+                            (f"{name}={as_word(entry)} in {word}", path) for path in _paths(name, entry, folder)
+                        )
+
+
+def _entries(values: object) -> Iterator[tuple[str, Value]]:
+    """Yields the settings in a file: those of a study stand within those of its arms."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                yield from _entries(value)
+            elif key in (*FILES, *FUNCTIONS):
+                yield str(key), value
+
+
+def _paths(key: str, value: Value, folder: Path) -> Iterator[str]:
+    """Yields the paths that a setting, or an option with `=`, names."""
+    names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+    if key in FUNCTIONS:
+        for name in re.findall(r"[\w.]+(?=:[a-zA-Z_])", " ".join(names)):
+            module = Path(*name.split("."))
+            yield from (str(path) for path in (module.with_suffix(".py"), module) if (folder / path).exists())
+        return
+    paths = [name.partition("?")[0].removeprefix(HUB) for name in names]
+    if key in FILES and len(paths) == 1 and not (folder / paths[0]).exists():
+        paths = paths[0].split(",")  # those of a search
+    must = key in ("data", "eval_data") and not any(name.startswith(HUB) for name in names)
+    yield from (path for path in paths if (folder / path).exists() or (must and "://" not in path))
 
 
 def check_cluster(words: Sequence[str], job: Process, found: Sequence[room.Node], folder: Path = Path()) -> None:

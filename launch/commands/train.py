@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from launch.console.errors import IN_JOB, CommandError
 from launch.console.parser import Parser, local_path, path_or_uri, run
 from launch.console.shell import one_line
-from policies.settings.settings import RESUMABLE
+from policies.settings.settings import BY_CONTENT, RESUMABLE
 
 if TYPE_CHECKING:
     from launch.run_folder.directory import RunDirectory
+    from launch.run_folder.sources import Sources
     from policies.settings.core_yaml import Value
     from policies.settings.settings import Settings
 
@@ -94,7 +95,8 @@ def _parser(help_wanted: bool) -> Parser:
         type=path_or_uri,
         metavar="RUN",
         help="continue a run from its latest checkpoint; settings may change that say how long, what is written, and "
-        "how it is computed. Checkpoints are pickles, which can run code: resume your own runs only",
+        "how it is computed, and where its data and model are now. Checkpoints are pickles, which can run code: resume "
+        "your own runs only",
     )
     parser.add_argument(
         "--max-failures",
@@ -103,6 +105,11 @@ def _parser(help_wanted: bool) -> Parser:
         metavar="N",
         help="when processes or machines die that the run cannot do without, go on from the latest checkpoint, up to N "
         "times (default: 0)",
+    )
+    parser.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="continue a run although its queries, model, tokenizer or templates are not what it began with",
     )
     parser.add_argument("--print-config", action="store_true", help="print all settings as YAML, and exit")
     parser.add_argument("--quiet", action="store_true", help="print only where the results are")
@@ -122,9 +129,12 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
     from launch.console.output import print_utf8
     from launch.run_folder import environment
     from launch.run_folder.directory import RUNS
+    from launch.run_folder.layout import SOURCES
     from launch.run_folder.mirror import discard
+    from launch.run_folder.sources import Sources, sources_of
     from launch.run_folder.storage import check_place
     from launch.training import preflight, tracking
+    from launch.training.recovery import check_sources, consequence
     from launch.training.start import create, starting_policies
 
     request = asked(options.words, options.config)
@@ -132,6 +142,8 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
         raise CommandError("--resume takes its settings from the run: leave out the preset, files and --out.")
     if options.go_on and not options.out:
         raise CommandError("--continue needs the run's folder: name it with --out.")
+    if options.allow_changes and not (options.resume or options.go_on):
+        raise CommandError("--allow-changes requires --resume or --continue.")
 
     place = options.resume or options.out
     found: RunDirectory | None = None
@@ -149,22 +161,39 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
     tracking.check(settings)
     session.quiet_libraries(options.debug)
     origin = f"{one_line(['cory', 'train', *words])}  # {environment.in_words()}"
-    preflight.check(settings)
     check_place(place or str(RUNS / request.name))
     if options.go_on and (found := _find(place)):
         held.callback(found.unlock)
         settings = _same(found, settings)
         if (reached := found.reached()) >= settings.updates:  # without a look at its checkpoint: it may be far away
             return _tell_done(found, reached)
+    before = None if found is None else Sources.read(found.path)
+    present = settings if before is None else _located(settings, before)
+    task, tokenizers = preflight.check(present)
+    sources = sources_of(present, task, tokenizers)
+    if before is not None and found is not None:
+        reached = found.reached()
+        changes = check_sources(before, settings, task, sources, found.shown(found.path), options.allow_changes)
+        for change in changes:
+            print(consequence(change, reached), file=sys.stderr)
+        sources = sources.continuing(before, settings, changes, reached)
+    elif found is not None:
+        print(
+            f"Warning: {found.shown(found.path)} has no {SOURCES}: whether its data and model are those that it began "
+            "with is not checked.",
+            file=sys.stderr,
+        )
     if IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
         session.check_driver(settings)
     done = None if found is None else _reopen(found, settings, origin)
     if found is not None and done is not None and done >= settings.updates:
         return _tell_done(found, done)
-    if found is None:
+    if found is not None:
+        sources.write(found.path)
+    else:
         starting_policies(settings)  # before there is a folder
         settings = settings.with_chat_date()
-    run_directory = found or create(place, request.name, settings, origin)
+    run_directory = found or create(place, request.name, settings, sources, origin)
     held.callback(run_directory.unlock)
 
     from launch.training.training import train
@@ -172,7 +201,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
     try:
         return train(
             run_directory,
-            settings,
+            present,
             done,
             max_failures=options.max_failures,
             quiet=options.quiet,
@@ -230,33 +259,51 @@ def _same(run_directory: "RunDirectory", settings: "Settings") -> "Settings":
 
     kept = run_directory.settings()
     old, new = kept.model_dump(), settings.model_dump()
+    changeable = _changeable(run_directory)
     changed = changed_settings(kept, settings)
-    other = [f"{key}={shown(as_word(old[key]))}" for key in changed if key not in RESUMABLE]
+    other = [f"{key}={shown(as_word(old[key]))}" for key in changed if key not in changeable]
     if other:
         place = run_directory.shown(run_directory.path)
         raise CommandError(
             f"{place} holds a run with {', '.join(other)}, and that cannot change in a run that goes on. Ask for just "
             f"that, go on with it by `{run_directory.resume_command()}`, or name another folder with --out."
         )
-    return make_settings({**old, **{key: new[key] for key in RESUMABLE}})
+    return make_settings({**old, **{key: new[key] for key in changeable}})
+
+
+def _changeable(run_directory: "RunDirectory") -> tuple[str, ...]:
+    """Returns the settings that may change: where files are as well, if it is known what they held."""
+    from launch.run_folder.layout import SOURCES
+
+    return (*RESUMABLE, *BY_CONTENT) if run_directory.read(SOURCES) is not None else RESUMABLE
+
+
+def _located(settings: "Settings", before: "Sources") -> "Settings":
+    """Returns the settings of a run that goes on, whose files are there, as its reward, credit and task are."""
+    from launch.run_folder.locations import add_module_folders, located
+    from launch.run_folder.sources import function_names
+
+    add_module_folders(function_names(settings, settings.whole_reward), before.paths)
+    return located(settings, before.paths)
 
 
 def _resumed(run_directory: "RunDirectory", pairs: Sequence[str]) -> "Settings":
     """Returns the settings of a run, with the few that may change changed."""
     from policies.settings.settings import make_settings
 
-    return make_settings({**run_directory.settings().model_dump(), **_changes(pairs)})
+    changes = _changes(pairs, _changeable(run_directory))
+    return make_settings({**run_directory.settings().model_dump(), **changes})
 
 
-def _changes(pairs: Sequence[str]) -> "dict[str, Value]":
+def _changes(pairs: Sequence[str], changeable: Sequence[str] = (*RESUMABLE, *BY_CONTENT)) -> "dict[str, Value]":
     """Reads settings for a run that goes on, and refuses those that cannot change."""
     from launch.console.configuration import read_words
 
     changes = read_words(pairs)
     for key in changes:
-        if key not in RESUMABLE:
+        if key not in changeable:
             raise CommandError(
-                f"`{key}` cannot change in a run that goes on, only {', '.join(RESUMABLE)} can. Start a new run."
+                f"`{key}` cannot change in a run that goes on, only {', '.join(changeable)} can. Start a new run."
             )
     return changes
 

@@ -121,6 +121,11 @@ def _parser() -> Parser:
         help="continue a search: unfinished and failed trials go on from their checkpoints. Checkpoints are "
         "pickles, which can run code: resume your own searches only",
     )
+    parser.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="continue a search although its queries, model, tokenizer or templates are not what it began with",
+    )
     parser.add_argument("--quiet", action="store_true", help="print only what was found")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
     return parser
@@ -160,8 +165,11 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     )
     from launch.search.space import asking, points
     from launch.training import preflight, tracking
+    from launch.training.comparable import check_comparable, placed_settings, write_comparable
     from launch.training.start import starting_policies
 
+    if options.allow_changes and not (options.resume or options.go_on):
+        raise CommandError("--allow-changes requires --resume or --continue.")
     if options.resume:
         _check_resume(options)
         search, folder, name, resume = Search.read(options.resume), options.resume, "", True
@@ -180,16 +188,22 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     checked = points(search.settings, search.axes)
     tracking.check(search.settings)
     session.quiet_libraries(options.debug)
-    for settings in checked[:1] if resume else asking(checked):
-        preflight.check(settings)
-        if not resume:
-            starting_policies(settings)
+    kinds = check_comparable(
+        folder if resume else None,
+        asking(checked),
+        preflight.check,
+        lambda text: print(text, file=sys.stderr),
+        options.allow_changes,
+    )
     if not resume:
+        for settings in asking(checked):
+            starting_policies(settings)
         search = search._replace(settings=search.settings.with_chat_date())
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
     new = folder is None or not folder.exists()
     folder = folder or new_folder(name)
     lock = lock_folder(folder) if resume else create(folder, search, origin)
+    write_comparable(folder, kinds)
     past = len(recorded(folder)) if resume else 0
     total = search.trials * search.settings.updates
     voice = Voice(output.own_output(), total, done=past, quiet=options.quiet, bar=not options.debug)
@@ -204,8 +218,9 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     with lock, interrupts:
         try:
             with folder_watched(folder, lambda path: f"Go on with: {resume_command(path)}") as handle:
+                placed = search._replace(settings=placed_settings(search.settings, kinds.values()))
                 trials = run_trials(
-                    folder, search, voice, interrupts, budget, handle, resume=resume, debug=options.debug
+                    folder, placed, voice, interrupts, budget, handle, resume=resume, debug=options.debug
                 )
                 results = results_of(trials, search.axes, search.settings)
                 exit_code = report(results, search, folder, voice, time.monotonic() - started)

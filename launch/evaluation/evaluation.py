@@ -8,16 +8,13 @@ log.txt           what libraries and rewards printed
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cory_env.chain import role_names
-from cory_env.pickled import is_pickled
-from cory_env.rewarding.spec import parse_sum
 from cory_env.tasks import Split, Task
 from launch.cluster import session
 from launch.console import output
@@ -29,18 +26,20 @@ from launch.run_folder import manifest
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import versions
 from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.locations import add_module_folders, located
 from launch.run_folder.locks import folder_watched, lock_folder
 from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse, plain
+from launch.run_folder.sources import SPLITS, Sources, compare, function_names
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.placement import processes
-from policies.settings.settings import Settings, deciding
+from policies.settings.settings import BY_CONTENT, Settings, deciding
 
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-ASKED = set(deciding("task", "policy", "sampling"))
-"""Settings that responses, or measures of them, depend on."""
+ASKED = set(deciding("task", "policy", "sampling")) - {*BY_CONTENT}
+"""Settings that responses, or measures of them, depend on, beside those of which `Sources` has the content."""
 LINES = 20
 """Lines of progress, at most, where there is no bar."""
 
@@ -60,6 +59,8 @@ class Plan(NamedTuple):
 
     settings: Settings
     task: Task
+    sources: Sources
+    """What both are made from."""
     split: Split
     queries: int
     """The first so many of the split."""
@@ -102,15 +103,17 @@ class Plan(NamedTuple):
 
     def identity(self) -> dict[str, Any]:
         """Everything that the responses depend on, as JSON: two plans with the same one give the same responses."""
-        queries = [(query.raw, query.columns) for query in self.task.queries(self.split)[: self.queries]]
+        split = self.split if self.split in self.sources.queries else "test"
+        queries = self.sources.queries[split][: self.queries]
         average = {"average": True} if self.settings.evaluate_average else {}  # else as earlier versions wrote it
         return {
             **average,
             "settings": {name: value for name, value in self.settings.told().items() if name in ASKED}
             | {"eval_kl_coef": self.settings.report_kl_coef},
             "at_once": self.settings.chains,
-            "reward_code": _code(self.task.reward),
-            "model_files": _stamp(map(Path, dict.fromkeys(self.settings.model_paths.values()))),
+            "functions": self.sources.functions,
+            "prompts": self.sources.task,
+            "llms": self.sources.llms,
             "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),
             "split": self.split,
             "data": {"queries": self.queries, "checksum": zlib.crc32(repr(queries).encode())},
@@ -289,6 +292,7 @@ def results(plan: Plan, scoring: Scoring, folder: EvaluationFolder, command: str
         "command": command,
         "versions": versions(),
         **plan.identity(),
+        "names": {key: getattr(plan.settings, key) for key in BY_CONTENT},
         "scoring": scoring._asdict(),
         "dropped": dropped,
         "rows": {
@@ -309,36 +313,48 @@ def own_folder(run: RunDirectory, plan: Plan) -> Path:
     return run.path / "evaluation" / name
 
 
+def located_settings(run: RunDirectory, given: Container[str] = ()) -> Settings:
+    """Returns the settings of a run, with its files where they are (`launch.run_folder.locations`).
+
+    Args:
+        run: to be evaluated.
+        given: settings that take the place of the run's.
+
+    Raises:
+        CommandError: a file that is needed is gone.
+    """
+    settings, sources = run.settings(), Sources.read(run.path)
+    if sources is None:
+        return settings
+    add_module_folders(function_names(settings, settings.whole_reward), sources.paths)
+    data = () if "task" in given else tuple(key for key in ("data", "eval_data") if key not in given)
+    return located(settings, sources.paths, needed=("model", *data), settable=data)
+
+
+def changes_since(run: RunDirectory, settings: Settings, task: Task, now: Sources) -> list[str]:
+    """Returns a sentence on each part of what a run was made from that its evaluation has otherwise.
+
+    Args:
+        run: that is evaluated.
+        settings: of the evaluation; where it has another task than the run, that is on purpose.
+        task: of these settings.
+        now: what they are made from.
+    """
+    before = Sources.read(run.path)
+    if before is None:
+        return []
+    own = located(run.settings(), before.paths, needed=())
+    same = all(getattr(own, key) == getattr(settings, key) for key in deciding("task"))
+    said = " So queries that are asked may have been trained on."
+    return [
+        f"{change.text}.{said if change.part in SPLITS else ''}"
+        for change in compare(before, settings, task, now)
+        if same or not change.is_of_task
+    ]
+
+
 def _how_to_go_on(folder: EvaluationFolder, total: int) -> str:
     return f"{len(folder.batches())} of {total} batches are kept in {folder.path}; the same command goes on from there."
-
-
-def _stamp(folders: Iterable[Path]) -> int:
-    """Tells models' files apart from others that lay there before, by their sizes and times; nothing of the hub's."""
-    files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir()) if file.is_file()]
-    return zlib.crc32(repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]).encode())
-
-
-def _code(reward: str) -> int | list[int | None] | None:
-    """Returns a checksum of a reward's code or its file, if there is one: a corrected reward gives other figures."""
-    found = [_checksum(name) for name, _ in parse_sum(reward)]
-    return found[0] if len(found) == 1 else found
-
-
-def _checksum(reward: str) -> int | None:
-    if is_pickled(reward):
-        return zlib.crc32(reward.encode())
-    module = reward.partition(":")[0]
-    file = Path(*module.split(".")).with_suffix(".py")  # in this folder, where rewards are looked for first
-    if not file.is_file():
-        try:
-            spec = importlib.util.find_spec(module)
-        except ImportError:
-            return None
-        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-            return None
-        file = Path(spec.origin)
-    return zlib.crc32(file.read_bytes())
 
 
 def _seal(update: int, checkpoint: Path) -> dict[str, int]:

@@ -15,6 +15,7 @@ from launch.models.exported import base_name
 from launch.models.trained import Trained
 from launch.run_folder.manifest import own_version
 from launch.run_folder.records import Figures
+from launch.run_folder.sources import task_alone
 from launch.training.summary import COLUMNS
 from policies.generation.vllm_lora import MOST, room
 from policies.models.model_names import AVERAGE, model_path
@@ -83,7 +84,7 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         max_response=settings.max_response,
         temperature=settings.temperature,
         stop=_stop(settings),
-        prompts=_prompts(settings),
+        prompts=_prompts(trained),
         results=_results(trained, policy, step),
         kl_coef=settings.report_kl_coef,
         settings=_block(write_yaml(_training(settings)), "yaml"),
@@ -222,10 +223,11 @@ def _stop(settings: Settings) -> str:
     )
 
 
-def _prompts(settings: Settings) -> str:
+def _prompts(trained: Trained) -> str:
     """Returns the templates that the policy was trained with; those of a task are known only where its data is."""
+    settings = trained.settings
     try:
-        task = settings.make_task()
+        task = task_alone(trained.sources) or settings.make_task()
     except (ValueError, OSError):
         return f"Those of the task `{settings.task}`."
     prompts = {"pioneer": task.prompt_template}

@@ -18,8 +18,10 @@ import safetensors
 from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import CONFIG, POLICIES
+from launch.run_folder.locations import add_module_folders, located
 from launch.run_folder.mirror import read_run
 from launch.run_folder.records import Update
+from launch.run_folder.sources import Sources, compare_llms, llms_of
 from policies.models.average import mean_weights, stacked, stacked_lora
 from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE
@@ -43,6 +45,8 @@ class Trained(ABC):
     """The updates that had been done."""
     lines: Sequence[Update]
     """The metrics up to that update, as far as they are known; the last line is its own."""
+    sources: Sources | None = None
+    """What the run was made from; None: not known."""
 
     @property
     @abstractmethod
@@ -138,6 +142,20 @@ class Trained(ABC):
         models = self.settings.models
         return models[self.settings.modules[0] if policy == AVERAGE else policy]
 
+    def changes(self) -> list[str]:
+        """Returns a sentence on each model, tokenizer and chat template that is not what the policies learned with.
+
+        Raises:
+            CommandError: there is no model, or no tokenizer with it.
+        """
+        if self.sources is None:
+            return []
+        try:
+            now = llms_of(self.settings, self.settings.make_tokenizers())
+        except ValueError as error:
+            raise CommandError(" ".join(str(error).split())) from error
+        return [f"{change.text}." for change in compare_llms(self.sources, self.settings, now)]
+
     def check_base(self, policy: str, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
         """Refuses a base model that is not the one that training started from.
 
@@ -166,6 +184,7 @@ class Stored(Trained):
     folder: Path
     """The checkpoint."""
     lines: Sequence[Update]
+    sources: Sources | None = None
 
     @property
     def place(self) -> str:
@@ -217,7 +236,12 @@ def open_trained(place: str | Path, wanted: str | None = None) -> Stored:
         raise CommandError(
             f"{run.shown(run.metrics.path)} has no line of update {update}, whose checkpoint was asked for."
         )
-    return Stored(run, run.settings(), update, folder, lines)
+    sources = Sources.read(run.path)
+    settings = run.settings()
+    if sources is not None:
+        add_module_folders([settings.task] if ":" in settings.task else [], sources.paths)
+        settings = located(settings, sources.paths, needed=("model",), settable=())
+    return Stored(run, settings, update, folder, lines, sources)
 
 
 def _pickled(file: Path) -> Weights:

@@ -12,6 +12,7 @@ from launch.models.generators import transformers_generator, vllm_generator
 from launch.models.token_printer import TokenPrinter
 from launch.models.trained import Trained
 from launch.run_folder.records import Answer, Answered
+from launch.run_folder.sources import task_alone
 from launch.training.preflight import load_task
 from policies.generation.generator import EVALUATION_STREAM, Generator, Request, Sampling, sampling_seed
 from policies.generation.token_stream import TokenStream
@@ -181,7 +182,7 @@ def chain_of(trained: Trained, players: Sequence[str], *, many: bool = False) ->
         ModelError: there is no base model any more.
     """
     settings = trained.settings
-    task, tokenizers = load_task(settings)
+    task, tokenizers = load_task(settings, task_alone(trained.sources))
     if not many:
         _check_prompts(task, settings.knowledge_transfer and len(players) > 1)
     if settings.knowledge_transfer and settings.observed == "best" and len(players) > 2:

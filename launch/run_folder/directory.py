@@ -1,6 +1,7 @@
 """A run's folder: who may write to it, what lies in it, and how a run goes on in it.
 
 config.yaml      every setting, resolved
+sources.json     checksums of the queries, models and code that the run is made from
 metrics.jsonl    one line per update; line 0 is the held-out evaluation before training
 samples.jsonl    responses of the chain, every few updates, and on held-out queries before and after
 final.json       with `final_queries`: every response of each policy, alone, after the last update
@@ -40,6 +41,7 @@ from launch.run_folder.layout import (
     ORIGIN,
     RUN_ID,
     SAMPLES,
+    SOURCES,
     TENSORBOARD,
     TRACKIO_ID,
     WANDB,
@@ -210,7 +212,7 @@ class RunDirectory:
 
     def _clear(self) -> None:
         """Removes a run that ended before anything of it was saved."""
-        own = (CONFIG, RUN_ID, self.log.name, self.metrics.path.name, self.samples.path.name)
+        own = (CONFIG, SOURCES, RUN_ID, self.log.name, self.metrics.path.name, self.samples.path.name)
         files = (*own, WANDB_ID, MLFLOW_ID, TRACKIO_ID)
         for entry in self.path.iterdir():
             if entry.name in files:

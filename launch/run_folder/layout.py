@@ -1,6 +1,8 @@
 """The names of what lies in a run's folder (`launch.run_folder.directory` says what each holds)."""
 
 CONFIG = "config.yaml"
+SOURCES = "sources.json"
+"""What the run is made from (`launch.run_folder.sources`)."""
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 FINAL = "final.json"

@@ -19,13 +19,13 @@ from launch.console.errors import IN_JOB, CommandError
 from launch.console.interrupts import held
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, name_of, update_of
-from launch.run_folder.layout import CONFIG, FINAL, LEASE, LOCK, METRICS, ORIGIN, SAMPLES
+from launch.run_folder.layout import CONFIG, FINAL, LEASE, LOCK, METRICS, ORIGIN, SAMPLES, SOURCES
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 CHECKPOINTS = "checkpoints"
-LOOKED_AT = (CONFIG, METRICS, f"{CHECKPOINTS}/{BEST}")
+LOOKED_AT = (CONFIG, SOURCES, METRICS, f"{CHECKPOINTS}/{BEST}")
 """What is read of a run, beside a checkpoint."""
 REFUSED_FILES = "refused_update_*"
 REPORTED = (*LOOKED_AT, SAMPLES, FINAL, REFUSED_FILES, "evaluation/*/evaluation.json")

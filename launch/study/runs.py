@@ -183,8 +183,14 @@ class Performer:
     the run at once.
     """
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        """Takes what tells the user, once, that a request to stop was heard."""
+    def __init__(self, tell: Callable[[], None], allow_changes: bool = False) -> None:
+        """Makes ready.
+
+        Args:
+            tell: tells the user, once, that a request to stop was heard.
+            allow_changes: runs may resume although what they are made from differs.
+        """
+        self._allowed = ["--allow-changes"] if allow_changes else []
         self.interrupts = Interrupts(self._pass_on)
         self.interrupts.training = True
         self._tell = tell
@@ -233,7 +239,7 @@ class Performer:
         """Runs `cory train` in a process."""
         run = RunDirectory(job.run)
         resumed = run.exists() and not run.checkpoints.empty()
-        options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet"]
+        options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet", *self._allowed]
         command = [sys.executable, "-m", "launch.main", "train", *job.words, *options]
         started = time.monotonic()
         with job.output.open("a+", encoding="utf-8", errors="replace") as output:

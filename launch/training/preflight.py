@@ -11,8 +11,12 @@ from policies.generation.installed import vllm_installed
 from policies.settings.settings import Settings, Tokenizers
 
 
-def load_task(settings: Settings) -> tuple[Task, Tokenizers]:
+def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Tokenizers]:
     """Checks the models, and reads their tokenizers and the task's data and templates.
+
+    Args:
+        settings: of a run.
+        task: what is known of the task already, instead of its data and templates.
 
     Raises:
         CommandError: no such task, or a setting, file or template that cannot be used.
@@ -26,16 +30,16 @@ def load_task(settings: Settings) -> tuple[Task, Tokenizers]:
         tokenizers = settings.make_tokenizers()
         for module_id in settings.modules:
             settings.vocab_size(tokenizers, module_id)
-        return settings.make_task(), tokenizers
+        return task or settings.make_task(), tokenizers
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
 
 
-def check(settings: Settings) -> Task:
+def check(settings: Settings) -> tuple[Task, Tokenizers]:
     """Proves that task, tokenizer, model and lengths go together, for every query, and that backend and reward load.
 
     Returns:
-        The task.
+        The task and the tokenizers.
 
     Raises:
         CommandError: they do not.
@@ -78,4 +82,4 @@ def check(settings: Settings) -> Task:
             f"The reward {shown(task.reward)} asks for completion_ids, which are tokens, and the tokenizers of "
             f"{settings.started_from} differ. Let it read the completions' text, or list models with one tokenizer."
         )
-    return task
+    return task, tokenizers

@@ -6,6 +6,7 @@ from launch.console.errors import CommandError
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.mirror import create_run, discard, read_run
+from launch.run_folder.sources import Sources
 from launch.run_folder.storage import is_uri
 from policies.settings.core_yaml import as_word
 from policies.settings.settings import Settings
@@ -38,13 +39,14 @@ def starting_policies(settings: Settings) -> Path | None:
     return run.checkpoints.choose(None, POLICIES)[1]
 
 
-def create(place: str | None, name: str, settings: Settings, origin: str) -> RunDirectory:
+def create(place: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> RunDirectory:
     """Makes a new run's folder, and locks it; storage that cannot be written is found out now.
 
     Args:
         place: a folder or a URI; None: a fresh folder under `runs/`.
         name: of such a folder.
         settings: of the run.
+        sources: what it is made from.
         origin: what made it; `config.yaml` begins with that.
 
     Raises:
@@ -57,6 +59,7 @@ def create(place: str | None, name: str, settings: Settings, origin: str) -> Run
         run_directory = RunDirectory.create(Path(place) if place else None, name)
     try:
         run_directory.write_settings(settings, origin)
+        sources.write(run_directory.path)
         run_directory.mirror(settings.keep_checkpoints)
     except CommandError:
         discard(run_directory)

@@ -8,6 +8,7 @@ from launch.display.terminal import Terminal
 from launch.display.texts import before_and_after
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.records import Update
+from launch.run_folder.sources import Sources
 from policies.settings.settings import Settings
 
 COLUMNS = (*MAIN, "response_length", "eos_rate")
@@ -24,6 +25,11 @@ def summarise(run: RunDirectory, settings: Settings, terminal: Terminal) -> None
     chain = ", and the chain's last answer" if "last_answer" in last else ""
     terminal.say(Text(f"Queries never trained on, each policy alone{chain}, {updates}", style="bold"))
     terminal.say(before_and_after_table(first, last, terminal))
+    sources = Sources.read(run.path)
+    changes = [] if sources is None else [change for change in sources.changes if change["part"] != "train"]
+    for update in dict.fromkeys(change["update"] for change in changes):
+        first = next(change["text"] for change in changes if change["update"] == update)
+        terminal.say(f"Warning: figures before and after update {update} do not compare. {first}.", True)
     before, after = run.held_out_samples(first["update"]), run.held_out_samples(last["update"])
     if before and after:
         terminal.say(Text("\nThe chain on such queries, before and after", style="bold"))

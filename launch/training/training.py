@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from cory_env.tasks import Task
 from launch.cluster import session
 from launch.cluster.room import counted
 from launch.console import output
-from launch.console.errors import FolderError
+from launch.console.errors import CommandError, FolderError
 from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
 from launch.run_folder import final
@@ -19,6 +20,7 @@ from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import REFUSED
 from launch.run_folder.mirror import hand_over, stranded
 from launch.run_folder.records import Sample, Update, plain
+from launch.run_folder.sources import Sources, queries_of
 from launch.training.recovery import last_whole, may_pass
 from launch.training.saving import Saving
 from launch.training.start import starting_policies
@@ -195,6 +197,7 @@ class _Run:
             with hangup_blocked():  # engines may have processes too
                 algo = self._build()
             ending.push(partial(_stop_failed, algo))
+            self.check_queries(algo.task)
             latest = self.run.checkpoints.latest()
             if done is not None and latest is not None:
                 algo.restore_from_path(str(latest[1].resolve()))
@@ -212,6 +215,18 @@ class _Run:
         from policies.cory import CoryConfig
 
         return CoryConfig().cory(**self.settings.model_dump()).build_algo()
+
+    def check_queries(self, task: Task) -> None:
+        """Refuses queries that changed after they were recorded: an attempt after a failure reads them again.
+
+        Raises:
+            CommandError: they did.
+        """
+        sources = Sources.read(self.run.path)
+        if sources is not None and sources.queries != queries_of(task):
+            raise CommandError(
+                f"The data of task {task.name} changed while this run was training. Put them back, then resume it."
+            )
 
     def _start(self, algo: "Cory", saving: Saving) -> None:
         """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""

@@ -21,3 +21,8 @@ def model_path(name: str) -> str:
     if name in BUNDLED:
         return str(BUNDLED[name])
     return str(smollm2.folder()) if name == smollm2.NAME else name
+
+
+def is_bundled(name: str) -> bool:
+    """Tells whether a name is that of a model that needs no hub, whatever folders there are."""
+    return name in BUNDLED or name == smollm2.NAME

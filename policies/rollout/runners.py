@@ -30,6 +30,10 @@ class WeightSyncError(RuntimeError):
     """A runner does not hold the weights that it was sent."""
 
 
+class TaskChangedError(RuntimeError):
+    """A runner has read other queries than the algorithm."""
+
+
 class Begun(NamedTuple):
     """Queries that remote runners were asked to play."""
 
@@ -81,6 +85,8 @@ class Runners:
         self.transfer = None if settings.weight_transfer is None else transfer
         self.restarts = 0
         """Of runners, so far."""
+        self.task_checksum: int | None = None
+        """Of the algorithm's task, which runners that are restarted must have too; None: it is not checked."""
         self.version = -1
         self.sent: dict[str, int] = {}
         """By LLM, the checksum of the weights that were sent last."""
@@ -306,12 +312,25 @@ class Runners:
 
         Raises:
             WeightSyncError: an engine read something else than was sent.
+            TaskChangedError: the data changed since training began.
         """
         restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
         if restored:
             self.restarts += len(restored)
+            self._check_task(restored)
             self._send_to(restored)
         return restored
+
+    def _check_task(self, runners: Sequence[int]) -> None:
+        """Refuses runners, just restarted, that read the task's data anew and found something else."""
+        if self.task_checksum is None:
+            return
+        for runner, checksum in zip(runners, self._call("task_checksum", [{}] * len(runners), runners), strict=True):
+            if checksum not in (None, self.task_checksum):
+                raise TaskChangedError(
+                    f"Runner {runner} was restarted and read other queries than training began with: the data changed "
+                    "meanwhile. Put it back, then resume."
+                )
 
     def _call(self, method: str, calls: Sequence[dict[str, Any]], runners: Sequence[int]) -> list[Any]:
         """Calls a method of remote runners, each with its own arguments; what `_answers` returns."""

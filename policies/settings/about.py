@@ -27,6 +27,8 @@ class About(NamedTuple):
     """A search may vary it."""
     clone: bool
     """It may change in a clone of population-based training: no state in a checkpoint depends on it."""
+    content: bool = False
+    """It names files, so when a run goes on it may name others that hold the same (`launch.run_folder.sources`)."""
     earlier: Any = ...
     """Its value in what was written down before there was such a setting; `...` where that is the default."""
 
@@ -40,12 +42,13 @@ def _deciding(decides: Decides) -> Callable[..., Any]:
         resume: bool | None = None,
         search: bool = True,
         clone: bool = False,
+        content: bool = False,
         earlier: Any = ...,
         **limits: Any,
     ) -> Any:
         if resume is None:
             resume = decides in ("computing", "writing")
-        known = About(decides, resume, search, clone, earlier)
+        known = About(decides, resume, search, clone, content, earlier)
         return Field(default, json_schema_extra=known._asdict(), **limits)
 
     return field

@@ -37,10 +37,11 @@ class Fields(BaseModel):
     # What is trained, on what.
     task: str = of_task("imdb")
     """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, or your own (docs/tasks.md)."""
-    data: str | None = of_task(None)
+    data: str | None = of_task(None, content=True)
     """The training queries, instead of the task's own: a .jsonl, .json, .csv, .tsv or .parquet file (texts also as .gz),
-    a data set `hub:OWNER/NAME`, or a folder of files, `hub:FOLDER`. Settings may follow: `?query=COLUMN`, and those of a data set, `&split=train&config=...&revision=...`."""
-    eval_data: str | None = of_task(None)
+    a data set `hub:OWNER/NAME`, or a folder of files, `hub:FOLDER`. Settings may follow: `?query=COLUMN`, and those of
+    a data set, `&split=train&config=...&revision=...`."""
+    eval_data: str | None = of_task(None, content=True)
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
     validation: bool = of_task(True, earlier=False)
     """Choose (the best checkpoint, the best trial of a search) by the first `eval_queries` of the held-out queries, at
@@ -66,7 +67,7 @@ class Fields(BaseModel):
     """What a failing reward does: stop the run, or drop that query and count it."""
     reward_timeout: float = of_computing(300.0, gt=0)
     """Seconds that one reward call may take before its process is killed."""
-    model: str | list[str] = of_policy(BUNDLED_LM)
+    model: str | list[str] = of_policy(BUNDLED_LM, content=True)
     """A Hugging Face causal LM: a bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id; or a list of
     one per LLM, `[small, large]` (docs/chains.md)."""
     start_from: str | None = of_policy(None)

@@ -390,6 +390,8 @@ ABOUT = about(Settings)
 """What is known of each setting."""
 RESUMABLE = tuple(name for name, known in ABOUT.items() if known.resume)
 """Settings that may change when a run goes on."""
+BY_CONTENT = tuple(name for name, known in ABOUT.items() if known.content)
+"""Settings that may then name other files, if these hold the same."""
 
 
 def deciding(*what: Decides) -> frozenset[str]:

@@ -14,6 +14,7 @@ from launch.evaluation.evaluation import Plan
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.directory import RunDirectory
+from launch.run_folder.sources import sources_of
 from launch.search.search import Search, check_same
 from launch.search.space import pinned, read_axes
 from policies.settings.settings import Settings, make_settings
@@ -72,8 +73,9 @@ def test_messages_have_its_name(runs: list[RunDirectory], tmp_path: Path) -> Non
 
 def test_an_evaluation_keeps_its_name_and_a_checksum_of_its_code() -> None:
     def identity(made: Settings) -> dict[str, object]:
-        return Plan(made, made.make_task(), "test", 1, 1, None).identity()
+        task = made.make_task()
+        return Plan(made, task, sources_of(made, task, made.make_tokenizers()), "test", 1, 1, None).identity()
 
     first, other = identity(settings(4)), identity(settings(5))
-    assert "pickled" not in json.dumps(first) and first["reward_code"] != other["reward_code"]
-    assert first == {**other, "reward_code": first["reward_code"]} and isinstance(first["reward_code"], int)
+    assert "pickled" not in json.dumps(first) and first["functions"] != other["functions"]
+    assert first == {**other, "functions": first["functions"]}

@@ -9,6 +9,7 @@ from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Lineup, Plan
 from launch.models.trained import POLICIES
 from launch.run_folder.directory import RunDirectory
+from launch.run_folder.sources import sources_of
 from policies.settings.settings import Settings, SettingsError
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
@@ -166,7 +167,9 @@ def test_numbers_of_samples_must_be_above_zero(capsys: pytest.CaptureFixture[str
 
 def plan(chosen: Settings, trained: bool = True) -> Plan:
     checkpoint = (6, Path("update_000006")) if trained else None
-    return Plan(chosen, chosen.make_task(), "test", queries=5, samples=3, checkpoint=checkpoint)
+    task = chosen.make_task()
+    sources = sources_of(chosen, task, chosen.make_tokenizers())
+    return Plan(chosen, task, sources, "test", queries=5, samples=3, checkpoint=checkpoint)
 
 
 ORDERS = [("llm_1", "llm_2", "llm_3"), ("llm_2", "llm_3", "llm_1"), ("llm_3", "llm_1", "llm_2")]

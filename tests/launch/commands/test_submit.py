@@ -11,7 +11,7 @@ import pytest
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from launch.cluster.jobs import check_free
-from launch.cluster.upload import check_size
+from launch.cluster.upload import check_size, uploaded_sizes
 from launch.commands.submit import _command, _environment, _parser, check_cluster, main
 from launch.console.credentials import is_secret, load_secrets, on_workers
 from launch.console.errors import CommandError
@@ -41,10 +41,11 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
     (tmp_path / ".gitignore").write_text("secret.bin\n")
     (tmp_path / "small.py").write_text("1")
     with pytest.raises(CommandError, match=r"60 MiB to upload, and 50 are the limit: data/large\.bin \(60\.0 MiB\), "):
-        check_size(tmp_path)
+        check_size(tmp_path, uploaded_sizes(tmp_path))
     (tmp_path / "data" / "large.bin").unlink()
-    check_size(tmp_path)
-    check_size(Path(__file__).parents[3])  # a checkout of this project
+    check_size(tmp_path, uploaded_sizes(tmp_path))
+    checkout = Path(__file__).parents[3]
+    check_size(checkout, uploaded_sizes(checkout))
 
 
 @pytest.mark.parametrize(

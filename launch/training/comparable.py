@@ -1,0 +1,89 @@
+"""Trainings that are compared, those of a search or a study: each kind must be made from the same as it was before.
+
+`sources.json` in the folder of the search or study holds what each kind was made from (`launch.run_folder.sources`).
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from cory_env.tasks import Task
+from launch.console.errors import IN_JOB, CommandError
+from launch.run_folder.journal import replace_text
+from launch.run_folder.layout import SOURCES
+from launch.run_folder.locations import add_module_folders, located
+from launch.run_folder.sources import Sources, function_names, sources_of
+from launch.training.recovery import check_sources
+from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, deciding
+
+OF_KIND = sorted(deciding("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
+"""Settings that decide what a training is made from."""
+Prepare = Callable[[Settings], tuple[Task, Tokenizers]]
+
+
+def check_comparable(
+    folder: Path | None, asked: Iterable[Settings], prepare: Prepare, tell: Callable[[str], None], allow: bool
+) -> dict[str, Sources]:
+    """Refuses trainings that would not compare with those that were done before, unless the user allows it.
+
+    Args:
+        folder: of the search or study; None: it has none yet.
+        asked: the settings of trainings.
+        prepare: makes the task and the tokenizers of settings.
+        tell: is told what the user allows.
+        allow: the user allows it.
+
+    Returns:
+        What each kind is made from, for `write_comparable`.
+
+    Raises:
+        CommandError: something differs that needs to be allowed, or what `prepare` raises.
+    """
+    before = {} if folder is None else read_comparable(folder)
+    made: dict[str, Sources] = dict(before)
+    kinds = {json.dumps([getattr(settings, name) for name in OF_KIND]): settings for settings in asked}
+    for kind, settings in kinds.items():
+        if kind not in before:
+            made[kind] = sources_of(settings, *prepare(settings))
+            continue
+        add_module_folders(function_names(settings, settings.whole_reward), before[kind].paths)
+        present = located(settings, before[kind].paths, settable=())
+        task, tokenizers = prepare(present)
+        sources = sources_of(present, task, tokenizers)
+        changes = check_sources(before[kind], settings, task, sources, str(folder), allow)
+        for change in changes:
+            tell(f"Warning: {change.text}. Trainings from before and after this do not compare.")
+        made[kind] = sources.continuing(before[kind], settings, changes, 0)
+    return made
+
+
+def placed_settings(settings: Settings, sources: Iterable[Sources]) -> Settings:
+    """Returns settings with absolute paths, for trials that go on from another folder. Not so in a Ray job, whose
+    relative paths are those of its working directory, which lies elsewhere on each node.
+    """
+    if IN_JOB in os.environ:
+        return settings
+    paths = {name: path for each in sources for name, path in each.paths.items()}
+    return located(settings, paths, needed=(), absolute=True)
+
+
+def read_comparable(folder: Path) -> dict[str, Sources]:
+    """Reads what `write_comparable` wrote; empty where there is nothing.
+
+    Raises:
+        CommandError: it is damaged.
+    """
+    file = folder / SOURCES
+    if not file.is_file():
+        return {}
+    try:
+        return {kind: Sources.from_json(each) for kind, each in json.loads(file.read_text(encoding="utf-8")).items()}
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise CommandError(f"{file} is damaged ({error}). Restore it, or remove it to go on unchecked.") from error
+
+
+def write_comparable(folder: Path, sources: dict[str, Sources]) -> None:
+    """Writes what each kind of training is made from, in one step."""
+    kept = {kind: each.to_json() for kind, each in sources.items()}
+    replace_text(folder / SOURCES, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

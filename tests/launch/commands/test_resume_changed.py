@@ -1,0 +1,274 @@
+"""A run that resumes, answers or is evaluated elsewhere, or after what it is made from has changed. No training."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from cory_env.tasks import Query
+from launch.commands import train
+from launch.commands.evaluate import _parser, _settings
+from launch.console.configuration import as_yaml
+from launch.console.errors import CommandError
+from launch.console.interrupts import Interrupts
+from launch.display.terminal import Terminal
+from launch.evaluation.evaluation import changes_since, located_settings
+from launch.models.export import write as write_export
+from launch.models.trained import open_trained
+from launch.models.trained_chain import TrainedChain, chain_of
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.mirror import create_run, open_run, read_run
+from launch.run_folder.sources import Sources, sources_of
+from launch.training.preflight import load_task
+from launch.training.training import _Run
+from policies.settings.settings import make_settings
+from tests.launch.conftest import record, write_policies
+
+ROWS = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
+VALUES = {
+    **{"task": "custom", "data": "q.jsonl", "reward": "kind_words:score", "model": "m", "backend": "transformers"},
+    **{"num_runners": 0, "queries": 4, "num_generations": 2, "minibatch": 8, "micro_batch": 8, "max_response": 8},
+    **{"eval_queries": 2, "updates": 4, "dtype": "fp32"},
+}
+
+
+def write_rows(file: Path, rows: list[dict[str, str]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def project(tmp_path: Path, small_model: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, with a run that did 4 updates of data, with a reward and a model, that lie beside it."""
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # commands may add to them
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write_rows(project / "q.jsonl", ROWS)
+    Path("kind_words.py").write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
+    shutil.copytree(small_model, "m")
+    settings = make_settings(VALUES)
+    run = record(project / "run", settings, updates=range(5))
+    sources_of(settings, *load_task(settings)).write(run.path)
+    run.checkpoints.save(4, lambda folder: write_policies(folder, settings, seed=1))
+    run.unlock()
+    return project
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another folder, which is the present one."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path / "elsewhere"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """The exit code of `cory train`, and what it prints. A run that is done ends without training."""
+    code = train.main([*words])
+    output = capsys.readouterr()
+    return code, output.err + output.out
+
+
+@pytest.mark.parametrize("words", [("--resume", "run"), ("-c", "same.yaml", "--out", "run", "--continue", "updates=5")])
+def test_a_resume_with_other_queries_is_refused_and_the_run_stays_as_it_is(
+    project: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("same.yaml").write_text(as_yaml(make_settings(VALUES)))
+    write_rows(project / "q.jsonl", [{**ROWS[0], "query": "Another book was"}, *ROWS[1:]])
+    before = {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()}
+    code, text = said(capsys, *words)
+    assert code == 2 and text == (
+        "Error: run cannot resume as it was. q.jsonl is not what training began with: training query 1, 'Another book "
+        "was', differs. Put that back, or resume with --allow-changes.\n"
+    )
+    assert {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()} == before
+
+
+def test_a_resume_goes_on_with_other_queries_if_it_may_and_says_what_no_longer_compares(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(project / "q.jsonl", [*ROWS[:18], {**ROWS[18], "want": "bad"}, {**ROWS[19], "want": "bad"}])
+    code, text = said(capsys, "--resume", "run", "--allow-changes")
+    assert code == 0 and "run is done" in text
+    assert "test query 1, 'The film number 20 was', differs. The held-out figures up to update 4 do not compare" in text
+    assert "training query 18, 'The film number 19 was', differs. The training figures up to update 4 do not" in text
+
+
+def test_a_reward_may_be_corrected_between_two_resumes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("kind_words.py").write_text("def score(completions):\n    return [1.0 for _ in completions]\n")
+    code, text = said(capsys, "--resume", "run")
+    assert code == 0 and "Warning: The code of kind_words:score has changed. The figures up to update 4 do not" in text
+
+
+def test_a_run_of_an_earlier_version_resumes_unchecked_and_says_so(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "run" / "sources.json").unlink()
+    code, text = said(capsys, "--resume", "run")
+    assert code == 0 and "Warning: run has no sources.json: whether its data" in text
+    code, text = said(capsys, "--resume", "run", "data=other.jsonl")
+    assert code == 2 and "`data` cannot change in a run that goes on" in text
+
+
+def test_a_resume_in_another_folder_finds_data_model_and_reward_where_they_were(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = said(capsys, "--resume", "../project/run")
+    assert code == 0 and "Warning" not in text
+
+
+def test_data_and_model_may_be_elsewhere_if_they_are_the_same(
+    project: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.move(project / "q.jsonl", elsewhere / "moved.jsonl")
+    code, text = said(capsys, "--resume", "../project/run")
+    assert code == 2 and text == (
+        f"Error: data=q.jsonl: there is no q.jsonl in {elsewhere} nor in {project}, where the run had it. Put it back, "
+        "or say where it is: data=PATH.\n"
+    )
+    code, text = said(capsys, "--resume", "../project/run", "data=moved.jsonl")
+    assert code == 0 and "Warning" not in text
+    shutil.move(project / "m", elsewhere / "other")
+    code, text = said(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
+    assert code == 0 and "Warning" not in text
+    write_rows(elsewhere / "moved.jsonl", ROWS[::-1])
+    code, text = said(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
+    assert (
+        code == 2 and "moved.jsonl is not what training began with: training query 1, 'The film number 20 was'" in text
+    )
+
+
+def test_a_file_of_the_same_name_in_another_folder_is_not_taken_for_the_run_s(
+    elsewhere: Path, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(elsewhere / "q.jsonl", ROWS[::-1])
+    code, text = said(capsys, "--resume", "../project/run")
+    assert code == 2 and f"q.jsonl is not what training began with, {project}/q.jsonl: training query 1" in text
+
+
+def test_changes_are_allowed_in_a_run_that_resumes_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "imdb-tiny", "--allow-changes") == (
+        2,
+        "Error: --allow-changes requires --resume or --continue.\n",
+    )
+
+
+def test_a_chain_answers_in_another_folder_and_without_data_and_reward(elsewhere: Path, project: Path) -> None:
+    def answers() -> object:
+        trained = open_trained("../project/run")
+        assert trained.changes() == []
+        return TrainedChain(trained, trained.players, 1.0, 0).answer(0, "The film")["responses"]
+
+    before = answers()
+    for name in ("q.jsonl", "kind_words.py"):
+        (project / name).unlink()
+    assert answers() == before
+    chain_of(open_trained("../project/run"), ["llm_1"])  # as `cory serve` asks for each policy
+
+
+def test_a_task_of_the_user_s_own_prompts_as_it_did_in_another_folder_and_without_data(
+    elsewhere: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "loud_task.py").write_text(
+        "from cory_env.tasks import Query, Task\n"
+        "class Loud(Task):\n"
+        "    def prompt(self, query):\n"
+        "        return super().prompt(query).upper()\n"
+        "def make(data):\n"
+        "    queries = [Query(0, line) for line in open(data)]\n"
+        "    return Loud(name='loud', train=queries, test=queries, reward='kind_words:score')\n"
+    )
+    settings = make_settings({**VALUES, "task": "loud_task:make", "reward": None, "validation": False})
+    run = RunDirectory(project / "run")
+    run.write_settings(settings, "cory train")
+    with monkeypatch.context() as there:
+        there.chdir(project)
+        sources_of(settings, *load_task(settings)).write(run.path)
+        there.delitem(sys.modules, "loud_task")
+    (project / "q.jsonl").unlink()
+    chain = chain_of(open_trained("../project/run"), ["llm_1"])
+    assert chain.task.prompt(Query(0, "quiet")) == "QUIET"
+
+
+def test_without_its_model_a_run_says_where_it_was(elsewhere: Path, project: Path) -> None:
+    shutil.move(project / "m", elsewhere / "n")
+    with pytest.raises(
+        CommandError, match=rf"model=m: there is no m in {elsewhere} nor in {project}, where .* folder that"
+    ):
+        open_trained("../project/run")
+    shutil.move(elsewhere / "n", elsewhere / "m")
+    assert open_trained("../project/run").changes() == []
+
+
+def test_another_model_tokenizer_or_template_is_told_of_by_who_answers_and_exports(project: Path) -> None:
+    config = json.loads(Path("m/config.json").read_text())
+    Path("m/config.json").write_text(json.dumps({**config, "embd_pdrop": 0.5}))
+    trained = open_trained("run")
+    assert trained.changes() == ["The model m is not what training began with: its config.json differs."]
+
+
+def test_an_export_and_its_card_need_neither_data_nor_the_folder(elsewhere: Path, project: Path) -> None:
+    (project / "q.jsonl").unlink()
+    trained = open_trained("../project/run")
+    write_export(trained, "llm_1", elsewhere / "exported", "fp32", merge=False)
+    assert "Reference: {reference}" in (elsewhere / "exported" / "README.md").read_text()
+
+
+def test_an_evaluation_in_another_folder_is_the_same_one(elsewhere: Path, project: Path) -> None:
+    run = RunDirectory.open(Path("../project/run"))
+
+    def settings(*words: str) -> object:
+        return _settings(_parser().parse_intermixed_args([str(run.path), *words]), run)
+
+    assert settings().data == str(project / "q.jsonl")  # type: ignore[attr-defined]
+    (project / "q.jsonl").unlink()
+    with pytest.raises(CommandError, match=r"data=q\.jsonl: there is no q\.jsonl"):
+        settings()
+    assert settings("data=other.jsonl").data == "other.jsonl"  # type: ignore[attr-defined]
+
+
+def test_an_evaluation_of_changed_data_says_that_it_may_be_of_queries_that_were_trained_on(project: Path) -> None:
+    run = RunDirectory.open(Path("run"))
+    write_rows(project / "q.jsonl", ROWS[1:] + ROWS[:1])
+    settings = located_settings(run)
+    task, tokenizers = load_task(settings)
+    now = sources_of(settings, task, tokenizers)
+    texts = changes_since(run, settings, task, now)
+    assert texts[0] == (
+        "q.jsonl is not what training began with: training query 1, 'The film number 2 was', differs. So queries that "
+        "are asked may have been trained on."
+    )
+    other = settings.model_copy(update={"data": str(project / "q.jsonl"), "eval_data": "q.jsonl"})
+    assert changes_since(run, other, task, now) == []  # as was asked for
+
+
+def test_what_a_run_in_storage_is_made_from_is_there_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project / "cache"))
+    run = create_run(f"file://{project}/stored")
+    run.write_settings(make_settings(VALUES), "cory train")
+    sources = Sources.read(project / "run")
+    assert sources is not None
+    sources.write(run.path)
+    run.checkpoints.save(0, lambda folder: (folder / "weights").touch())
+    run.mirror(keep=1)
+    run.unlock()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project / "another_machine"))
+    assert Sources.read(read_run(f"file://{project}/stored").path) == sources
+    taken = open_run(f"file://{project}/stored")
+    assert Sources.read(taken.path) == sources
+    taken.unlock()
+
+
+def test_data_that_change_while_a_run_trains_end_it_when_an_attempt_after_a_failure_reads_them(project: Path) -> None:
+    run, settings = RunDirectory.open(Path("run")), make_settings(VALUES)
+    attempt = _Run(run, settings, Terminal(settings, sys.stdout), Interrupts(lambda: None), debug=False)
+    attempt.check_queries(settings.make_task())
+    write_rows(project / "q.jsonl", ROWS[::-1])
+    with pytest.raises(
+        CommandError, match=r"The data of task custom changed while this run was training\. Put them back"
+    ):
+        attempt.check_queries(settings.make_task())

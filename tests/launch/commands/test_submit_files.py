@@ -1,0 +1,135 @@
+"""`cory submit` refuses a command whose files would not be uploaded, before anything is sent."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.cluster.upload import check_uploaded, uploaded_sizes
+from launch.commands.submit import main, named_files
+from launch.console.errors import CommandError
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A working directory with all that a command may name."""
+    folder = tmp_path / "project"
+    for name in ("data.jsonl", "held/out.jsonl", "m/config.json", "m/model.safetensors", "r.py", "mine/rewards.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    (tmp_path / "beside.jsonl").write_text("{}")
+    (folder / "t.yaml").write_text("task: custom\ndata: data.jsonl\nmodel: m\nreward: r:ok\n")
+    arms = "arms:\n  one: {}\n  two: {eval_data: held/out.jsonl}\n"
+    (folder / "study.yaml").write_text(f"settings: {{task: custom, data: data.jsonl, reward: r:ok}}\n{arms}")
+    return folder
+
+
+def submitted(folder: Path, *words: str) -> None:
+    check_uploaded(folder, uploaded_sizes(folder), named_files(words, folder))
+
+
+COMMANDS = [
+    ("train", "t.yaml"),
+    ("train", "-c", "t.yaml", "eval_data=held/out.jsonl?query=text"),
+    ("train", "task=custom", "data=./data.jsonl", "model=[m,m]", "reward=['r:ok?a=b','mine.rewards:ok']"),
+    ("tune", "t.yaml", "--over", "eval_data=data.jsonl,held/out.jsonl"),
+    ("study", "study.yaml", "--out", "/shared/study"),
+    ("validate", "t.yaml", "credit=mine.rewards:pay"),
+    ("generate", "/shared/run", "--in", "data.jsonl", "--out", "/shared/answers.jsonl"),
+    ("train", "imdb-tiny", "model=owner/model", "data=hub:owner/data?split=train", "reward=installed.module:f"),
+    ("train", "t.yaml", "data=/shared/other.jsonl", "start_from=s3://bucket/run"),
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_whose_files_are_uploaded_is_sent(project: Path, words: tuple[str, ...]) -> None:
+    (project / ".gitignore").write_text("runs/\n*.bin\n")
+    submitted(project, *words)
+
+
+@pytest.mark.parametrize(
+    ("ignore", "rule", "words", "message"),
+    [
+        (
+            ".gitignore",
+            "*.jsonl",
+            COMMANDS[0],
+            r"data=data\.jsonl in t\.yaml: data\.jsonl is left out of the upload by ",
+        ),
+        (".rayignore", "held", COMMANDS[1], r"eval_data=held/out\.jsonl\?query=text: held/out\.jsonl is left out"),
+        (
+            "held/.gitignore",
+            "out*",
+            COMMANDS[3],
+            r"held/out\.jsonl: held/out\.jsonl is left out|held/out\.jsonl is left",
+        ),
+        (
+            ".gitignore",
+            "*.safetensors",
+            COMMANDS[0],
+            r"model=m in t\.yaml: m/model\.safetensors is left out of the upl",
+        ),
+        (
+            ".rayignore",
+            "mine/",
+            COMMANDS[2],
+            r"mine/rewards\.py is left out of the upload by the rule mine/ in \.rayig",
+        ),
+        (
+            ".gitignore",
+            "/r.py",
+            COMMANDS[0],
+            r"reward=r:ok in t\.yaml: r\.py is left out of the upload by the rule /r\.p",
+        ),
+        (
+            ".gitignore",
+            "t.yaml",
+            COMMANDS[0],
+            r"t\.yaml: t\.yaml is left out of the upload by the rule t\.yaml in \.git",
+        ),
+        (".gitignore", "study*", COMMANDS[4], r"study\.yaml: study\.yaml is left out"),
+        (".rayignore", "held/*", COMMANDS[4], r"eval_data=held/out\.jsonl in study\.yaml: held/out\.jsonl is left out"),
+        (".gitignore", "mine", COMMANDS[5], r"credit=mine\.rewards:pay: mine/rewards\.py is left out"),
+        (
+            ".gitignore",
+            "data.jsonl",
+            COMMANDS[6],
+            r"data\.jsonl: data\.jsonl is left out of the upload by the rule data",
+        ),
+    ],
+)
+def test_a_command_one_of_whose_files_is_left_out_of_the_upload_is_refused_with_the_rule(
+    project: Path, ignore: str, rule: str, words: tuple[str, ...], message: str
+) -> None:
+    (project / ignore).write_text(f"# ours\n{rule}\n")
+    with pytest.raises(CommandError, match=message) as refused:
+        submitted(project, *words)
+    assert f"by the rule {rule} in {ignore}. Change the rule, or put it on storage" in str(refused.value)
+
+
+def test_a_rule_that_is_taken_back_or_that_ray_is_told_to_ignore_refuses_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / ".gitignore").write_text("*.jsonl\n!data.jsonl\n")
+    submitted(project, "train", "t.yaml")
+    (project / ".gitignore").write_text("*.jsonl\n")
+    monkeypatch.setenv("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
+    submitted(project, "train", "t.yaml")
+
+
+def test_files_that_are_not_in_the_working_directory_are_refused(project: Path) -> None:
+    with pytest.raises(
+        CommandError, match=r"data=\.\./beside\.jsonl lies outside of the working directory .*/project, "
+    ):
+        submitted(project, "train", "t.yaml", "data=../beside.jsonl")
+    with pytest.raises(CommandError, match=r"data=project/data\.jsonl: there is no project/data\.jsonl in the working"):
+        submitted(project, "train", "t.yaml", "data=project/data.jsonl")
+
+
+def test_what_is_left_out_is_refused_before_anything_is_sent(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # where nobody answers
+    (project / ".gitignore").write_text("*.jsonl\n")
+    assert main(["--storage", "/shared", "--", "train", "t.yaml"]) == 2
+    assert "Error: data=data.jsonl in t.yaml: data.jsonl is left out of the upload by the" in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""Trainings that are compared are made from the same, from the first one of a search or study to the last."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.commands import study, tune
+from launch.console.errors import CommandError
+from launch.search.search import STARTED, Search
+from launch.search.space import asking, pinned, points, read_axes
+from launch.study.definition import load
+from launch.training.comparable import check_comparable, placed_settings, read_comparable, write_comparable
+from launch.training.preflight import load_task
+from policies.settings.settings import Settings, make_settings
+
+ROWS = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
+VALUES = {
+    **{"task": "custom", "data": "q.jsonl", "reward": "warm_words:score", "backend": "transformers", "dtype": "fp32"},
+    **{"final_queries": 2, "updates": 2, "num_runners": 0, "average_period": None, "eval_queries": 2},
+}
+STUDY = "about: Two.\nbase: imdb-tiny\nsettings: {settings}\narms:\n  one: {{}}\n  two: {{num_agents: 1}}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, with data and a reward."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(ROWS)
+    Path("warm_words.py").write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
+    return tmp_path
+
+
+def write_rows(rows: list[dict[str, str]], name: str = "q.jsonl") -> None:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def check(folder: Path | None, *asked: Settings, allow: bool = False) -> list[str]:
+    told: list[str] = []
+    made = check_comparable(folder, asked, load_task, told.append, allow)
+    write_comparable(folder or Path(), made)
+    return told
+
+
+def test_each_kind_is_compared_with_what_it_was_before(folder: Path) -> None:
+    write_rows(ROWS[::-1], "other.jsonl")
+    one, alone = make_settings(VALUES), make_settings({**VALUES, "num_agents": 1, "lr": 0.1})
+    other = make_settings({**VALUES, "data": "other.jsonl"})
+    assert check(None, one, alone, other) == []
+    assert len(read_comparable(folder)) == 2  # how many agents there are, and how they learn, does not count
+    assert check(folder, one, alone, other) == []
+    write_rows(ROWS, "other.jsonl")
+    assert check(folder, one) == []
+    with pytest.raises(CommandError, match=r"other\.jsonl is not what training began with: training query 1"):
+        check(folder, alone, other)
+    told = check(folder, one, other, allow=True)
+    assert len(told) == 3 and all(text.endswith("before and after this do not compare.") for text in told)
+    assert check(folder, one, other) == []
+    (folder / "sources.json").write_text("[]")
+    with pytest.raises(CommandError, match=r"sources\.json is damaged"):
+        check(folder, one)
+
+
+def test_trials_find_their_data_from_any_folder_but_in_a_job_in_that_of_each_node(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings({**VALUES, "data": "q.jsonl?query=want"})
+    check(None, settings)
+    sources = read_comparable(folder).values()
+    assert placed_settings(settings, sources).data == f"{folder}/q.jsonl?query=want"
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    assert placed_settings(settings, sources).data == f"{folder}/q.jsonl?query=want"
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert placed_settings(settings, sources) == settings
+
+
+def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = Search(pinned(make_settings(VALUES)), read_axes(["temperature=0.5,1.0"]), None, 1, 1, None)
+    (folder / "search").mkdir()
+    search.write(folder / "search", "cory tune")
+    (folder / "search" / STARTED).touch()
+    made = check_comparable(None, asking(points(search.settings, search.axes)), load_task, print, allow=False)
+    write_comparable(folder / "search", made)
+    write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
+    assert tune.main(["--resume", "search"]) == 2
+    assert capsys.readouterr().err == (
+        "Error: search cannot resume as it was. q.jsonl is not what training began with: training query 5, 'Another "
+        "book was', differs. Put that back, or resume with --allow-changes.\n"
+    )
+    assert tune.main(["imdb-tiny", "--over", "lr=1e-4", "--allow-changes"]) == 2
+    assert "--allow-changes requires --resume or --continue" in capsys.readouterr().err
+
+
+def test_a_study_whose_data_changed_begins_no_other_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text(STUDY.format(settings=json.dumps(VALUES)))
+    (folder / "study").mkdir()
+    check(None, make_settings(VALUES))
+    loaded = load("mine.yaml")
+    made = check_comparable(None, [loaded.settings(arm, 0) for arm in loaded.arms.values()], load_task, print, False)
+    write_comparable(folder / "study", made)
+    write_rows(ROWS[:-1])
+    assert study.main(["mine.yaml", "--out", "study"]) == 2
+    assert "Error: study cannot resume as it was. q.jsonl is not what training began with" in capsys.readouterr().err
+    assert not any((folder / "study").rglob("config.yaml"))

@@ -1,0 +1,81 @@
+"""A model's files are told apart in a moment, those of the same size too."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from policies.models import fingerprint
+from policies.models.fingerprint import SMALL, model_files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    return tmp_path
+
+
+def test_whichever_tensor_of_a_large_file_was_replaced_is_seen(folder: Path) -> None:
+    tensors = {f"layer_{number}.weight": torch.zeros(64, 4096) for number in range(40)}
+    file = folder / "model.safetensors"
+    save_file(tensors, file)
+    assert file.stat().st_size > 2 * SMALL
+    before = model_files(str(folder))
+    assert model_files(str(folder)) == before
+    for name in ("layer_0.weight", "layer_17.weight", "layer_39.weight"):
+        save_file({**tensors, name: torch.ones(64, 4096)}, file)
+        assert model_files(str(folder))["model.safetensors"] != before["model.safetensors"], name
+    tensors["layer_0.bias"] = tensors.pop("layer_0.weight")  # another name, the same numbers
+    save_file(tensors, file)
+    assert model_files(str(folder))["model.safetensors"] != before["model.safetensors"]
+
+
+def test_pytorch_s_format_is_told_apart_by_the_checksums_it_has(folder: Path) -> None:
+    file, numbers = folder / "pytorch_model.bin", torch.zeros(1000, 5000)
+    torch.save({"weight": numbers}, file)
+    assert file.stat().st_size > SMALL
+    before = model_files(str(folder))
+    numbers[777, 333] = 1
+    torch.save({"weight": numbers}, file)
+    after = model_files(str(folder))
+    assert after["pytorch_model.bin"] != before["pytorch_model.bin"] and after["config.json"] == before["config.json"]
+
+
+def test_a_large_model_takes_no_time_to_look_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three files of 5 GB, which are holes on the disk; how many bytes are read is what counts, whatever the disk."""
+    header = ",".join(
+        f'"layer_{n}":{{"dtype":"F32","shape":[1],"data_offsets":[{n * 2**24},{(n + 1) * 2**24}]}}' for n in range(300)
+    )
+    text = f"{{{header}}}".encode()
+    for number in range(3):
+        file = folder / f"model-0000{number}-of-00003.safetensors"
+        file.write_bytes(len(text).to_bytes(8, "little") + text)
+        os.truncate(file, 5 * 10**9)
+    read = []
+    monkeypatch.setattr(
+        fingerprint, "_parts", lambda file, parts=fingerprint._parts: (read.append(p) or p for p in parts(file))
+    )
+    started = time.process_time()
+    assert len(model_files(str(folder))) == 4
+    assert sum(map(len, read)) < 5 * 10**6
+    assert time.process_time() - started < 0.5
+
+
+def test_a_file_of_another_kind_under_the_name_of_weights_is_looked_at_too(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(b"x" * (SMALL + 5000))
+    before = model_files(str(folder))
+    file.write_bytes(b"y" * (SMALL + 5000))
+    assert model_files(str(folder)) != before
+
+
+def test_what_is_no_part_of_a_model_does_not_count(folder: Path) -> None:
+    before = model_files(str(folder))
+    for name in ("README.md", "trainer_state.json", "log.txt"):
+        (folder / name).write_text("{}")
+    assert model_files(str(folder)) == before
+    (folder / "modeling_own.py").write_text("pass")
+    assert model_files(str(folder)) != before
