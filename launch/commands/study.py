@@ -79,6 +79,7 @@ def _command(options: argparse.Namespace) -> int:
     from launch.study.results import kept_results, write
     from launch.study.runs import Job, jobs
     from launch.study.tables import arms_table, plan_table
+    from launch.training.start import starting_policies
 
     where = [word for word in options.words if "=" not in word]
     if options.list and not where:
@@ -114,6 +115,8 @@ def _command(options: argparse.Namespace) -> int:
     asked = jobs(study, options.out, able, options.seeds)
     done = {job: job.found() for job in asked}
     todo = [job for job, run in done.items() if run is None or (options.retry and run.status == "failed")]
+    for job in {job.arm.name: job for job in todo if not job.begun}.values():
+        starting_policies(study.settings(job.arm, job.seed))
     voice = Voice(own_output(), len(asked), done=len(asked) - len(todo), quiet=options.quiet)
     voice.say(f"{study.about}\nStudy folder: {options.out}")
     for arm in arms:

@@ -157,10 +157,10 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         recorded,
         resume_command,
         run_trials,
+        with_start,
     )
     from launch.search.space import asking, points
     from launch.training import preflight, tracking
-    from launch.training.start import starting_policies
 
     if options.resume:
         _check_resume(options)
@@ -174,15 +174,16 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         resume = options.go_on and begun(folder)
         if resume:
             check_same(folder, search)
+            search = Search.read(folder)
         elif folder is not None:
             check_free(folder)
+    if not resume:
+        search = with_start(search)
     checked = points(search.settings, search.axes)
     tracking.check(search.settings)
     session.quiet_libraries(options.debug)
     for settings in checked[:1] if resume else asking(checked):
         preflight.check(settings)
-        if not resume:
-            starting_policies(settings)
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
     new = folder is None or not folder.exists()
     folder = folder or new_folder(name)
@@ -251,7 +252,7 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     """
     from launch.console.configuration import asked
     from launch.search.search import Search
-    from launch.search.space import SEED, check_evaluations, pinned, read_axes
+    from launch.search.space import SEED, check_evaluations, pinned, read_axes, refuse_unused
     from policies.settings.settings import ABOUT
 
     request = asked(options.words, options.config, folder)
@@ -260,6 +261,7 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     if not axes:
         raise CommandError("Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.")
     _check_numbers(options)
+    refuse_unused(settings, axes)
     pbt = options.scheduler == "pbt"
     if options.metric == "task_reward":
         if settings.eval_kl_coef:
@@ -299,7 +301,7 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
             "lucky ones. Search with one seed, then run the best values with --seeds and without a scheduler."
         )
     if options.scheduler:
-        check_evaluations(settings, options.scheduler)
+        check_evaluations(settings, options.scheduler, axes)
     found = Search(
         pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent, options.algorithm
     )

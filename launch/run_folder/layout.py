@@ -1,6 +1,8 @@
 """The names of what lies in a run's folder (`launch.run_folder.directory` says what each holds)."""
 
-CONFIG = "config.yaml"
+from policies.warm_start import CONFIG as CONFIG
+from policies.warm_start import POLICIES as POLICIES
+
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 FINAL = "final.json"
@@ -19,5 +21,3 @@ TENSORBOARD = "tensorboard"
 WANDB, WANDB_ID = "wandb", "wandb.id"
 MLFLOW_ID, TRACKIO_ID = "mlflow.id", "trackio.id"
 """What Weights & Biases keeps, and the id under which its run goes on."""
-POLICIES = "learner_group/learner/rl_module"
-"""Where RLlib puts the policies in a checkpoint, each in a folder of its name."""

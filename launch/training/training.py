@@ -159,7 +159,7 @@ class _Run:
             ending.enter_context(session.ray_session(processes(self.settings), self.debug, patience))
             self.interrupts.install()  # Ray took SIGTERM
             self.terminal.stage("Loading the models")
-            algo = self._build()
+            algo = self._build(fresh=done is None)
             ending.push(partial(_stop_failed, algo))
             latest = self.run.checkpoints.latest()
             if done is not None and latest is not None:
@@ -167,17 +167,17 @@ class _Run:
             self.trackers = ending.enter_context(open_trackers(self.run.path, self.settings, after=done))
             saving = ending.enter_context(Saving(self.run, self.settings.keep_checkpoints, self._warn))
             if done is None:
-                if (start := starting_policies(self.settings)) is not None:
-                    algo.load_policies(start, 0)
                 self._start(algo, saving)
             self._loop(algo, saving)
             algo.stop()
             return algo.updates
 
-    def _build(self) -> "Cory":
+    def _build(self, fresh: bool) -> "Cory":
+        """Builds the algorithm; one that is not fresh gets its policies from a checkpoint of this run."""
         from policies.cory import CoryConfig
 
-        return CoryConfig().cory(**self.settings.model_dump()).build_algo()
+        start = starting_policies(self.settings) if fresh else None
+        return CoryConfig().cory(**self.settings.model_dump()).cory(start_from=start and str(start)).build_algo()
 
     def _start(self, algo: "Cory", saving: Saving) -> None:
         """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""

@@ -151,6 +151,13 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
             "--metric task_reward is eval_kl_coef=0",
         ),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
+        (("--over", "lora_targets=c_attn,q_proj", "weights=lora"), "has no linear layer 'q_proj' to adapt. It has c_"),
+        (("--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
+        (("--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
+        (("--over", "lr=1e-5", "start_from=s3://bucket/run"), "start_from=s3://bucket/run is a URI, and trials start"),
+        (("--over", "lr=1e-5", "final_queries=4"), "final_queries has no effect in a search"),
+        (("--over", "checkpoint_every=1,2"), "--over checkpoint_every: trials that differ in it do not compare"),
+        (("--over", "eval_every=5,9", "--scheduler", "asha"), "right after evaluations, so --over eval_every is none"),
         (("--resume", "taken"), "has no search.yaml"),
         (
             ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--metric", "task_reward", "--continue"),
