@@ -41,7 +41,7 @@ from policies.learning.measures import measure
 from policies.learning.sharding import blocks_of
 from policies.models.language_model import empty_language_model
 from policies.models.weights import Weights
-from policies.report import Report, learned, measure_roles, reward_seconds, update_report
+from policies.report import Report, learning_figures, measure_roles, reward_seconds, update_report
 from policies.rllib.causal_lm_module import CausalLMModule
 from policies.rllib.learners import LearnerError, Learners
 from policies.rllib.token_batch import rows_of
@@ -53,7 +53,8 @@ from policies.rollout.runners import Packed, Runners, WeightSyncError, end
 from policies.self_test import prove
 from policies.settings.files import DEFAULT_PRESET, read_preset
 from policies.settings.settings import Settings, make_settings, put_over, refuse_unknown
-from policies.warm_start import WarmStart, find_start
+from policies.settings.start import find_start
+from policies.warm_start import WarmStart
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
@@ -279,7 +280,7 @@ class Cory(Algorithm):
         self._seconds["reward"] = reward_seconds(played, self._seconds["rollout"])
         self._seconds["rollout"] -= self._seconds["reward"]
         for name, each in figures.items():
-            each |= {key: float(self.metrics.peek((LEARNER_RESULTS, name, key))) for key in learned(s.critic)}
+            each |= {key: float(self.metrics.peek((LEARNER_RESULTS, name, key))) for key in learning_figures(s.critic)}
         self._report = {
             "update": self.updates,
             "exchanges": self.exchanges,
@@ -362,8 +363,7 @@ class Cory(Algorithm):
         if "cory" in state:
             kept = state["cory"]
             self.updates, self.exchanges = kept["updates"], kept["exchanges"]
-            total = kept.get("total_updates", self.settings.updates)
-            self.settings.hyperparameters.warn_if_rescheduled(total, self.updates)
+            self.settings.hyperparameters.warn_if_rescheduled(kept.get("total_updates"), self.updates)
             self.updates_since_exchange = kept["updates_since_exchange"]
             self.health.state = kept["health"]
             self.combined_reward = kept.get("combined_reward", float("nan"))  # earlier versions did not keep it

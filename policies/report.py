@@ -66,7 +66,7 @@ class Report(TypedDict):
     """By phase: `rollout`, `reward`, `learn`, `sync`, `evaluate`, and the `total`."""
 
 
-def learned(critic: bool) -> tuple[str, ...]:
+def learning_figures(critic: bool) -> tuple[str, ...]:
     """The figures that are reported of an LLM's learning itself."""
     return ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if critic else ()))
 

@@ -1,7 +1,7 @@
 """The names of what lies in a run's folder (`launch.run_folder.directory` says what each holds)."""
 
-from policies.warm_start import CONFIG as CONFIG
-from policies.warm_start import POLICIES as POLICIES
+from policies.settings.start import CONFIG as CONFIG
+from policies.settings.start import POLICIES as POLICIES
 
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"

@@ -61,20 +61,19 @@ class Progress(Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """Shows that a trial continues from a checkpoint: its own, or under PBT another trial's."""
-        self._values[trial.trial_id] = self._present(trial)
+        self._values[trial.trial_id] = self._values_of(trial)
         saved = trial.latest_checkpoint_result
         if self.voice is not None and saved is not None:
             whose = Path(saved.checkpoint.path).parent.name
-            self.voice.say(
-                f"{trial}  goes on from {whose} after update {saved.metrics[TIME]}  {show_point(self._present(trial))}"
-            )
+            values = show_point(self._values[trial.trial_id])
+            self.voice.say(f"{trial}  goes on from {whose} after update {saved.metrics[TIME]}  {values}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """Shows that a trial failed; Tune tells why only afterwards."""
         if self.voice is not None:
-            self.voice.say(f"{trial}  failed  {show_point(self._present(trial))}")
+            self.voice.say(f"{trial}  failed  {show_point(self._values_of(trial))}")
 
-    def _present(self, trial: Any) -> dict[str, Any]:
+    def _values_of(self, trial: Any) -> dict[str, Any]:
         """Returns the values that a trial has of the searched settings."""
         settings: Mapping[str, Any] = trial.config["cory_settings"]
         return {key: settings[key] for key in self.keys}

@@ -16,7 +16,7 @@ REDUCTION = 3
 """ASHA lets the best third go on at each rung."""
 
 
-class InPlace:
+class SearchFolderMixin:
     """For a scheduler: puts every trial into the folder where its search is now.
 
     Of a search that was moved, Tune makes the trials that had not begun for where it was before.
@@ -33,11 +33,11 @@ class InPlace:
         super().on_trial_add(tune_controller, trial)  # type: ignore[misc]
 
 
-class InOrder(InPlace, FIFOScheduler):
+class Fifo(SearchFolderMixin, FIFOScheduler):
     """Lets all trials run to their end."""
 
 
-class Asha(InPlace, ASHAScheduler):
+class Asha(SearchFolderMixin, ASHAScheduler):
     """Stops the worst trials early."""
 
 
@@ -71,7 +71,7 @@ def population(settings: Settings, axes: Sequence[Axis]) -> Any:
     )
 
 
-class Population(InPlace, PopulationBasedTraining):
+class Population(SearchFolderMixin, PopulationBasedTraining):
     """Population-based training that waits for no trial that is gone, and that a killed search can go on with."""
 
     def __init__(self, **arguments: Any) -> None:

@@ -336,11 +336,11 @@ def _optuna(search: Search) -> Any:
 
 
 def _scheduler(search: Search, reports: Sequence[dict[str, Any]] = ()) -> Any:
-    from launch.search.schedulers import InOrder, asha, population
+    from launch.search.schedulers import Fifo, asha, population
 
     if search.scheduler == "pbt":
         return population(search.settings, search.axes)
-    return asha(search.settings, reports) if search.scheduler == "asha" else InOrder()
+    return asha(search.settings, reports) if search.scheduler == "asha" else Fifo()
 
 
 def _restored(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner":

@@ -9,7 +9,7 @@ from launch.run_folder.layout import POLICIES
 from launch.run_folder.mirror import create_run, discard, read_run
 from launch.run_folder.storage import is_uri
 from policies.settings.settings import Settings
-from policies.warm_start import find_start, refuse_other_policies
+from policies.settings.start import find_start, refuse_other_policies
 
 
 def starting_policies(settings: Settings) -> Path | None:

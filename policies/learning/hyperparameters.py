@@ -74,14 +74,14 @@ class Hyperparameters:
             return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
         return self.lr
 
-    def warn_if_rescheduled(self, updates: int, done: int) -> None:
+    def warn_if_rescheduled(self, updates: int | None, done: int) -> None:
         """Warns if the learning rate jumps where training resumes, because `updates` changed, and with it the schedule.
 
         Args:
-            updates: what `updates` was before.
+            updates: what `updates` was before; None: not known.
             done: updates that are done.
         """
-        before = replace(self, updates=updates)
+        before = replace(self, updates=updates or self.updates)
         if 0 < done < self.updates and before.lr_at(done) != self.lr_at(done):
             logger.warning(
                 "updates=%d instead of %d changes lr_schedule=%s: the learning rate was %.4g in update %d, and is %.4g "

@@ -14,7 +14,7 @@ from policies.cory import Cory, CoryConfig
 from policies.models.weights import checksum
 from policies.settings.error import SettingsError
 from policies.settings.settings import Settings, make_settings
-from policies.warm_start import POLICIES, find_start
+from policies.settings.start import POLICIES, find_start
 from tests.policies.conftest import TINY, MakeCory, ray_session
 
 __all__ = ["ray_session"]
