@@ -15,7 +15,7 @@ from policies.models.model_check import ModelError
     [
         (ModelError("no such layer"), "no such layer"),
         (EngineStartError("vLLM did not start"), "vLLM did not start"),
-        (RayTaskError("make", "", ModelError("no such layer")), "no such layer"),  # of an actor within the actor
+        (ActorDiedError(RayTaskError("__init__", "", ModelError("no layer"))), "no layer"),  # a trial's learner
         (MemoryError(), "Memory ran out: MemoryError. Lower micro_batch, max_prompt or max_response."),
     ],
 )

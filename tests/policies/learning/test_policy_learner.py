@@ -127,7 +127,7 @@ def test_a_schedule_that_changes_where_training_goes_on_is_warned_of(caplog: pyt
         (2, {"lr_schedule": "cosine", "warmup": 3}),  # both still rise
         (6, {"lr_schedule": "cosine"}),  # nothing is left
     ):
-        Hyperparameters(lr=8.0, updates=6, **others).warn_if_rescheduled(12, done)  # type: ignore[arg-type]
+        Hyperparameters(lr=8.0, updates=6, **others).warn_if_rescheduled(12, done)
     assert not caplog.messages
     Hyperparameters(lr=8.0, updates=20, lr_schedule="linear").warn_if_rescheduled(10, 10)
     assert caplog.messages == [
