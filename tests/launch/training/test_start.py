@@ -36,6 +36,8 @@ def like(tmp_path: Path) -> Settings:
 def test_the_best_checkpoint_is_taken_or_else_the_latest(like: Settings, tmp_path: Path) -> None:
     assert starting_policies(like) == tmp_path / "run" / "checkpoints" / "update_000001"
     assert starting_policies(make_settings(THEIRS)) is None
+    stored = like.model_copy(update={"start_from": f"file://{tmp_path}/run"})
+    assert starting_policies(stored) == tmp_path / "run" / "checkpoints" / "update_000001"
 
 
 def test_policies_that_consist_of_something_else_are_refused(like: Settings) -> None:
