@@ -38,12 +38,11 @@ from policies.generation.installed import tell_of_slow
 from policies.health import COLLAPSE, Health
 from policies.learning.credit import check_scheme, pay
 from policies.learning.estimation import Estimation, not_flat
-from policies.learning.measures import mean_of, measure
-from policies.learning.rows import at_position
+from policies.learning.measures import measure
 from policies.learning.sharding import blocks_of
 from policies.models.language_model import empty_language_model
 from policies.models.weights import Weights
-from policies.report import Report, refuse_unpaid, reward_seconds, update_report
+from policies.report import Report, learning_figures, measure_roles, reward_seconds, update_report
 from policies.rllib.causal_lm_module import CausalLMModule
 from policies.rllib.learners import LearnerError, Learners
 from policies.rllib.token_batch import rows_of
@@ -55,11 +54,10 @@ from policies.rollout.runners import Packed, Runners, WeightSyncError, end
 from policies.self_test import prove
 from policies.settings.files import DEFAULT_PRESET, read_preset
 from policies.settings.settings import Settings, make_settings, put_over, refuse_unknown
+from policies.settings.start import find_start
+from policies.warm_start import WarmStart
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
-
-LEARNED, OF_CRITIC = ("policy_loss", "clip_fraction", "grad_norm"), ("value_loss",)
-"""What is reported of learning itself; the last with a critic alone."""
 
 
 class CoryConfig(AlgorithmConfig):
@@ -118,7 +116,12 @@ class CoryConfig(AlgorithmConfig):
         return super().training(**settings)
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Cory:
-        """Builds the algorithm, for which Ray starts on this machine unless it was started or joined before."""
+        """Builds the algorithm, for which Ray starts on this machine unless it was started or joined before.
+
+        Raises:
+            SettingsError: a setting is wrong; nothing is at `start_from`.
+        """
+        find_start(self.settings)
         algorithm: Cory = super().build_algo(*args, **kwargs)
         return algorithm
 
@@ -170,9 +173,7 @@ class Cory(Algorithm):
         self.settings: Settings = self.config.settings
         check_scheme(self.settings.credited, self.settings.num_agents)
         self.mapping = RoleMapping(self.settings.roles, self.settings.modules)
-        self.updates = 0
-        self.updates_since_exchange = 0
-        self.exchanges = 0
+        self.updates = self.updates_since_exchange = self.exchanges = 0
         self.combined_reward = float("nan")  # held out, by `select_by`, at the last evaluation
         self.health = Health(self.settings)
         self.estimations = {name: Estimation(self.settings.hyperparameters) for name in self.settings.modules}
@@ -193,6 +194,7 @@ class Cory(Algorithm):
         self.runners = Runners(self.env_runner_group, self.settings, self._packed, self.learners.transfer)
         self.runners.check_started()
         self.runners.task_checksum = self.task.checksum
+        self.start = WarmStart(self.settings, self.learners)
         self.runners.send(self.updates)
         self.playing = Playing(self.settings, self.runners, len(self.task.train))
         self.evaluator = Evaluator(self.settings, self.task, self.runners, self.learners)
@@ -211,6 +213,7 @@ class Cory(Algorithm):
         For Tune, `updates` and the held-out `combined_reward` (by `select_by`) lie beside it. The latter is of the last
         evaluation (NaN before the first), so schedulers should decide where `updates` is a multiple of `eval_every`.
         """
+        self.start.check()
         result: dict[str, Any] = super().step()
         result.update(cory=self._report, updates=self.updates, combined_reward=self.combined_reward, done=self._ended())
         return result
@@ -224,7 +227,7 @@ class Cory(Algorithm):
         """One update.
 
         Raises:
-            RewardError: not one query's reward could be computed; such an update does not count.
+            RewardError: as of `Playing.play`; such an update does not count.
             NonFiniteUpdate: a gradient was NaN or infinite.
             LearnerError: a learner's process died, or stands still.
         """
@@ -237,7 +240,6 @@ class Cory(Algorithm):
             played = self.playing.play(update, mapping)
         episodes = [episode for of_team in played for rollout in of_team for episode in rollout.episodes]
         rows = rows_of(episodes)
-        refuse_unpaid([name for name in s.modules if name not in rows], s.modules, update + 1)
 
         if s.max_lag and update + 1 < s.updates:  # the runners go on with the next update
             due = exchange_due(s, self.updates_since_exchange + 1)
@@ -255,11 +257,7 @@ class Cory(Algorithm):
                 columns, estimated = self.estimations[name].estimate(rows[name])
                 rows[name] |= columns
                 figures[name] |= estimated
-            teams = mapping.teams()
-            of_role = {
-                role: mean_of([measure(at_position(rows[team(role)], position), s.report_kl_coef) for team in teams])
-                for position, role in enumerate(mapping.roles)
-            }
+            of_role = measure_roles(rows, mapping, s.report_kl_coef)
 
             # 4. Every LLM learns from its own responses.
             coefs = {name: estimation.kl_coef for name, estimation in self.estimations.items()}
@@ -292,9 +290,8 @@ class Cory(Algorithm):
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
         self._seconds["reward"] = reward_seconds(played, self._seconds["rollout"])
         self._seconds["rollout"] -= self._seconds["reward"]
-        shown = LEARNED + (OF_CRITIC if s.critic else ())
         for name, each in figures.items():
-            each |= {key: float(self.metrics.peek((LEARNER_RESULTS, name, key))) for key in shown}
+            each |= {key: float(self.metrics.peek((LEARNER_RESULTS, name, key))) for key in learning_figures(s.critic)}
         self._report = {
             "update": self.updates,
             "exchanges": self.exchanges,
@@ -354,10 +351,12 @@ class Cory(Algorithm):
         state: dict[str, Any] = super().get_state(*args, **kwargs)
         state["cory"] = {
             "updates": self.updates,
+            "total_updates": self.settings.updates,
             "updates_since_exchange": self.updates_since_exchange,
             "exchanges": self.exchanges,
             "rotation": self.mapping.rotation,
             "combined_reward": self.combined_reward,
+            "skipped_batches": self.playing.skipped_batches,
             "health": self.health.state,
             "estimations": {name: estimation.state() for name, estimation in self.estimations.items()},
         }
@@ -374,11 +373,12 @@ class Cory(Algorithm):
         super().set_state(state)
         if "cory" in state:
             kept = state["cory"]
-            self.updates = kept["updates"]
+            self.updates, self.exchanges = kept["updates"], kept["exchanges"]
+            self.settings.hyperparameters.warn_if_rescheduled(kept.get("total_updates"), self.updates)
             self.updates_since_exchange = kept["updates_since_exchange"]
-            self.exchanges = kept["exchanges"]
             self.health.state = kept["health"]
             self.combined_reward = kept.get("combined_reward", float("nan"))  # earlier versions did not keep it
+            self.playing.skipped_batches = kept.get("skipped_batches", 0)
             self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
             for name, estimation in kept.get("estimations", {}).items():
                 self.estimations[name].load(estimation)
@@ -391,7 +391,7 @@ class Cory(Algorithm):
             update: the updates that it holds, which become the version of the weights.
         """
         self.updates = update
-        self.learners.restore_from_path(checkpoint.resolve() / COMPONENT_LEARNER_GROUP, moments=False)
+        self.start.load(checkpoint.resolve())
         self.runners.send(update)
 
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
@@ -403,6 +403,7 @@ class Cory(Algorithm):
             WeightSyncError: an engine read something else than was sent.
         """
         super().restore_from_path(path, *args, **kwargs)
+        self.start.error = None
         self.playing.forget()
         earlier = self.learners.ask(lambda learner: learner.earlier)
         for name, kl_coef in earlier.get("kl_coefs", {}).items():  # versions before kept these with the learners

@@ -7,8 +7,8 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from cory_env.rewarding.worker import RewardError
-from policies.learning.measures import MEASURED
+from policies.learning.measures import MEASURED, mean_of, measure
+from policies.learning.rows import Rows, at_position
 from policies.rollout.chain_runner import Rollout
 from policies.rollout.role_mapping import RoleMapping
 
@@ -48,8 +48,10 @@ class Report(TypedDict):
     """These, by the seconds that were spent on playing."""
     truncated_prompts: int
     """In which the reference was cut to fit."""
-    reward_errors: int
-    """Queries that were dropped because their reward failed (`on_reward_error=skip`)."""
+    dropped_chains: int
+    """Chains that were dropped because a reward failed (`on_reward_error=skip`), those of skipped batches included."""
+    skipped_batches: int
+    """Batches of queries that were skipped before this update, because all rewards of some LLM failed."""
     samples: list[dict[str, Any]]
     """A few chains: `query`, and `responses` with `role`, `policy`, `text` and `task_reward`."""
     health: list[dict[str, Any]]
@@ -64,6 +66,26 @@ class Report(TypedDict):
     """By phase: `rollout`, `reward`, `learn`, `sync`, `evaluate`, and the `total`."""
 
 
+def learning_figures(critic: bool) -> tuple[str, ...]:
+    """The figures that are reported of an LLM's learning itself."""
+    return ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if critic else ()))
+
+
+def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: float) -> dict[str, dict[str, float]]:
+    """What `measure` gives of the responses in each role, by role: means over the teams.
+
+    Args:
+        rows: by LLM, scored, with estimated returns.
+        mapping: who played which role.
+        eval_kl_coef: as of `measure`.
+    """
+    teams = mapping.teams()
+    return {
+        role: mean_of([measure(at_position(rows[team(role)], position), eval_kl_coef) for team in teams])
+        for position, role in enumerate(mapping.roles)
+    }
+
+
 def update_report(
     played: Sequence[Sequence[Rollout]],
     update: int,
@@ -74,7 +96,7 @@ def update_report(
     """Puts together what an update showed, but for what the algorithm counts and times.
 
     Args:
-        played: the rollouts, by team.
+        played: the rollouts, by team; before them those of skipped batches, likewise.
         update: its number, from 0, which is the version of the weights that it began with.
         mapping: who played which role, of several teams the first.
         policy: of each LLM what was measured of its responses and its learning.
@@ -95,7 +117,8 @@ def update_report(
         "tokens": tokens,
         "tokens_per_second": tokens / _seconds(played, "rollout"),
         "truncated_prompts": sum(rollout.truncated_prompts for rollout in rollouts),
-        "reward_errors": sum(rollout.reward_errors for rollout in rollouts),
+        "dropped_chains": sum(rollout.dropped_chains for rollout in rollouts),
+        "skipped_batches": len(played) // len(mapping.teams()) - 1,
         "samples": _samples(rollouts),
     }
 
@@ -109,20 +132,6 @@ def reward_seconds(played: Sequence[Sequence[Rollout]], waited: float) -> float:
 def _seconds(played: Sequence[Sequence[Rollout]], phase: Literal["rollout", "reward"]) -> float:
     """Runners work side by side, teams one after another."""
     return sum(max(getattr(rollout, f"{phase}_seconds") for rollout in of_team) for of_team in played)
-
-
-def refuse_unpaid(unpaid: Sequence[str], llms: Sequence[str], update: int) -> None:
-    """Ends an update, which does not count, of which some LLM has nothing to learn from.
-
-    Raises:
-        RewardError: the reward failed on all queries that an LLM answered.
-    """
-    if unpaid:
-        of = "" if len(unpaid) == len(llms) else f" that {', '.join(unpaid)} answered"
-        raise RewardError(
-            f"The reward failed on every query of update {update}{of}, so there is nothing to learn from. "
-            "Correct the reward, or what it depends on."
-        )
 
 
 def _parts(rollouts: Sequence[Rollout], role: str) -> dict[str, float]:

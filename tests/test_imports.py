@@ -16,7 +16,16 @@ FLOORS = {
         *("display", "run_folder", "cluster", "console"),
     ),
     "policies": (
-        *("influence", "checkpoint", "cory_config", "cory", "rllib_settings", "role_exchange", "evaluator"),
+        *(
+            "influence",
+            "checkpoint",
+            "cory_config",
+            "cory",
+            "warm_start",
+            "rllib_settings",
+            "role_exchange",
+            "evaluator",
+        ),
         *("self_test", "report", "health", "meanings"),
         *("rollout", "rllib", "settings", "generation", "learning", "models"),
     ),

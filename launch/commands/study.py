@@ -89,6 +89,7 @@ def _command(options: argparse.Namespace) -> int:
     from launch.study.tables import arms_table, plan_table
     from launch.training.comparable import check_comparable, write_comparable
     from launch.training.preflight import load_task
+    from launch.training.start import starting_policies
 
     where = [word for word in options.words if "=" not in word]
     if options.list and not where:
@@ -124,6 +125,8 @@ def _command(options: argparse.Namespace) -> int:
     asked = jobs(study, options.out, able, options.seeds)
     done = {job: job.found() for job in asked}
     todo = [job for job, run in done.items() if run is None or (options.retry and run.status == "failed")]
+    for job in {job.arm.name: job for job in todo if not job.begun}.values():
+        starting_policies(study.settings(job.arm, job.seed))
     voice = Voice(own_output(), len(asked), done=len(asked) - len(todo), quiet=options.quiet)
     voice.say(f"{study.about}\nStudy folder: {options.out}")
     for arm in arms:

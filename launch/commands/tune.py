@@ -162,11 +162,11 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         recorded,
         resume_command,
         run_trials,
+        with_start,
     )
     from launch.search.space import asking, points
     from launch.training import preflight, tracking
     from launch.training.comparable import check_comparable, placed_settings, write_comparable
-    from launch.training.start import starting_policies
 
     if options.allow_changes and not (options.resume or options.go_on):
         raise CommandError("--allow-changes requires --resume or --continue.")
@@ -182,9 +182,11 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         resume = options.go_on and begun(folder)
         if resume:
             check_same(folder, search)
-            search = Search.read(folder)  # with the date of its start
+            search = Search.read(folder)  # with the date and the checkpoint of its start
         elif folder is not None:
             check_free(folder)
+    if not resume:
+        search = with_start(search)
     checked = points(search.settings, search.axes)
     tracking.check(search.settings)
     session.quiet_libraries(options.debug)
@@ -196,8 +198,6 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         options.allow_changes,
     )
     if not resume:
-        for settings in asking(checked):
-            starting_policies(settings)
         search = search._replace(settings=search.settings.with_chat_date())
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
     new = folder is None or not folder.exists()
@@ -274,7 +274,7 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     """
     from launch.console.configuration import asked
     from launch.search.search import Search
-    from launch.search.space import SEED, check_evaluations, pinned, read_axes
+    from launch.search.space import SEED, check_evaluations, pinned, read_axes, refuse_unused
     from policies.settings.settings import ABOUT
 
     request = asked(options.words, options.config, folder)
@@ -283,6 +283,7 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     if not axes:
         raise CommandError("Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.")
     _check_numbers(options)
+    refuse_unused(settings, axes)
     pbt = options.scheduler == "pbt"
     if options.metric == "task_reward":
         if settings.eval_kl_coef:
@@ -322,7 +323,7 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
             "lucky ones. Search with one seed, then run the best values with --seeds and without a scheduler."
         )
     if options.scheduler:
-        check_evaluations(settings, options.scheduler)
+        check_evaluations(settings, options.scheduler, axes)
     found = Search(
         pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent, options.algorithm
     )

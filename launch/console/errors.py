@@ -76,12 +76,18 @@ def is_loss(error: BaseException) -> bool:
 
 
 def cause(error: Exception) -> BaseException:
-    """Returns what a Ray worker raised, freed of the remote traceback that Ray wraps it in."""
+    """Returns what a Ray worker raised, freed of what Ray wraps it in: of an actor's start, too."""
     if "ray" not in sys.modules:
         return error
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import RayActorError, RayTaskError
 
     found: BaseException = error
-    while isinstance(found, RayTaskError) and isinstance(found.cause, BaseException):
-        found = found.cause
-    return found
+    while True:
+        inner: object = None
+        if isinstance(found, RayTaskError):
+            inner = found.cause
+        elif isinstance(found, RayActorError) and found.actor_init_failed and found.args:
+            inner = found.args[0]
+        if not isinstance(inner, BaseException):
+            return found
+        found = inner

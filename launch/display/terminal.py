@@ -97,14 +97,17 @@ class Voice:
         self._done = done
         self._bar.update(self._task, completed=done, left="")
 
-    def advance(self, seconds: float | None = None) -> str:
-        """Counts one more step as done, which took so many seconds (else those since the last one), and returns the
-        time left.
+    def advance(self, seconds: float | None = None, *, again: bool = False) -> str:
+        """Counts one more step as done, and returns the time left.
+
+        Args:
+            seconds: that it took; None: those since the last one.
+            again: it was done before, and counted.
         """
         now = time.monotonic()
         seconds, self._last = now - self._last if seconds is None else seconds, now
         self._seconds = seconds if self._seconds is None else FADING * self._seconds + (1 - FADING) * seconds
-        self._done += 1
+        self._done += not again
         left = f"{clock(self._seconds * (self._total - self._done))} left"
         self._bar.update(self._task, completed=self._done, left=left)
         return left

@@ -210,7 +210,8 @@ def _play(plan: Plan, folder: EvaluationFolder, voice: Voice, done: int) -> None
     from policies.cory import CoryConfig
 
     voice.stage("Loading the models")
-    algo = CoryConfig().cory(**plan.settings.model_dump()).build_algo()  # whose policies are the base
+    config = CoryConfig().cory(**plan.settings.model_dump()).cory(start_from=None)
+    algo = config.build_algo()  # whose policies are the base
     work = plan.batches()
     trained, present = False, None
     held = contextlib.ExitStack()  # what is held for one lineup

@@ -1,6 +1,8 @@
 """The names of what lies in a run's folder (`launch.run_folder.directory` says what each holds)."""
 
-CONFIG = "config.yaml"
+from policies.settings.start import CONFIG as CONFIG
+from policies.settings.start import POLICIES as POLICIES
+
 SOURCES = "sources.json"
 """What the run is made from (`launch.run_folder.sources`)."""
 METRICS = "metrics.jsonl"
@@ -21,5 +23,3 @@ TENSORBOARD = "tensorboard"
 WANDB, WANDB_ID = "wandb", "wandb.id"
 MLFLOW_ID, TRACKIO_ID = "mlflow.id", "trackio.id"
 """What Weights & Biases keeps, and the id under which its run goes on."""
-POLICIES = "learner_group/learner/rl_module"
-"""Where RLlib puts the policies in a checkpoint, each in a folder of its name."""

@@ -32,6 +32,9 @@ class Progress(Callback):
         self.voice: Voice | None = voice
         self.keys = [*keys, *([] if SEED in keys else [SEED])]
         self.settings = settings
+        self._recorded = {(report["trial_id"], report[TIME]) for report in journal.read()}
+        self._values: dict[str, dict[str, Any]] = {}
+        """Of each trial's present process: under PBT, Tune changes the settings before it tells of the last result."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune keeps its callbacks in a file, where there is no voice."""
@@ -40,35 +43,40 @@ class Progress(Callback):
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
         """Keeps a report, and shows an evaluation."""
         report = {name: value for name, value in result["cory"].items() if name != "samples"}
-        values = {key: trial.config["cory_settings"][key] for key in self.keys}
+        values = self._values[trial.trial_id]
+        again = (trial.trial_id, result[TIME]) in self._recorded
+        self._recorded.add((trial.trial_id, result[TIME]))
         figures = {TIME: result[TIME], METRIC: result[METRIC]}
         self.journal.append(
             {"trial": str(trial), "trial_id": trial.trial_id, **figures, "values": values, "cory": report}
         )
         if self.voice is None:
             return
-        left = self.voice.advance()
+        left = self.voice.advance(again=again)
         if "evaluation" in result["cory"]:
             figures = cast(Figures, plain(dict(self.settings.choosing(result["cory"]))))
             text = "  ".join(f"{label} {written(key, figures[key]):>6}" for key, label, _ in COLUMNS)
             done = f"{result[TIME]:>4}/{self.settings.updates:<4}"
-            self.voice.say(f"{trial}  {done} {text}  {self._values(trial)}  {left}")
+            self.voice.say(f"{trial}  {done} {text}  {show_point(values)}  {left}")
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """Shows that a trial continues from a checkpoint: its own, or under PBT another trial's."""
+        self._values[trial.trial_id] = self._values_of(trial)
         saved = trial.latest_checkpoint_result
         if self.voice is not None and saved is not None:
             whose = Path(saved.checkpoint.path).parent.name
-            self.voice.say(f"{trial}  goes on from {whose} after update {saved.metrics[TIME]}  {self._values(trial)}")
+            values = show_point(self._values[trial.trial_id])
+            self.voice.say(f"{trial}  goes on from {whose} after update {saved.metrics[TIME]}  {values}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """Shows that a trial failed; Tune tells why only afterwards."""
         if self.voice is not None:
-            self.voice.say(f"{trial}  failed  {self._values(trial)}")
+            self.voice.say(f"{trial}  failed  {show_point(self._values_of(trial))}")
 
-    def _values(self, trial: Any) -> str:
+    def _values_of(self, trial: Any) -> dict[str, Any]:
+        """Returns the values that a trial has of the searched settings."""
         settings: Mapping[str, Any] = trial.config["cory_settings"]
-        return show_point({key: settings[key] for key in self.keys})
+        return {key: settings[key] for key in self.keys}
 
 
 def why(trial: Any) -> str:

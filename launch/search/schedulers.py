@@ -1,17 +1,44 @@
 """Tune's schedulers, set so that they decide only where a trial was just evaluated."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining
 
 from launch.search.space import METRIC, TIME, Axis
 from policies.settings.settings import Settings
 
 REDUCTION = 3
 """ASHA lets the best third go on at each rung."""
+
+
+class SearchFolderMixin:
+    """For a scheduler: puts every trial into the folder where its search is now.
+
+    Of a search that was moved, Tune makes the trials that had not begun for where it was before.
+    """
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """Takes a trial."""
+        folder = Path(tune_controller.experiment_path)
+        if Path(trial.storage.experiment_fs_path) != folder:
+            storage = copy.copy(trial.storage)
+            storage.storage_fs_path, storage.experiment_dir_name = str(folder.parent), folder.name
+            trial.set_storage(storage)
+            trial.init_local_path()
+        super().on_trial_add(tune_controller, trial)  # type: ignore[misc]
+
+
+class Fifo(SearchFolderMixin, FIFOScheduler):
+    """Lets all trials run to their end."""
+
+
+class Asha(SearchFolderMixin, ASHAScheduler):
+    """Stops the worst trials early."""
 
 
 def asha(settings: Settings, reports: Sequence[Mapping[str, Any]] = ()) -> Any:
@@ -21,7 +48,7 @@ def asha(settings: Settings, reports: Sequence[Mapping[str, Any]] = ()) -> Any:
         settings: of all trials.
         reports: of a search that goes on, in the order of time. Tune forgets its rungs when it is killed.
     """
-    scheduler = ASHAScheduler(
+    scheduler = Asha(
         time_attr=TIME, max_t=settings.updates, grace_period=settings.eval_every, reduction_factor=REDUCTION
     )
     for report in reports:
@@ -44,7 +71,7 @@ def population(settings: Settings, axes: Sequence[Axis]) -> Any:
     )
 
 
-class Population(PopulationBasedTraining):
+class Population(SearchFolderMixin, PopulationBasedTraining):
     """Population-based training that waits for no trial that is gone, and that a killed search can go on with."""
 
     def __init__(self, **arguments: Any) -> None:

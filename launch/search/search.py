@@ -27,8 +27,10 @@ from launch.display.terminal import Voice
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import FolderHandle, lock_folder
+from launch.run_folder.storage import is_uri
 from launch.search.budget import Budget
-from launch.search.space import METRIC, SEED, TIME, Axis, points, read_axes
+from launch.search.space import METRIC, SEED, TIME, Axis, asking, points, read_axes
+from launch.training.start import starting_policies
 from policies.settings.core_yaml import as_word, read_yaml, write_yaml
 from policies.settings.placement import Process, cpus, processes
 from policies.settings.settings import Settings, SettingsError, changed_settings, kept_settings
@@ -45,7 +47,7 @@ RESULTS = "results.csv"
 STARTED = "tuner.pkl"
 """What Tune writes first."""
 KEPT = 4
-"""Checkpoints of a trial that are kept under PBT: a clone may start from its donor's while that goes on."""
+"""Checkpoints of a trial that are kept under PBT, at least: a clone may start from its donor's while that goes on."""
 
 
 _KEPT = ("scheduler", "samples", "seeds", "concurrent", "algorithm")
@@ -119,6 +121,26 @@ class Search(NamedTuple):
             raise CommandError(f"{file} cannot be read as a search: {error}") from error
 
 
+def with_start(search: Search) -> Search:
+    """Names the checkpoint that trials start from, where `start_from` is a run: a later one may become its best.
+
+    Raises:
+        CommandError: there is none, or it is in storage.
+        SettingsError: its policies do not fit those of a trial.
+    """
+    found = asking(points(search.settings, search.axes))
+    for settings in found:
+        if settings.start_from is not None and is_uri(settings.start_from):
+            raise CommandError(
+                f"start_from={settings.start_from} is a URI, and trials start from a folder, which all nodes must "
+                "share. Copy that run there, and name the folder."
+            )
+    starts = [starting_policies(settings) for settings in found]
+    if "start_from" in (axis.key for axis in search.axes) or starts[0] is None:
+        return search
+    return search._replace(settings=search.settings.model_copy(update={"start_from": str(starts[0])}))
+
+
 def check_free(folder: Path) -> None:
     """Refuses a folder that holds something, unless it is a search that ended before its first trial began.
 
@@ -167,7 +189,13 @@ def check_same(folder: Path, search: Search) -> None:
     differing = [key for key in ("over", *_KEPT) if old[key] != new[key]]
     other = [f"no {key}" if old[key] is None else f"{key} {old[key]}" for key in differing]
     kept = there.settings.model_dump()
-    changed = changed_settings(there.settings, search.settings)
+    start = search.settings.start_from
+    from_that_run = start and Path(str(kept["start_from"])).is_relative_to(Path(start).resolve())
+    changed = [
+        key
+        for key in changed_settings(there.settings, search.settings)
+        if key != "start_from" or not from_that_run  # the search keeps a checkpoint of that run
+    ]
     other += [f"{key}={shown(as_word(kept[key]))}" for key in changed]
     if other:
         raise CommandError(
@@ -296,7 +324,7 @@ def _tuner(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner"
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=settings.checkpoint_every,
                 checkpoint_at_end=True,
-                num_to_keep=KEPT if search.scheduler == "pbt" else settings.keep_checkpoints,
+                num_to_keep=max(KEPT if search.scheduler == "pbt" else 1, settings.keep_checkpoints),
             ),
             failure_config=tune.FailureConfig(max_failures=0),
             callbacks=callbacks,
@@ -313,19 +341,18 @@ def _optuna(search: Search) -> Any:
     return OptunaSearch(space=space, metric=METRIC, mode="max", seed=search.settings.seed)
 
 
-def _scheduler(search: Search) -> Any:
-    from launch.search.schedulers import asha, population
+def _scheduler(search: Search, reports: Sequence[dict[str, Any]] = ()) -> Any:
+    from launch.search.schedulers import Fifo, asha, population
 
     if search.scheduler == "pbt":
         return population(search.settings, search.axes)
-    return asha(search.settings) if search.scheduler == "asha" else None
+    return asha(search.settings, reports) if search.scheduler == "asha" else Fifo()
 
 
 def _restored(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner":
     """The search where it was; what Tune would take from its file, but cannot, is made anew."""
     from ray import tune
 
-    from launch.search.schedulers import asha
     from policies.cory import Cory, CoryConfig
 
     if not any(folder.glob("experiment_state-*.json")):  # killed before anything was noted
@@ -339,8 +366,7 @@ def _restored(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tun
     )
     inner = tuner._local_tuner
     inner._run_config.callbacks = callbacks
-    if search.scheduler == "asha":
-        inner._tune_config.scheduler = asha(search.settings, recorded(folder))
+    inner._tune_config.scheduler = _scheduler(search, recorded(folder))
     return tuner
 
 

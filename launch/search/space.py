@@ -242,12 +242,30 @@ def _check_whole(settings: Settings, axes: Sequence[Axis], axis: Axis) -> None:
         )
 
 
-def check_evaluations(settings: Settings, scheduler: str) -> None:
+def refuse_unused(settings: Settings, axes: Sequence[Axis]) -> None:
+    """Refuses a setting on which `cory train` alone acts.
+
+    Raises:
+        CommandError: `final_queries` is set, or searched.
+    """
+    if settings.final_queries is not None or "final_queries" in (axis.key for axis in axes):
+        raise CommandError(
+            "final_queries has no effect in a search: its trials have no last evaluation. Leave it out, and train the "
+            "best point with it: cory train DIR/best.yaml final_queries=N."
+        )
+
+
+def check_evaluations(settings: Settings, scheduler: str, axes: Sequence[Axis]) -> None:
     """Refuses a scheduler that would have nothing to compare.
 
     Raises:
-        CommandError: no trial is evaluated before its end.
+        CommandError: no trial is evaluated before its end, or each at other updates.
     """
+    if "eval_every" in (axis.key for axis in axes):
+        raise CommandError(
+            f"--scheduler {scheduler} compares trials right after evaluations, so --over eval_every is none. Set "
+            "eval_every=N for all, or leave the scheduler out."
+        )
     if settings.eval_every >= settings.updates:
         raise CommandError(
             f"--scheduler {scheduler} compares trials after evaluations, but the first of these is after "

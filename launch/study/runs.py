@@ -75,6 +75,12 @@ class Job:
         return self.folder / "runs" / self.arm.name / f"seed_{self.seed}"
 
     @property
+    def begun(self) -> bool:
+        """Whether its run goes on from a checkpoint."""
+        run = RunDirectory(self.run)
+        return run.exists() and not run.checkpoints.empty()
+
+    @property
     def output(self) -> Path:
         """What it printed."""
         return self.run.with_suffix(".txt")
@@ -237,8 +243,7 @@ class Performer:
 
     def _train(self, job: Job) -> Ended:
         """Runs `cory train` in a process."""
-        run = RunDirectory(job.run)
-        resumed = run.exists() and not run.checkpoints.empty()
+        resumed = job.begun
         options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet", *self._allowed]
         command = [sys.executable, "-m", "launch.main", "train", *job.words, *options]
         started = time.monotonic()

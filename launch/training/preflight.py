@@ -43,6 +43,7 @@ def check(settings: Settings) -> tuple[Task, Tokenizers]:
 
     Raises:
         CommandError: they do not.
+        ModelError: there is no such model, or it lacks a layer of `lora_targets`.
         SpecError, CreditError: a credit scheme of the user's own cannot be loaded, or used.
     """
     task, tokenizers = load_task(settings)
@@ -51,6 +52,12 @@ def check(settings: Settings) -> tuple[Task, Tokenizers]:
             "backend=vllm needs the package vllm, which is not installed. Run `pip install 'cory-rllib[vllm]'`, or "
             "leave backend out, or set backend=transformers."
         )
+    if settings.lora is not None and settings.lora.targets:
+        from policies.models.adapters import adapted  # brings PEFT along
+        from policies.models.language_model import empty_language_model
+
+        for path in set(settings.model_paths.values()):
+            adapted(empty_language_model(path, settings.trust_remote_code), settings.lora)
     if (credit := settings.credited).own is not None:
         from policies.learning.credit import check_scheme  # brings torch along
 

@@ -3,40 +3,40 @@
 from pathlib import Path
 
 from launch.console.errors import CommandError
+from launch.run_folder import manifest
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.mirror import create_run, discard, read_run
 from launch.run_folder.sources import Sources
 from launch.run_folder.storage import is_uri
-from policies.settings.core_yaml import as_word
 from policies.settings.settings import Settings
-
-ALIKE = ("model", "weights", "lora_rank", "lora_alpha", "lora_targets", "critic_inputs")
-"""Settings that say what a policy consists of."""
+from policies.settings.start import find_start, refuse_other_policies
 
 
 def starting_policies(settings: Settings) -> Path | None:
-    """Returns the checkpoint whose policies a run starts from: the other run's best, or its latest; None: the model.
+    """Returns the whole checkpoint whose policies a run starts from: one of a run in storage is fetched.
+
+    Returns:
+        The checkpoint that `start_from` names, or of the run that it names the best, or else the latest; None: policies
+        start from the model.
 
     Raises:
-        CommandError: there is none, or its policies are made otherwise; the message says what differs.
+        CommandError: there is none, or it is damaged.
+        SettingsError: its policies consist of something else; the message says what differs.
         StorageError: storage cannot be read.
     """
     if settings.start_from is None:
         return None
+    if not is_uri(settings.start_from) and (Path(settings.start_from) / POLICIES).is_dir():
+        checkpoint = find_start(settings)
+        assert checkpoint is not None
+        sealed = (checkpoint / manifest.NAME).exists()  # not so one that an algorithm's `save_to_path` wrote
+        if sealed and (fault := manifest.fault(checkpoint, POLICIES)) is not None:
+            raise CommandError(f"start_from={settings.start_from} {fault}. Name another checkpoint.")
+        return checkpoint
     run = read_run(settings.start_from)
-    theirs = run.settings()
-    differing = [name for name in ALIKE if getattr(theirs, name) != getattr(settings, name)]
-    differing += ["num_policies"] if theirs.modules != settings.modules else []
-    differing += ["advantage"] if settings.critic and not theirs.critic else []
-    if differing:
-        shown = ", ".join(f"{name}={as_word(getattr(theirs, name))}" for name in differing if name != "num_policies")
-        shown += f"{', ' * bool(shown)}{len(theirs.modules)} policies" if "num_policies" in differing else ""
-        raise CommandError(
-            f"start_from={settings.start_from}: that run has {shown}, so its policies do not fit this run's. Set these "
-            "alike, or leave start_from out."
-        )
-    return run.checkpoints.choose(None, POLICIES)[1]
+    refuse_other_policies(settings, run.settings())
+    return run.checkpoints.choose(None, POLICIES)[1].resolve()
 
 
 def create(place: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> RunDirectory:

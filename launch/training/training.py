@@ -195,7 +195,7 @@ class _Run:
             self.interrupts.install()  # Ray took SIGTERM
             self.terminal.stage("Loading the models")
             with hangup_blocked():  # engines may have processes too
-                algo = self._build()
+                algo = self._build(fresh=done is None)
             ending.push(partial(_stop_failed, algo))
             self.check_queries(algo.task)
             latest = self.run.checkpoints.latest()
@@ -204,17 +204,17 @@ class _Run:
             self.trackers = ending.enter_context(open_trackers(self.run.path, self.settings, after=done))
             saving = ending.enter_context(Saving(self.run, self.settings.keep_checkpoints, self._warn))
             if done is None:
-                if (start := starting_policies(self.settings)) is not None:
-                    algo.load_policies(start, 0)
                 self._start(algo, saving)
             self._loop(algo, saving)
             algo.stop()
             return algo.updates
 
-    def _build(self) -> "Cory":
+    def _build(self, fresh: bool) -> "Cory":
+        """Builds the algorithm; one that is not fresh gets its policies from a checkpoint of this run."""
         from policies.cory import CoryConfig
 
-        return CoryConfig().cory(**self.settings.model_dump()).build_algo()
+        start = starting_policies(self.settings) if fresh else None
+        return CoryConfig().cory(**self.settings.model_dump()).cory(start_from=start and str(start)).build_algo()
 
     def check_queries(self, task: Task) -> None:
         """Refuses queries that changed after they were recorded: an attempt after a failure reads them again.

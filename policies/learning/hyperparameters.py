@@ -1,9 +1,12 @@
 """What learning depends on, beside rows and weights."""
 
+import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
+
+logger = logging.getLogger(__name__)
 
 Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"]
 Rewarded = Literal["all", "last"]
@@ -70,6 +73,21 @@ class Hyperparameters:
         if self.lr_schedule == "cosine":
             return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
         return self.lr
+
+    def warn_if_rescheduled(self, updates: int | None, done: int) -> None:
+        """Warns if the learning rate jumps where training resumes, because `updates` changed, and with it the schedule.
+
+        Args:
+            updates: what `updates` was before; None: not known.
+            done: updates that are done.
+        """
+        before = replace(self, updates=updates or self.updates)
+        if 0 < done < self.updates and before.lr_at(done) != self.lr_at(done):
+            logger.warning(
+                "updates=%d instead of %d changes lr_schedule=%s: the learning rate was %.4g in update %d, and is %.4g "
+                "in update %d.",
+                *(self.updates, updates, self.lr_schedule, before.lr_at(done - 1), done, self.lr_at(done), done + 1),
+            )
 
     @property
     def critic(self) -> bool:

@@ -51,7 +51,7 @@ class Rollout(NamedTuple):
     """Response tokens generated."""
     truncated_prompts: int
     """Prompts whose reference was cut."""
-    reward_errors: int
+    dropped_chains: int
     """Chains dropped because their reward failed (`on_reward_error: skip`)."""
     rollout_seconds: float
     reward_seconds: float
@@ -202,7 +202,7 @@ class ChainRunner(StatelessRunner):
             version=version,
             tokens=game.tokens,
             truncated_prompts=sum(sum(episode.truncated) for episode in episodes),
-            reward_errors=len(episodes) - len(played),
+            dropped_chains=len(episodes) - len(played),
             rollout_seconds=seconds - self._reward_seconds,
             reward_seconds=self._reward_seconds,
             reward_parts=reward_parts(chain.roles, [each.task_rewards for each in played]),

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from cory_env.rewarding.worker import RewardError
 from policies.generation.generator import GenerationError
 from policies.rollout.chain_runner import Rollout
 from policies.rollout.dealing import Deal, deal
@@ -15,6 +16,8 @@ from policies.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+MAX_SKIPPED_BATCHES = 5
+"""Batches in a row whose rewards may all fail (`on_reward_error=skip`)."""
 Of = tuple[int, RoleMapping]
 """What is played: an update's number, from 0, and who plays which role."""
 
@@ -37,15 +40,45 @@ class Playing:
         self.settings = settings
         self.runners = runners
         self.queries = queries
+        self.skipped_batches = 0
+        """So far. Query order and sampling seeds follow from their number and the update's."""
         self._begun: dict[Of, list[Begun]] = {}
         self._ahead: dict[Of, list[list[Rollout]] | Exception] = {}
 
     def play(self, update: int, mapping: RoleMapping) -> list[list[Rollout]]:
         """The rollouts of an update, by team, each of which has queries of its own.
 
+        A batch of which all rewards of a team failed is skipped (`on_reward_error=skip`), and the next one played.
+
+        Returns:
+            The rollouts of the skipped batches, and then those of the update.
+
         Raises:
+            RewardError: more than `MAX_SKIPPED_BATCHES` batches in a row would be skipped.
             RewardError, QueryTooLong, GenerationError, …: as of `Runners.play`, also where they were played ahead.
         """
+        skipped: list[list[Rollout]] = []
+        for _ in range(MAX_SKIPPED_BATCHES + 1):
+            batch = self._play(update, mapping)
+            failed = [
+                team
+                for team, of_team in zip(mapping.teams(), batch, strict=True)
+                if not any(r.episodes for r in of_team)
+            ]
+            if not failed:
+                return [*skipped, *batch]
+            skipped += batch
+            self.skipped_batches += 1
+            llms = ", ".join(llm for team in failed for llm in team.as_dict().values())
+            answered = f" that {llms} answered" if len(failed) < len(batch) else ""
+            logger.warning("Update %d: the reward failed on every query%s. The batch is skipped.", update + 1, answered)
+        raise RewardError(
+            f"The reward failed on every query{answered} of {MAX_SKIPPED_BATCHES + 1} batches in a row, for update "
+            f"{update + 1}, so there is nothing to learn from. Correct the reward, or what it depends on."
+        )
+
+    def _play(self, update: int, mapping: RoleMapping) -> list[list[Rollout]]:
+        """The rollouts of a batch: those that were played ahead, if they were."""
         ahead = self._ahead.get((update, mapping))
         self.forget()
         if isinstance(ahead, Exception):
@@ -76,9 +109,9 @@ class Playing:
 
     def _work(self, update: int, mapping: RoleMapping) -> Iterator[tuple[Sequence[Deal], dict[str, Any]]]:
         """Yields each team's queries, and the other arguments of `ChainRunner.sample`."""
-        s, teams = self.settings, mapping.teams()
-        deals = deal(s.seed, update, s.queries, self.queries, s.num_generations)
+        s, teams, batch = self.settings, mapping.teams(), update + self.skipped_batches
+        deals = deal(s.seed, batch, s.queries, self.queries, s.num_generations)
         size = len(deals) // len(teams)
         for k, team in enumerate(teams):
-            arguments = {"stream": update, "mapping": team, "split": "train", "siblings": s.num_siblings}
+            arguments = {"stream": batch, "mapping": team, "split": "train", "siblings": s.num_siblings}
             yield deals[k * size : (k + 1) * size], arguments

@@ -40,7 +40,7 @@ def _deciding(decides: Decides) -> Callable[..., Any]:
         default: object,
         *,
         resume: bool | None = None,
-        search: bool = True,
+        search: bool = decides != "writing",
         clone: bool = False,
         content: bool = False,
         earlier: Any = ...,

@@ -64,15 +64,15 @@ class Fields(BaseModel):
     reward_weights: list[float] | None = of_task(None)
     """Of several: the weight of each in the sum that is the reward; null: 1 each."""
     on_reward_error: Literal["stop", "skip"] = of_watching("stop", resume=True)
-    """What a failing reward does: stop the run, or drop that query and count it."""
+    """What a failing reward does: `stop` the run, or `skip`: drop that chain and count it (docs/faults.md)."""
     reward_timeout: float = of_computing(300.0, gt=0)
     """Seconds that one reward call may take before its process is killed."""
     model: str | list[str] = of_policy(BUNDLED_LM, content=True)
     """A Hugging Face causal LM: a bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id; or a list of
     one per LLM, `[small, large]` (docs/chains.md)."""
     start_from: str | None = of_policy(None)
-    """Start from the policies of another run, its folder or URI: those of its best checkpoint. The reference stays
-    `model`, and optimizers start anew."""
+    """Start from the policies of another run, its folder or URI (those of its best checkpoint), or of one checkpoint,
+    its folder. The reference stays `model`, and optimizers start anew."""
     trust_remote_code: bool = of_sampling(False)
     """Run Python code that comes with the model."""
     chat: bool = of_sampling(False)
@@ -198,7 +198,8 @@ class Fields(BaseModel):
     lr: float = of_learning(1.41e-5, gt=0, clone=True)
     """AdamW's learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = of_learning("constant")
-    """How the learning rate falls over the run's `updates`, after `warmup`: not, or to 0 after the last one."""
+    """How the learning rate falls over the run's `updates`, after `warmup`: not, or to 0 after the last one. A resume
+    with other `updates` changes it, and warns of the jump."""
     warmup: int = of_learning(0, ge=0)
     """Updates over which the learning rate rises to `lr`."""
     weight_decay: float = of_learning(0.0, ge=0, clone=True)

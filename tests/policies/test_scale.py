@@ -191,7 +191,7 @@ def three_agents(learners: Sequence[int], folder: Path) -> list[list[Ranks]]:
             exchange_period=1,
             minibatch=4,
         )
-        assert algorithm.train()["cory"]["reward_errors"] == 1
+        assert algorithm.train()["cory"]["dropped_chains"] == 1
         states = [weights_of(algorithm)]
         algorithm.save_to_path(folder / f"{number} learners")
         algorithm.train()

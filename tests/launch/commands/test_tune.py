@@ -26,7 +26,7 @@ SEARCH = (*SMALL, "dtype=fp32", "grad_clip=null", "checkpoint_every=1", "eval_ev
 
 
 @pytest.mark.slow
-def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_no_other(
+def test_a_search_whose_driver_was_killed_goes_on_where_it_was_moved_and_a_trial_that_fails_stops_no_other(
     cory: Cory, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
@@ -52,10 +52,16 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
 
     assert "go on with it by `cory tune --resume found`" in refused(cory(*command))
     assert "holds a search with over lr=0.0001,1e+30." in refused(cory(*command, "--over", "seed=1", "--continue"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "found").rename(tmp_path / "elsewhere" / "moved")
+    moved = tmp_path / "elsewhere" / "moved"
+    command = (*command[:-1], "elsewhere/moved")
     resumed = cory(*command, "--continue")
     assert resumed.returncode == 1, resumed.stderr
+    assert "left" in resumed.stdout and not re.search(r"-\d+:\d\d left", resumed.stdout)
+    assert not (tmp_path / "found").exists()
     assert "trial_00000  goes on from trial_00000 after update" in resumed.stdout
-    with (tmp_path / "found" / "results.csv").open() as file:
+    with (moved / "results.csv").open() as file:
         good, bad = csv.DictReader(file)
     assert (good["lr"], good["status"], good["updates"], good["exchanges"]) == ("0.0001", "done", "3", "3")
     assert (bad["lr"], bad["status"]) == ("1e+30", "failed")
@@ -64,13 +70,13 @@ def test_a_search_whose_driver_was_killed_goes_on_and_a_trial_that_fails_stops_n
     again = cory(*command, "--continue")
     assert again.returncode == 1 and "trial_00001  goes on from trial_00001 after update 1" in again.stdout
 
-    of_good = [report for report in recorded(tmp_path / "found") if report["trial"] == "trial_00000"]
+    of_good = [report for report in recorded(moved) if report["trial"] == "trial_00000"]
     assert [report["updates"] for report in of_good] == [1, 2, 3]
     assert [report["cory"]["roles"]["pioneer"] for report in of_good] == ["llm_1", "llm_2", "llm_1"]
     assert float(good["combined_reward"]) == of_good[-1]["combined_reward"]
-    assert yaml.safe_load((tmp_path / "found" / "best.yaml").read_text())["lr"] == 1e-4
-    assert (tmp_path / "found" / "objective.png").stat().st_size > 5_000
-    assert json.loads((tmp_path / "found" / "trial_00000" / "params.json").read_text())["cory_settings"]["lr"] == 1e-4
+    assert yaml.safe_load((moved / "best.yaml").read_text())["lr"] == 1e-4
+    assert (moved / "objective.png").stat().st_size > 5_000
+    assert json.loads((moved / "trial_00000" / "params.json").read_text())["cory_settings"]["lr"] == 1e-4
 
 
 @pytest.mark.slow
@@ -92,6 +98,7 @@ def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_bet
     assert third[worse]["cory"]["exchanges"] == 3
     values = {report["trial"]: params(tmp_path / "found" / report["trial"])["clip"] for report in reports}
     assert values[worse] != values[better]
+    assert second[worse]["values"]["clip"] != third[worse]["values"]["clip"] == values[worse]
 
 
 def params(trial: Path) -> dict[str, Any]:
@@ -155,6 +162,13 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
             "--metric task_reward is eval_kl_coef=0",
         ),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
+        (("--over", "lora_targets=c_attn,q_proj", "weights=lora"), "has no linear layer 'q_proj' to adapt. It has c_"),
+        (("--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
+        (("--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
+        (("--over", "lr=1e-5", "start_from=s3://bucket/run"), "start_from=s3://bucket/run is a URI, and trials start"),
+        (("--over", "lr=1e-5", "final_queries=4"), "final_queries has no effect in a search"),
+        (("--over", "checkpoint_every=1,2"), "--over checkpoint_every: trials that differ in it do not compare"),
+        (("--over", "eval_every=5,9", "--scheduler", "asha"), "right after evaluations, so --over eval_every is none"),
         (("--resume", "taken"), "has no search.yaml"),
         (
             ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--metric", "task_reward", "--continue"),

@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray import tune
+from ray.train._internal.storage import StorageContext
 from ray.tune.experiment import Trial
 from ray.tune.schedulers.pbt import _PBTTrialState
 
 from launch.cluster.room import node
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
-from launch.search.schedulers import population
+from launch.search.schedulers import Fifo, SearchFolderMixin, asha, population
 from launch.search.search import Search, check_room
 from launch.search.space import read_axes
 from launch.search.stop import Stop
@@ -92,6 +94,21 @@ def reported(trial: Any) -> tuple[list[int], list[float]]:
     with Path(trial.path, "progress.csv").open() as file:  # result.json loses lines where a trial was paused
         reports = list(csv.DictReader(file))
     return [int(report["updates"]) for report in reports], [float(report["combined_reward"]) for report in reports]
+
+
+@pytest.mark.parametrize("scheduler", [Fifo(), asha(Settings()), population(Settings(), read_axes(["lr=1e-4,1e-3"]))])
+def test_a_trial_that_begins_after_its_search_was_moved_begins_in_the_new_folder(
+    scheduler: SearchFolderMixin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StorageContext, "experiment_driver_staging_path", str(tmp_path / "staging"))
+    before, after = tmp_path / "before", tmp_path / "there" / "after"
+    storage = StorageContext(storage_path=str(before.parent), experiment_dir_name=before.name)
+    trial = Trial("Climb", config={"cory_settings": {"lr": 1e-4}}, stub=True, storage=storage)
+    trial.init_local_path()
+    scheduler.set_search_properties("combined_reward", "max")  # type: ignore[attr-defined]
+    scheduler.on_trial_add(SimpleNamespace(experiment_path=str(after), search_alg=None), trial)
+    assert Path(trial.path) == after / trial.relative_logdir
+    assert Path(storage.experiment_fs_path) == before  # Tune's own, which other trials have too
 
 
 def test_a_clone_has_its_donors_settings_but_what_was_drawn_when_tune_restores_it_too() -> None:

@@ -34,6 +34,6 @@ def test_the_preset_trains_and_its_programs_are_tested(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (update,) = [line for line in map(json.loads, (out / "metrics.jsonl").open()) if line["update"] == 1]
     assert all(0 <= update["role"][role]["task_reward"] <= 1 for role in ("pioneer", "observer"))
-    assert update["reward_errors"] == 0
+    assert update["dropped_chains"] == 0
     samples = [json.loads(line) for line in (out / "samples.jsonl").open()]
     assert any("def " in answer["text"] for sample in samples for answer in sample["responses"])

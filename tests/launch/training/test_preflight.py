@@ -101,6 +101,11 @@ def test_a_reward_that_cannot_be_loaded_is_refused_before_any_model_is(reward: s
     assert message in refusal(reward=reward)
 
 
+def test_a_layer_that_the_model_lacks_is_refused_with_those_that_it_has() -> None:
+    said = refusal(weights="lora", lora_targets="c_attn,q_proj")
+    assert "has no linear layer 'q_proj' to adapt. It has c_attn, c_fc, c_proj; set lora_targets" in said
+
+
 def test_a_reward_that_reads_tokens_is_refused_where_llms_have_different_ones() -> None:
     mixed = {"task": "drafts", "model": ["drafts-llama-tiny", "imdb-gpt2-tiny"], "max_prompt": 48}
     told = refusal(**mixed, reward="tests.cory_env.sample_rewards:trl_token_lengths")

@@ -4,7 +4,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError, RayActorError, RayTaskError
 
 from cory_env.rewarding.worker import RewardError, RewardKilled
 from launch.console.errors import CommandError
@@ -13,6 +13,7 @@ from launch.run_folder.directory import RunDirectory
 from launch.training.recovery import last_whole, may_pass
 from policies.generation.generator import GenerationError
 from policies.learning.non_finite import NonFiniteUpdate
+from policies.models.model_check import ModelError
 from policies.rllib.learners import LearnerError
 from policies.settings.settings import Settings, SettingsError
 from tests.launch.conftest import record
@@ -51,6 +52,7 @@ def test_the_loss_of_processes_and_machines_may_pass(error: Exception) -> None:
         OSError(errno.ENOSPC, "No space left on device"),
         raised_in_a_process(OSError(errno.ENOSPC, "No space left on device")),
         KeyError("a defect"),
+        ActorDiedError(RayTaskError("__init__", "", ModelError("no such layer"))),
     ],
 )
 def test_what_would_only_come_again_may_not(error: Exception) -> None:

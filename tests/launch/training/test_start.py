@@ -9,7 +9,10 @@ import pytest
 from launch.console.errors import CommandError
 from launch.models.trained import POLICIES, open_trained
 from launch.run_folder.checkpoints import BEST
+from launch.search.search import Search, check_same, with_start
+from launch.search.space import pinned, read_axes
 from launch.training.start import starting_policies
+from policies.settings.error import SettingsError
 from policies.settings.settings import Settings, make_settings
 from tests.launch.conftest import Cory, record
 from tests.launch.training.test_training import BREVITY, SMALL
@@ -17,32 +20,52 @@ from tests.launch.training.test_training import BREVITY, SMALL
 THEIRS = {"task": "imdb", "advantage": "rloo", "num_generations": 2, "queries": 4, "minibatch": 8}
 
 
+def _write(folder: Path) -> None:
+    (folder / POLICIES / "llm_1").mkdir(parents=True)
+    (folder / POLICIES / "llm_1" / "weights").write_text("whole")
+
+
 @pytest.fixture
 def like(tmp_path: Path) -> Settings:
     """Settings that start from the policies of a run of two, which has none but the latest checkpoint."""
     run = record(tmp_path / "run", make_settings(THEIRS), updates=range(2))
-    run.checkpoints.save(1, lambda folder: (folder / POLICIES / "llm_1").mkdir(parents=True))
+    run.checkpoints.save(1, _write)
     return make_settings({**THEIRS, "start_from": str(tmp_path / "run")})
 
 
 def test_the_best_checkpoint_is_taken_or_else_the_latest(like: Settings, tmp_path: Path) -> None:
     assert starting_policies(like) == tmp_path / "run" / "checkpoints" / "update_000001"
     assert starting_policies(make_settings(THEIRS)) is None
+    stored = like.model_copy(update={"start_from": f"file://{tmp_path}/run"})
+    assert starting_policies(stored) == tmp_path / "run" / "checkpoints" / "update_000001"
 
 
-@pytest.mark.parametrize(
-    ("changes", "differs"),
-    [
-        ({"num_policies": 1}, "that run has 2 policies, so"),
-        ({"weights": "lora"}, "that run has weights=full, so"),
-        ({"model": "smollm2", "num_agents": 3}, "that run has model=imdb-gpt2-tiny, 2 policies, so"),
-        ({"model": ["imdb-gpt2-tiny", "smollm2"]}, "that run has model=imdb-gpt2-tiny, so"),
-        ({"advantage": "gae"}, "that run has advantage=rloo, so"),
-    ],
-)
-def test_policies_that_are_made_otherwise_are_refused(like: Settings, changes: dict[str, object], differs: str) -> None:
-    with pytest.raises(CommandError, match=differs):
-        starting_policies(make_settings({**like.model_dump(), **changes}))
+def test_policies_that_consist_of_something_else_are_refused(like: Settings) -> None:
+    with pytest.raises(SettingsError, match="that run has weights=full, so its policies do not fit"):
+        starting_policies(make_settings({**like.model_dump(), "weights": "lora"}))
+
+
+def test_one_checkpoint_of_a_run_is_taken_unless_it_is_damaged(like: Settings, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "update_000001"
+    mine = like.model_copy(update={"start_from": str(checkpoint)})
+    assert starting_policies(mine) == checkpoint
+    (checkpoint / POLICIES / "llm_1" / "weights").write_text("damaged")
+    with pytest.raises(CommandError, match=r"update_000001 has a damaged file .*weights\. Name another checkpoint\."):
+        starting_policies(mine)
+
+
+def test_a_search_names_the_checkpoint_that_its_trials_start_from_and_goes_on_with_it(
+    like: Settings, tmp_path: Path
+) -> None:
+    asked = Search(pinned(like), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None)
+    search = with_start(asked)
+    assert search.settings.start_from == str(tmp_path / "run" / "checkpoints" / "update_000001")
+    (tmp_path / "found").mkdir()
+    search.write(tmp_path / "found", "cory tune")
+    check_same(tmp_path / "found", asked)
+    other = asked._replace(settings=asked.settings.model_copy(update={"start_from": str(tmp_path / "other")}))
+    with pytest.raises(CommandError, match="holds a search with start_from="):
+        check_same(tmp_path / "found", other)
 
 
 @pytest.mark.slow

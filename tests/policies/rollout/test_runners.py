@@ -139,6 +139,6 @@ def test_where_every_reward_fails_nothing_is_evaluated_and_training_stops(
     assert set(figures) == {"llm_1", "llm_2", "mean"}
     assert all(math.isnan(value) for policy in figures.values() for value in policy.values())
     assert "The reward failed on all 4 held-out queries of llm_1: not evaluated." in caplog.messages
-    with pytest.raises(RewardError, match="failed on every query of update 1"):
+    with pytest.raises(RewardError, match="failed on every query of 6 batches in a row, for update 1, so"):
         algorithm.train()
     assert (algorithm.updates, algorithm.updates_since_exchange) == (0, 0)

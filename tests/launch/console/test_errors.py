@@ -1,0 +1,36 @@
+"""What an error says to the user, freed of what Ray wraps it in."""
+
+import pickle
+
+import pytest
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+
+from launch.console.errors import is_defect, reason
+from policies.generation.vllm_generator import EngineStartError
+from policies.models.model_check import ModelError
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModelError("no such layer"), "no such layer"),
+        (EngineStartError("vLLM did not start"), "vLLM did not start"),
+        (ActorDiedError(RayTaskError("__init__", "", ModelError("no layer"))), "no layer"),  # a trial's learner
+        (MemoryError(), "Memory ran out: MemoryError. Lower micro_batch, max_prompt or max_response."),
+    ],
+)
+def test_an_actor_that_could_not_start_says_what_was_wrong(error: Exception, said: str) -> None:
+    died: Exception = ActorDiedError(RayTaskError("__init__", "", error))
+    assert reason(died) == said
+    assert reason(pickle.loads(pickle.dumps(died))) == said  # as Tune keeps it
+    assert not is_defect(died)
+
+
+def test_a_defect_in_an_actors_start_is_no_loss() -> None:
+    died = ActorDiedError(RayTaskError("__init__", "", KeyError("a defect")))
+    assert reason(died) == "KeyError: 'a defect'" and is_defect(died)
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), RayTaskError("step", "", ActorDiedError())])
+def test_an_actor_that_was_lost_says_so(error: RayError) -> None:
+    assert reason(error).startswith("A process or a machine of the Ray cluster was lost: The actor died unexpectedly")
