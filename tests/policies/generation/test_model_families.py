@@ -36,11 +36,23 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 GROUPED = {**SHAPE, "num_key_value_heads": 1}  # as all but the oldest models of these families
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32},
     "gpt_neox": {"num_key_value_heads": None},
     "olmo2": {"pad_token_id": 0},
     "smollm3": {"pad_token_id": 0},
+    "mixtral": EXPERTS,
+    "olmoe": {**EXPERTS, "pad_token_id": 0},
+    "glm4_moe": {
+        **EXPERTS,
+        "head_dim": 32,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "gpt_oss": {**EXPERTS, "head_dim": 32},
 }
 """What a family's configuration has otherwise, or not."""
 FAMILIES = ("gpt2", "llama", "qwen2", "qwen3")
