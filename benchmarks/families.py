@@ -131,17 +131,16 @@ def measure(name: str, engine: bool) -> dict[str, Any]:
     import transformers
     from transformers import CONFIG_MAPPING
 
-    from policies.models import families
     from policies.models.adapters import linear_layers
-    from policies.models.tiny import tiny_model
+    from policies.models.tiny import attention_difference, needed_attention, padding_difference, tiny_model
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     config = CONFIG_MAPPING[name]()
     model = tiny_model(config)
-    row: dict[str, Any] = {"class": type(model).__name__, "attention": families.needed_attention(model.config)}
-    row["padding"] = _rounded(families.padding_difference(model))
-    row["attention_difference"] = _rounded(families.attention_difference(config))
+    row: dict[str, Any] = {"class": type(model).__name__, "attention": needed_attention(model.config)}
+    row["padding"] = _rounded(padding_difference(model))
+    row["attention_difference"] = _rounded(attention_difference(config))
     row["lora_layers"] = linear_layers(model)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/model"

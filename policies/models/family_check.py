@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import lru_cache
 from typing import NamedTuple
 
-from policies.models import families
 from policies.models.adapters import linear_layers, refuse_targets
+from policies.models.families import LIMIT, engine_fault, engine_row, installed_version, learner_row
 from policies.models.language_model import empty_language_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError, load_config
-from policies.models.tiny import CannotShrink, tiny_model
+from policies.models.tiny import CannotShrink, needed_attention, padding_difference, tiny_model
 
 
 class Family(NamedTuple):
@@ -54,7 +55,7 @@ def check_family(
             adapter; or nothing is loadable there.
     """
     family = _examined(path, trust_remote_code)
-    if family.padding is not None and not family.padding < families.LIMIT:
+    if family.padding is not None and not family.padding < LIMIT:
         raise ModelError(
             f"`{path}` is of the family {family.model_type}, whose code ignores padding or positions: in a batch with "
             f"longer prompts a row gets other log-probabilities (by {family.padding:.2g} nats in a tiny model). Set "
@@ -64,12 +65,14 @@ def check_family(
         _check_targets(path, lora, trust_remote_code)
         if backend == "vllm":
             _check_engine_targets(path, family.model_type, lora)
-    if backend == "vllm" and device == "cpu" and (fault := engine_fault(family.model_type, lora is not None)):
-        other = "weights=full or " if lora is not None and engine_fault(family.model_type, False) is None else ""
-        raise ModelError(
-            f"`{path}` is of the family {family.model_type}: vLLM {families.installed_version('vllm')} {fault}. "
-            f"Set {other}backend=transformers."
-        )
+    if backend == "vllm" and device == "cpu":
+        fault, fault_of_full = (engine_fault(family.model_type, adapters) for adapters in (lora is not None, False))
+        if fault is not None:
+            other = "weights=full or " if fault_of_full is None else ""
+            raise ModelError(
+                f"`{path}` is of the family {family.model_type}: vLLM {installed_version('vllm')} {fault}. "
+                f"Set {other}backend=transformers."
+            )
     return family
 
 
@@ -80,11 +83,17 @@ def _examined(path: str, trust_remote_code: bool) -> Family:
     padding: float | None
     try:
         model = tiny_model(config, trust_remote_code=trust_remote_code)
-        padding = families.padding_difference(model)
+        padding = padding_difference(model)
     except CannotShrink:
         model = empty_language_model(path, trust_remote_code)
-        padding = families.learner_row(kind).get("padding")
-    attention = families.needed_attention(config, trust_remote_code) or model.config._attn_implementation
+        padding = learner_row(kind).get("padding")
+    taken = inspect.signature(model.forward).parameters.values()
+    if not any(each.name == "position_ids" or each.kind is each.VAR_KEYWORD for each in taken):
+        raise ModelError(
+            f"`{path}` is of the family {kind}, whose code takes no position_ids: padded prompts would get other "
+            "positions than alone. Set model to one of another family."
+        )
+    attention = needed_attention(config, trust_remote_code) or model.config._attn_implementation
     return Family(kind, padding, attention, tuple(linear_layers(model)), _engine_words(kind))
 
 
@@ -101,45 +110,20 @@ def _check_targets(path: str, lora: Lora, trust_remote_code: bool) -> None:
 
 
 def _check_engine_targets(path: str, model_type: str, lora: Lora) -> None:
-    barred = families.engine_row(model_type).get("lora_barred", {})
+    barred = engine_row(model_type).get("lora_barred", {})
     for target in lora.targets:
         if target in barred:
             raise ModelError(
-                f"vLLM {families.installed_version('vllm')} cannot adapt the layers {target!r} of `{path}` (family "
+                f"vLLM {installed_version('vllm')} cannot adapt the layers {target!r} of `{path}` (family "
                 f"{model_type}): {barred[target]}. Leave {target} out of lora_targets, or set backend=transformers."
             )
 
 
-def engine_fault(model_type: str, lora: bool) -> str | None:
-    """Returns what the installed vLLM does wrong with a family, as the end of a sentence; None: nothing is known.
-
-    Args:
-        model_type: the family.
-        lora: serve adapters, instead of loading all weights.
-    """
-    row = families.engine_row(model_type)
-    if not row:
-        return None
-    if "model" not in row:
-        return f"cannot serve this family: {row['error']}"
-    prefix = "lora_" if lora else ""
-    if error := row.get(f"{prefix}error"):
-        return f"cannot {'adapt' if lora else 'reload'} this family: {error}"
-    before, after = row[f"{prefix}before"], row[f"{prefix}after"]
-    if before > families.ENGINE_LIMIT:
-        return f"gives other log-probabilities than transformers for this family, by up to {before:.2g} nats"
-    if names := row.get(f"{prefix}not_loaded"):
-        return f"leaves {len(names)} weights of this family as they were when it is given new ones, such as {names[0]}"
-    if after > families.ENGINE_LIMIT:
-        return f"does not use this family's new weights: log-probabilities are off by up to {after:.2g} nats"
-    return None
-
-
 def _engine_words(model_type: str) -> str:
-    version = families.installed_version("vllm")
+    version = installed_version("vllm")
     if version is None:
         return "vLLM is not installed"
-    if not families.engine_row(model_type):
+    if not engine_row(model_type):
         return f"vLLM {version} was not tried with it, so the weight-sync check decides at start"
     faults = [fault for lora in (False, True) if (fault := engine_fault(model_type, lora))]
     return f"vLLM {version} {' and '.join(faults) or 'serves it, reloads it, and adapts it'}"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from policies.models.families import needed_attention
 from policies.models.model_check import ModelError, first_line, load_config
+from policies.models.tiny import needed_attention
 
 _SHORT = 128  # tokens of a row
 _frozen: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()

@@ -1,13 +1,20 @@
-"""Tiny random models of a family, from a model's own configuration: what its code does, without its weights."""
+"""Tiny random models of a family, from a model's own configuration: what its code does, without its weights.
+
+Does it honour padding? Which attention does it need?
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from policies.models.families import LIMIT, learner_row
 
 VOCABULARY = 128
 HEADS, HEAD_WIDTH = 4, 32  # the narrowest heads that vLLM's attention on a CPU takes
@@ -44,6 +51,8 @@ _SIZES: dict[str, int] = {
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads")
 _SAME_FOR_MAMBA = {"mamba": {"intermediate_size": 2 * HIDDEN}, "mamba2": {"num_heads": 8}}
+_LENGTHS = ((3, 9), (14, 4), (24, 6))
+"""Prompts and responses of the rows that are compared, in tokens; some are longer than a tiny model's window."""
 
 
 class CannotShrink(Exception):
@@ -149,3 +158,97 @@ def _plain_rope(value: Mapping[str, Any]) -> dict[str, Any]:
         return {name: _plain_rope(each) for name, each in value.items() if isinstance(each, Mapping)}
     kept = {name: value[name] for name in ("rope_theta", "partial_rotary_factor") if value.get(name) is not None}
     return {"rope_type": "default", **kept}
+
+
+def needed_attention(config: PreTrainedConfig, trust_remote_code: bool = False) -> str | None:
+    """Returns the attention implementation that a model's definition needs; None: any that transformers offers.
+
+    PyTorch's fused attention silently leaves out a soft cap on the scores, for example; the eager implementation has
+    it. A family that is not in the table is asked by a tiny model with both.
+    """
+    if has_soft_cap(config):
+        return "eager"
+    row = learner_row(config.model_type)
+    difference = (
+        row["attention_difference"] if row else _difference_of(config.to_json_string(), config, trust_remote_code)
+    )
+    return "eager" if difference is not None and not difference < LIMIT else None
+
+
+def has_soft_cap(config: PreTrainedConfig) -> bool:
+    """Tells whether a model caps its attention scores."""
+    values = config.get_text_config().to_dict()
+    return any(value and "att" in name and "cap" in name for name, value in values.items())
+
+
+_differences: dict[str, float | None] = {}
+
+
+def _difference_of(key: str, config: PreTrainedConfig, trust_remote_code: bool) -> float | None:
+    """What `attention_difference` returns, once per configuration; None where a small model cannot tell."""
+    if key not in _differences:
+        try:
+            _differences[key] = attention_difference(config, trust_remote_code)
+        except CannotShrink:
+            _differences[key] = None  # decided by `PolicyModel.check_forward`, on the model itself
+    return _differences[key]
+
+
+def padding_difference(model: PreTrainedModel) -> float:
+    """Returns by how much rows of one batch, padded, differ from each row alone: the largest difference, in nats.
+
+    Raises:
+        CannotShrink: the family's code does not take such rows.
+    """
+    rows = _rows()
+    alone = [_logprobs(model, [row])[0] for row in rows]
+    return _largest(alone, _logprobs(model, rows))
+
+
+def attention_difference(config: PreTrainedConfig, trust_remote_code: bool = False) -> float | None:
+    """Returns by how much the attention that transformers chooses for a family differs from eager; None: it is eager.
+
+    Raises:
+        CannotShrink: the family's code does not take a small configuration.
+    """
+    chosen = tiny_model(config, trust_remote_code=trust_remote_code)
+    if chosen.config._attn_implementation == "eager":
+        return None
+    eager = tiny_model(config, trust_remote_code=trust_remote_code, attention="eager")
+    return _largest(_logprobs(chosen, _rows()), _logprobs(eager, _rows()))
+
+
+@cache
+def _rows() -> list[tuple[list[int], list[int]]]:
+    """Prompts and responses."""
+    random = torch.Generator().manual_seed(0)
+
+    def tokens(length: int) -> list[int]:
+        return torch.randint(1, VOCABULARY, (length,), generator=random).tolist()
+
+    return [(tokens(prompt), tokens(response)) for prompt, response in _LENGTHS]
+
+
+@torch.no_grad()
+def _logprobs(model: PreTrainedModel, rows: list[tuple[list[int], list[int]]]) -> list[Tensor]:
+    """Log-probabilities of the responses' tokens; prompts are padded on the left, responses on the right."""
+    width = max(len(prompt) for prompt, _ in rows)
+    tokens = torch.zeros(len(rows), width + max(len(response) for _, response in rows), dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for index, (prompt, response) in enumerate(rows):
+        own = slice(width - len(prompt), width + len(response))
+        tokens[index, own], mask[index, own] = torch.tensor(prompt + response), 1
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    try:
+        logits = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    except Exception as error:  # of any kind, as when it is built
+        raise CannotShrink(f"{type(error).__name__}: {error}") from error
+    logprobs = torch.log_softmax(logits.float(), -1)
+    return [
+        logprobs[index, width - 1 : width - 1 + len(response)].gather(1, torch.tensor(response)[:, None]).squeeze(1)
+        for index, (_, response) in enumerate(rows)
+    ]
+
+
+def _largest(some: list[Tensor], others: list[Tensor]) -> float:
+    return max(float((one - other).abs().max()) for one, other in zip(some, others, strict=True))

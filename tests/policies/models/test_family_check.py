@@ -10,9 +10,10 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from policies.learning.policy_model import PolicyModel
-from policies.models import families
+from policies.models import families, tiny
 from policies.models.adapters import adapted, linear_layers
-from policies.models.family_check import check_family, engine_fault
+from policies.models.families import engine_fault
+from policies.models.family_check import check_family
 from policies.models.language_model import empty_language_model, hollow_language_model, load_language_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
@@ -88,11 +89,11 @@ def test_a_soft_cap_on_attention_gets_the_attention_that_has_it(tmp_path: Path, 
 
 def test_the_attention_that_an_unknown_family_needs_is_found_by_comparing(monkeypatch: pytest.MonkeyPatch) -> None:
     known = CONFIG_MAPPING["gemma2"]()
-    assert families.needed_attention(known) == "eager"
-    monkeypatch.setattr(families, "has_soft_cap", lambda _: False)
-    monkeypatch.setattr(families, "learner_row", lambda _: {})
-    assert families.needed_attention(known) == "eager"
-    assert families.needed_attention(CONFIG_MAPPING["llama"]()) is None
+    assert tiny.needed_attention(known) == "eager"
+    monkeypatch.setattr(tiny, "has_soft_cap", lambda _: False)
+    monkeypatch.setattr(tiny, "learner_row", lambda _: {})
+    assert tiny.needed_attention(known) == "eager"
+    assert tiny.needed_attention(CONFIG_MAPPING["llama"]()) is None
 
 
 @pytest.mark.parametrize(
@@ -138,11 +139,11 @@ def test_the_table_is_of_many_families_and_says_what_was_measured_with_what() ->
 def test_the_table_s_figures_are_those_of_the_family_s_code() -> None:
     for model_type in ("gpt2", "gemma2"):
         config, row = CONFIG_MAPPING[model_type](), families.read_table().families[model_type]
-        difference = families.attention_difference(config)
+        difference = tiny.attention_difference(config)
         assert difference is not None and (difference < families.LIMIT) == (
             row["attention_difference"] < families.LIMIT
         )
-        assert families.padding_difference(tiny_model(config)) < families.LIMIT > row["padding"]
+        assert tiny.padding_difference(tiny_model(config)) < families.LIMIT > row["padding"]
 
 
 @pytest.mark.skipif(not families.engine_row("gpt2"), reason="the table is not of the installed vLLM")
