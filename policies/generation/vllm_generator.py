@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from policies.generation import vllm_lora
 from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
-from policies.generation.vllm_in_process import share_groups, threads_kept
+from policies.generation.vllm_in_process import classes_kept, share_groups, threads_kept
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import head_width, key_value_heads
@@ -151,7 +151,7 @@ class VLLMGenerator:
         from vllm import LLM
 
         try:
-            with threads_kept():
+            with threads_kept(), classes_kept() if self._arguments.get("enforce_eager") else nullcontext():
                 engine = LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
         except Exception as error:  # of any kind: vLLM's own, pydantic's, torch's
             raise EngineStartError(

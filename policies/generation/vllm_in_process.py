@@ -26,6 +26,24 @@ def threads_kept() -> Iterator[None]:
         torch.set_num_threads = set_num_threads
 
 
+@contextmanager
+def classes_kept() -> Iterator[None]:
+    """Keeps Hugging Face's model classes as they are, for the learner in this process.
+
+    For a family without a class of its own in vLLM, such as OLMo, vLLM decorates Hugging Face's class for
+    `torch.compile`, and from then on a model of it can only be built inside an engine (vLLM 0.32). An engine that
+    compiles nothing, as on a CPU, does not need the decoration.
+    """
+    from vllm.model_executor.models.transformers import base
+
+    decorate = base.support_torch_compile
+    base.support_torch_compile = lambda **arguments: lambda cls: cls
+    try:
+        yield
+    finally:
+        base.support_torch_compile = decorate
+
+
 def share_groups(engine: LLM) -> None:
     """Lets the process-wide groups of vLLM live as long as any engine in this process does: vLLM 0.32 destroys them
     with the first engine that ends or is collected, and the others' next step fails.

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from cory_env.episode import ChainEpisode
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
@@ -43,12 +36,28 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 GROUPED = {**SHAPE, "num_key_value_heads": 1}  # as all but the oldest models of these families
-FAMILIES: dict[str, type[PreTrainedConfig]] = {
-    "gpt2": GPT2Config,
-    "llama": LlamaConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 32},
+    "gpt_neox": {"num_key_value_heads": None},
+    "olmo2": {"pad_token_id": 0},
+    "smollm3": {"pad_token_id": 0},
+    "mixtral": EXPERTS,
+    "olmoe": {**EXPERTS, "pad_token_id": 0},
+    "glm4_moe": {
+        **EXPERTS,
+        "head_dim": 32,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "gpt_oss": {**EXPERTS, "head_dim": 32},
 }
+"""What a family's configuration has otherwise, or not."""
+FAMILIES = ("gpt2", "llama", "qwen2", "qwen3")
+BY_TRANSFORMERS = ("gpt_neox", "olmo2", "smollm3")
+"""Some of the families that have no class of their own in vLLM, so that it runs Hugging Face's."""
 MODELS = [(family, tied) for family in FAMILIES for tied in (True, False)]
 LORA = {"weights": "lora", "lora_rank": 4}
 WAYS: dict[str, dict[str, Any]] = {"full": {}, "lora": LORA}
@@ -63,8 +72,8 @@ def save_model(folder: Path, family: str, tied: bool, vocab_size: int = 99, **to
     """
     tokens = {"bos_token_id": 0, "eos_token_id": 0, **tokens}
     shape = SHAPE if family == "gpt2" else GROUPED
-    extra = {"head_dim": 32} if family == "qwen3" else {}
-    config = FAMILIES[family](vocab_size=vocab_size, tie_word_embeddings=tied, **shape, **extra, **tokens)
+    shape = {**shape, **OF_FAMILY.get(family, {}), "vocab_size": vocab_size, "tie_word_embeddings": tied, **tokens}
+    config = CONFIG_MAPPING[family](**{name: value for name, value in shape.items() if value is not None})
     model = AutoModelForCausalLM.from_config(config)
     randomise(model, seed=0)
     model.save_pretrained(folder)
@@ -136,6 +145,18 @@ def test_vllm_follows_new_weights(
     shape: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4}
     engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora_of(way), **shape))
     check(follow(engines[-1], path, way))
+
+
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", BY_TRANSFORMERS)
+def test_a_family_that_vllm_runs_by_transformers_is_learned_beside_its_engine(
+    engines: list[VLLMGenerator], tmp_path: Path, family: str, way: str
+) -> None:
+    path = save_model(tmp_path, family, False)
+    shape: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4}
+    engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora_of(way), **shape))
+    check(follow(engines[-1], path, way))  # whose learner is built now, in the engine's process
 
 
 def train_twice(make_cory: MakeCory, path: str, **settings: Any) -> Cory:

@@ -1,0 +1,76 @@
+"""Mixtures of experts with vLLM: transformers holds their weights otherwise than checkpoints, which is what vLLM takes.
+
+They have a file of their own, as vLLM refuses such an engine in a process that has one of another kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from policies.generation.installed import vllm_installed
+from policies.generation.vllm_generator import VLLMGenerator
+from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.policy_learner import PolicyLearner
+from policies.models.weights import Weights
+from policies.self_test import perturb
+from tests.policies.conftest import make_model, weights_of
+from tests.policies.generation.test_model_families import check, follow, save_model
+from tests.policies.generation.test_vllm_generator import close
+from tests.policies.generation.test_weight_transfer import logprobs, send, source
+
+pytestmark = [
+    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[VLLMGenerator]]:
+    """Those of this process, which are closed together: they share its distributed state."""
+    engines: list[VLLMGenerator] = []
+    yield engines
+    close(engines)
+
+
+def start(engines: list[VLLMGenerator], path: str, **settings: Any) -> VLLMGenerator:
+    shape: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4}
+    engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=torch.device("cpu"), **shape, **settings))
+    return engines[-1]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "glm4_moe"])  # the last has a buffer in its checkpoint
+def test_new_weights_of_experts_reach_the_engine_every_time(
+    engines: list[VLLMGenerator], tmp_path: Path, family: str
+) -> None:
+    path = save_model(tmp_path, family, False)
+    engine = start(engines, path)
+    check(follow(engine, path, "full"))
+    check(follow(engine, path, "full"))
+
+
+def test_experts_are_transferred_as_a_checkpoint_holds_them(engines: list[VLLMGenerator], tmp_path: Path) -> None:
+    path = save_model(tmp_path, "mixtral", False)
+    engine = start(engines, path, weight_transfer="gloo")
+    policy = PolicyLearner(make_model(path), Hyperparameters(steps=1))
+    old: Weights = weights_of(policy.model)
+    new = perturb(old, seed=1)
+    engine.load("llm_1", new, 0)
+    expected = logprobs(engine)
+    engine.load("llm_1", old, 1)
+    assert logprobs(engine) != expected
+    loaded = send(engine, source(policy, new))
+    assert loaded is not None and not loaded.stale
+    assert logprobs(engine) == expected
+
+
+def test_weights_that_vllm_says_it_loaded_and_did_not_are_named(engines: list[VLLMGenerator], tmp_path: Path) -> None:
+    path = save_model(tmp_path, "gpt_oss", False)
+    engine = start(engines, path)
+    stale = engine.load("llm_1", weights_of(make_model(path)), 1).stale
+    assert len(stale) == 10 and all("sinks" in name or "experts" in name for name in stale)
+    assert logprobs(engine)  # with the old ones
