@@ -40,6 +40,8 @@ class BarePPO:
         self.parameters = [*self.lm.parameters(), *self.head.parameters()]
         self.adam = torch.optim.Adam(self.parameters, lr=settings.lr)
         self.dtype = compute_dtype(settings.dtype, torch.device("cpu"))
+        for lm in (self.lm, self.reference):
+            choose_attention(lm, self.dtype, torch.device("cpu"), settings.max_prompt + settings.max_response)
         self.random = np.random.default_rng(settings.seed)
 
     def update(self, samples: Sequence[Sample], reported: bool) -> None:
@@ -114,7 +116,6 @@ class BarePPO:
 
     def _forward(self, lm: PreTrainedModel, tokens: Tensor, attention: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Logits `[B, R, V]` and values `[B, R]` at the response's tokens alone."""
-        choose_attention(lm, self.dtype, tokens.shape[1])
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             hidden = lm.transformer(
                 tokens,

@@ -21,6 +21,10 @@ _PROBE = "It isn't \tO'Hara's  naïve résumé:\n\n 12,345 + 67 = 'x_1'; 漢字 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
+class TokenizerError(ValueError):
+    """A tokenizer cannot be loaded or used; the message says which, why, and what to do."""
+
+
 def load_tokenizer(
     tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None, trust_remote_code: bool = False
 ) -> "PreTrainedTokenizerBase":
@@ -31,7 +35,7 @@ def load_tokenizer(
         trust_remote_code: Run Python code that comes with it.
 
     Raises:
-        ValueError: The name leads to no tokenizer, here or on the hub.
+        TokenizerError: The name leads to no tokenizer, here or on the hub.
     """
     if tokenizer is None:
         tokenizer = DEFAULT_TOKENIZER
@@ -49,12 +53,13 @@ def load_tokenizer(
 
             loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"No tokenizer could be loaded from {name!r}: {str(error).strip().rstrip('.')}. "
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise TokenizerError(
+            f"No tokenizer could be loaded from {name!r}: {reason}. "
             "Set the model to a folder that holds one or to a hub id."
         ) from error
     if not loaded("a", add_special_tokens=False)["input_ids"]:  # transformers makes one up where its file is missing
-        raise ValueError(f"The tokenizer of {name!r} has no tokens. Put its tokenizer.json beside the model.")
+        raise TokenizerError(f"The tokenizer of {name!r} has no tokens. Put its tokenizer.json beside the model.")
     return loaded
 
 

@@ -84,7 +84,8 @@ def prove(settings: Settings, task: Task, runners: Runners, learners: Learners) 
             return learners.score_under(name, weights, rows)["logprobs"]
 
         dtype = learners.ask(lambda learner: learner.policies[name].model.dtype if name in learner.policies else None)
-        return self_test(learners.weights(name), [*prompts, longest], load, generate, score, name, _ALLOWED[dtype])
+        allowed, given = _ALLOWED[dtype], [*prompts, longest]
+        return self_test(learners.weights(name), given, load, generate, score, name, allowed, settings.backend)
 
     return {name: test(name) for name in settings.modules}
 
@@ -97,6 +98,7 @@ def self_test(
     score: Callable[[Weights, Rows], torch.Tensor],
     name: str,
     allowed_share: float = _ALLOWED[torch.float32],
+    backend: str = "vllm",
 ) -> Probe:
     """Perturbs one LLM's weights in the engine and back, comparing log-probabilities with the learner's at each step.
 
@@ -108,6 +110,7 @@ def self_test(
         score: the learner's log-probabilities `[B, R]` of the rows under given weights.
         name: of the LLM and engine, for the message.
         allowed_share: of the perturbation's effect that may stay unexplained, beside twice the rounding gap.
+        backend: that the engine is of, for the message.
 
     Raises:
         SelfTestFailure: the engine did not follow. The initial weights have been loaded back by then.
@@ -134,7 +137,8 @@ def self_test(
             f"The generation engine of {name} does not follow new weights: mean |sampler - learner| log-probability is "
             f"{found.before:.2g} at start, {found.perturbed:.2g} after new weights (allowed {allowed:.2g}; "
             f"{found.moved:.2g} would mean it kept the old ones) and {found.after:.2g} after the old ones came back. "
-            "Use backend=transformers, or report this with the versions of vllm, torch and the model."
+            f"{'Use backend=transformers, or report' if backend == 'vllm' else 'Report'} this with the versions of "
+            f"{backend}, torch and the model."
         )
     return found
 

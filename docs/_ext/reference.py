@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from launch.commands import COMMANDS
 from launch.console.parser import Parser
 from policies.meanings import FIGURES, PHASES
+from policies.models.families import ENGINE_LIMIT, LIMIT, read_table
 from policies.settings import fields
 from policies.settings.core_yaml import spelled
 from policies.settings.files import presets as preset_names
@@ -42,6 +43,47 @@ def settings() -> str:
         default = f"`{spelled(field.default)}`"
         parts.append(_directive("confval", name, text, type=kind(field), default=default))
     return "\n".join(parts)
+
+
+def families() -> str:
+    """What was measured of each model family."""
+    table = read_table()
+    heads = (
+        "family",
+        "padding",
+        "attention",
+        "export",
+        "LoRA on",
+        "vLLM's model",
+        "at first",
+        "after an update",
+        "LoRA",
+    )
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for name, row in sorted(table.families.items()):
+        lines.append(f"| {' | '.join((f'`{name}`', *_learner_cells(row), *_engine_cells(row['vllm'])))} |")
+    measured = ", ".join(f"{package} {of}" for package, of in table.versions.items())
+    return "\n".join([f"Measured with {measured}, on a CPU, in fp32.\n", *lines])
+
+
+def _learner_cells(row: dict[str, Any]) -> Iterator[str]:
+    yield _nats(row["padding"], LIMIT)
+    yield "eager" if row["attention"] == "eager" else "any"
+    yield _nats(row["export"], LIMIT) if isinstance(row["export"], float) else "fails"
+    yield ", ".join(f"`{layer}`" for layer in row["lora_layers"] if layer not in row["vllm"].get("lora_barred", {}))
+
+
+def _engine_cells(row: dict[str, Any]) -> Iterator[str]:
+    yield (
+        "the one of transformers" if "Transformers" in row.get("model", "") else "its own" if "model" in row else "none"
+    )
+    for name in ("before", "after"):
+        yield _nats(row[name], ENGINE_LIMIT) if name in row else "–"
+    yield _nats(row["lora_after"], ENGINE_LIMIT) if "lora_after" in row else "no"
+
+
+def _nats(difference: float, limit: float) -> str:
+    return f"{difference:.0e}" if difference < limit else f"**{difference:.2g}**"
 
 
 def _topics() -> Iterator[tuple[str, str]]:

@@ -120,6 +120,9 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False, 
         print()
         for (policy, name), model in zip(settings.models.items(), models, strict=True):
             print(f"{policy}: {name}, {model.parameters / 1e6:,.1f} M parameters")
+    print()
+    for family in dict.fromkeys(settings.families().values()):
+        print(f"model family {family}")
     filled, lacking = pack(kinds, nodes, needs)
     print()
     for node in filled:

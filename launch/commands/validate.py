@@ -79,6 +79,7 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
     from launch.training.preflight import load_task
 
     task, tokenizers = load_task(settings)
+    families = settings.families()
     readers = {id(tokenizer): policy for policy, tokenizer in reversed(tokenizers.items())}
     sound = True
     for reader in reversed(readers.values()):
@@ -101,6 +102,8 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
             )
         except ValueError as error:
             raise CommandError(str(error)) from error
+        own = [family for name, family in families.items() if tokenizers[name] is tokenizers[reader]]
+        report.facts += dict.fromkeys(f"model family {family}" for family in own)
         if "max_prompt" not in given and report.max_prompt > settings.max_prompt:
             report.warnings.append(
                 f"max_prompt is {settings.max_prompt} unless it is set, too little for some prompts with full-length "

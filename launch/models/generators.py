@@ -29,8 +29,12 @@ def transformers_generator(trained: Trained, policies: Sequence[str]) -> Transfo
         CommandError: the checkpoint or the base model is not as it was.
         ModelError: there is no base model any more.
     """
+    settings = trained.settings
     generator = TransformersGenerator(
-        _models(trained, policies), **_common(trained), quantization=trained.settings.quantization
+        _models(trained, policies),
+        **_common(trained),
+        quantization=settings.quantization,
+        longest=settings.max_prompt + settings.max_response,
     )
     for policy in policies:
         weights = trained.weights(policy)

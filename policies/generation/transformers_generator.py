@@ -15,6 +15,7 @@ from policies.models.adapters import adapted
 from policies.models.language_model import (
     Quantization,
     base_dtype,
+    choose_attention,
     compute_dtype,
     left_padded,
     load_language_model,
@@ -59,6 +60,7 @@ class TransformersGenerator:
         trust_remote_code: bool = False,
         lora: Lora | None = None,
         quantization: Quantization = "none",
+        longest: int | None = None,
     ) -> None:
         """Loads the initial weights of every LLM.
 
@@ -69,6 +71,8 @@ class TransformersGenerator:
             trust_remote_code: run code that comes with the model.
             lora: what the adapters are like; None: every LLM has all weights of its own.
             quantization: of the base under the adapters.
+            longest: tokens of the longest prompt and response together, by which attention is chosen as a learner
+                chooses it; None: unknown.
         """
         self.device = device
         self.dtype = compute_dtype(dtype, device)
@@ -82,6 +86,8 @@ class TransformersGenerator:
             else:
                 self.base = shared_base(path, device, trust_remote_code, base_dtype(dtype, device), quantization)
                 model = adapted(self.base, lora)
+            if longest is not None:
+                choose_attention(model, self.dtype, device, longest)
             model.generation_config = GenerationConfig()  # its own may hold penalties
             self.models[module_id] = model
             own = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)

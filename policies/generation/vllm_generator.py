@@ -17,7 +17,7 @@ from policies.generation.generator import Follow, GenerationError, Loaded, Reque
 from policies.generation.vllm_in_process import classes_kept, share_groups, threads_kept
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
-from policies.models.model_check import key_value_heads
+from policies.models.model_check import head_width, key_value_heads
 from policies.models.weights import Weights, in_shared_memory
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class VLLMGenerator:
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        width = head_width(config)
         heads = max(key_value_heads(config) // self.tensor_parallel, 1)
         size = 2 if self._arguments["dtype"] == "bfloat16" else 4
         blocks = max_sequences * -(-int(self._arguments["max_model_len"]) // BLOCK_TOKENS) + 16

@@ -16,9 +16,10 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from policies.learning.logits import scores, token_logprobs
-from policies.learning.rows import Rows
+from policies.learning.rows import Rows, make_rows, trimmed
 from policies.learning.sharding import blocks_of, fill, local, put, shard, whole, without_adapters
 from policies.models.adapters import adapted
+from policies.models.families import LIMIT
 from policies.models.language_model import (
     Quantization,
     base_dtype,
@@ -30,10 +31,12 @@ from policies.models.language_model import (
     shared_base,
 )
 from policies.models.lora import Lora
+from policies.models.model_check import ModelError
 
 SCORES = ("logprobs", "reference_logprobs", "entropy", "full_kl")
 """What `PolicyModel.score` gives; with a critic `values` too."""
 VALUE_HEAD = "value_head."
+_ROUNDING = 0.1  # nats by which bf16 may change a token's log-probability, in the mean
 
 
 class ValueHead(nn.Linear):
@@ -94,6 +97,7 @@ class PolicyModel(nn.Module):
         quantization: Quantization = "none",
         gradient_checkpointing: bool = False,
         trust_remote_code: bool = False,
+        longest: int | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
         """Builds the LM and, for a critic, the value head, which starts at zero.
@@ -109,6 +113,7 @@ class PolicyModel(nn.Module):
             quantization: of the base.
             gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
             trust_remote_code: run code that comes with the model.
+            longest: tokens of the longest prompt and response together, by which attention is chosen; None: unknown.
             mesh: the processes over which it is split, with its reference; None: this one holds it whole.
 
         Raises:
@@ -121,6 +126,7 @@ class PolicyModel(nn.Module):
         self.critic = critic
         self.mesh = mesh
         self._dtype = dtype
+        self._longest = longest
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
         master = master_dtype(compute_dtype(dtype, torch.device(device)))
         if mesh is not None:
@@ -135,11 +141,13 @@ class PolicyModel(nn.Module):
             base = shared_base(path, where, trust_remote_code, base_dtype(dtype, where), quantization)
             self.lm = adapted(base, lora)
             self._reference.append(base)
+        for lm in (self.lm, *self._reference):
+            self._choose_attention(lm, torch.device(device))
         if gradient_checkpointing:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
         self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         if critic:
-            self.value_head = ValueHead(self.lm.config.get_text_config().hidden_size, critic_agents).to(master)
+            self.value_head = ValueHead(_head_width(self.lm), critic_agents).to(master)
         if mesh is not None:
             self._split(mesh, compute_dtype(dtype, torch.device(device)))
 
@@ -155,9 +163,15 @@ class PolicyModel(nn.Module):
         reference = self.lm
         if not base:
             reference = hollow_language_model(self.path, self.trust_remote_code, computed).requires_grad_(False)
+            self._choose_attention(reference, torch.device(mesh.device_type))
             shard(reference, blocks_of(reference), mesh)
             fill(reference, self.path, self.trust_remote_code, mesh)
         self._reference.append(reference)
+
+    def _choose_attention(self, lm: PreTrainedModel, device: torch.device) -> None:
+        """Gives an LM its attention for all of the run, so that policy and reference, scoring and training agree."""
+        if self._longest is not None:
+            choose_attention(lm, compute_dtype(self._dtype, device), device, self._longest)
 
     def train(self, mode: bool = True) -> Self:
         """Switches the mode, which in the LM only gradient checkpointing may see.
@@ -192,6 +206,7 @@ class PolicyModel(nn.Module):
             master = master_dtype(computed)
             matrices = None if computed == master else computed
             self._reference = [shared_base(self.path, self.device, self.trust_remote_code, master, matrices=matrices)]
+            self._choose_attention(self._reference[0], self.device)
         return self._reference[0]
 
     def forward(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
@@ -219,6 +234,49 @@ class PolicyModel(nn.Module):
         scored = dict(zip(SCORES, scores(policy, reference_logits, rows["responses"], self.temperature), strict=True))
         return scored if values is None else scored | {"values": values}
 
+    def check_forward(self) -> None:
+        """Compares log-probabilities of one batch: with each row alone, and with the eager attention.
+
+        A family may ignore padding, and an attention kernel what the model's definition has beside its masks. All ranks
+        must call it alike.
+
+        Raises:
+            ModelError: they differ by more than rounding.
+        """
+        size = self.lm.config.get_text_config().vocab_size
+        longer = 24 if self._longest is None else max(min(24, self._longest - 8), 4)
+        prompts, responses = [_tokens(3, size), _tokens(longer, size)], [_tokens(8, size), _tokens(6, size)]
+        rows = make_rows(prompts, responses, [[0.0] * len(each) for each in responses], [0.0] * 2, [False] * 2)
+        rows = {name: column.to(self.device) for name, column in rows.items()}
+        limit = _ROUNDING if self.dtype == torch.bfloat16 else LIMIT
+        batch = self.score(rows)["logprobs"]
+
+        def difference(logprobs: Tensor, row: int) -> float:
+            count = len(responses[row])
+            return float((batch[row, :count] - logprobs[:count]).abs().mean())
+
+        alone = difference(self.score(trimmed(rows, torch.tensor([0], device=self.device)))["logprobs"][0], 0)
+        if not alone <= limit:
+            raise ModelError(
+                f"`{self.path}`: a row in a batch with a longer prompt gets other log-probabilities than alone (by "
+                f"{alone:.2g} nats, allowed {limit:g}): its code ignores padding or positions. Set model to one of "
+                "another family."
+            )
+        chosen = self.lm.config._attn_implementation
+        if chosen == "eager":
+            return
+        self.lm.set_attn_implementation("eager")
+        try:
+            eager = self.score(rows)["logprobs"]
+        finally:
+            self.lm.set_attn_implementation(chosen)
+        apart = max(difference(eager[row], row) for row in range(2))
+        if not apart <= limit:
+            raise ModelError(
+                f"`{self.path}`: {chosen} attention gives other log-probabilities than its definition, the eager one "
+                f'(by {apart:.2g} nats, allowed {limit:g}). Put "attn_implementation": "eager" into its config.json.'
+            )
+
     def _respond(self, lm: PreTrainedModel, rows: Rows, with_values: bool) -> tuple[Tensor, Tensor | None]:
         """Logits `[B, S, V]`, in the compute type, and the values `[B, R]` before each response token.
 
@@ -231,7 +289,6 @@ class PolicyModel(nn.Module):
         length = responses.shape[1]
         tokens = torch.cat([rows["prompts"], responses], dim=1)  # (B, P + R)
         mask = torch.cat([rows["prompt_mask"], rows["mask"].long()], dim=1)
-        choose_attention(lm, self.dtype, tokens.shape[1])
         keep = {"logits_to_keep": length + 1} if self._keeps_logits else {}
         seen: list[Tensor] = []  # the last hidden states; `output_hidden_states` would keep those of every layer
         head = lm.get_output_embeddings()
@@ -270,3 +327,13 @@ class PolicyModel(nn.Module):
             for name, parameter in self.trainable():
                 if critic or not name.startswith(VALUE_HEAD):
                     put(parameter, torch.from_numpy(np.array(state[name])))
+
+
+def _tokens(count: int, vocabulary: int) -> list[int]:
+    """Tokens to compare rows with; any do."""
+    return [(11 * count + 7 * place) % vocabulary for place in range(count)]
+
+
+def _head_width(lm: PreTrainedModel) -> int:
+    """Width of the hidden states that go into an LM's output head; OPT-350m projects them down before it."""
+    return int(lm.get_output_embeddings().weight.shape[1])

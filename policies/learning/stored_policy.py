@@ -28,6 +28,12 @@ from policies.learning.offloaded_adam import MOMENTS, OffloadedAdamW, fresh
 from policies.models.weights import LazyWeights
 
 FILES = "*.safetensors"
+
+
+class StoredPolicyError(ValueError):
+    """A stored policy cannot be taken; the message says what differs, and which settings decide it."""
+
+
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process that is alone
 
 
@@ -52,10 +58,18 @@ def restore(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup
 
     Raises:
         KeyError: one of them is not there.
+        StoredPolicyError: one has another shape there.
         FileNotFoundError: parts of one are not there.
     """
-    if missing := tensors.keys() - stored(folder).keys():
+    shapes = stored(folder)
+    if missing := tensors.keys() - shapes.keys():
         raise KeyError(f"{folder} has no {min(missing)}.")
+    for name, tensor in tensors.items():
+        if shapes[name] != tensor.shape:
+            raise StoredPolicyError(
+                f"The stored policy {folder} is of another shape: its {name} is {list(shapes[name])}, this run's "
+                f"{list(tensor.shape)}. Set model, num_agents, critic_inputs and the lora settings as in its run."
+            )
     reader = HuggingFaceStorageReader(folder)
     with _plain_errors():
         dcp.load(dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None)

@@ -8,7 +8,7 @@ adapters stays what it was, the reference policy, and nothing has to be switched
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from policies.models.families import engine_row
 from policies.models.language_model import master_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MAMBA_WEIGHTS = ("out_proj", "dt_proj")
+"""Layers of Mamba's blocks whose fused kernels take the weight alone; PEFT refuses some of them."""
 _NAME = "default"  # PEFT's, of the one adapter that a skeleton has
 
 
@@ -39,16 +42,11 @@ def adapted(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
         lora: what the adapter is like.
 
     Raises:
-        ModelError: the base has no linear layer of a name in `lora.targets`.
+        ModelError: the base has no linear layer of a name in `lora.targets`, or one that cannot carry an adapter.
     """
     from peft import inject_adapter_in_model
 
-    layers = linear_layers(base)
-    if unknown := sorted(set(lora.targets) - set(layers)):  # PEFT would adapt the others without a word
-        raise ModelError(
-            f"`{base.name_or_path}` has no linear layer {', '.join(map(repr, unknown))} to adapt. It has "
-            f"{', '.join(layers)}; set lora_targets to some of them, or leave it out."
-        )
+    refuse_targets(base, lora.targets)
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
     for module in base.modules():  # bitsandbytes keeps scales beside its 4-bit weights
         if (scales := vars(module).get("quant_state")) is not None:
@@ -78,16 +76,69 @@ def added(skeleton: PreTrainedModel, layer: str, factors: Mapping[str, Tensor]) 
     return product
 
 
+def refuse_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
+    """Refuses names of layers that a model lacks, or that cannot carry an adapter: PEFT would leave them out silently.
+
+    Raises:
+        ModelError: names the first such layer, and why.
+    """
+    usable, barred = _linear_layers(model)
+    for target in targets:
+        if target in barred:
+            raise ModelError(
+                f"`{model.name_or_path}`: its layers {target!r} cannot carry a LoRA adapter: {barred[target]}. "
+                f"Leave {target} out of lora_targets; it can be {', '.join(usable)}."
+            )
+    if unknown := sorted(set(targets) - set(usable)):
+        raise ModelError(
+            f"`{model.name_or_path}` has no linear layer {', '.join(map(repr, unknown))} to adapt. It has "
+            f"{', '.join(usable)}; set lora_targets to some of them, or leave it out."
+        )
+
+
 def linear_layers(model: PreTrainedModel) -> list[str]:
-    """The names of a model's linear layers, without where they are and without the output head."""
+    """The names of a model's linear layers that can carry an adapter, without where they are.
+
+    Left out are the output head; layers that compute in a way of their own, such as the router of a mixture of experts;
+    layers whose weight their block multiplies with itself, past the adapter; and those that vLLM is known not to adapt.
+    """
+    barred = engine_row(model.config.model_type).get("lora_barred", {})
+    return [name for name in _linear_layers(model)[0] if name not in barred]
+
+
+def _linear_layers(model: PreTrainedModel) -> tuple[list[str], dict[str, str]]:
+    """The names of linear layers: those that can carry an adapter, and why others cannot."""
     head = model.get_output_embeddings()
-    return sorted(
-        {
-            name.rpartition(".")[2]
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear | Conv1D) and module is not head
-        }
-    )
+    usable: set[str] = set()
+    barred: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.Linear | Conv1D) or module is head:
+            continue
+        block, _, name = path.rpartition(".")
+        if not _is_plain(module):
+            barred[name] = f"{type(module).__name__} computes in its own way"
+        elif name in _MAMBA_WEIGHTS and _is_mamba(mixer := model.get_submodule(block)):
+            barred[name] = f"{type(mixer).__name__} multiplies with the weight itself"
+        else:
+            usable.add(name)
+    return sorted(usable - barred.keys()), barred
+
+
+def _is_mamba(block: nn.Module) -> bool:
+    return hasattr(block, "A_log") and any(word in type(block).__name__ for word in ("Mamba", "Mixer"))
+
+
+def _is_plain(layer: nn.Linear | Conv1D) -> bool:
+    """Whether a linear layer takes a tensor and gives one, as PEFT relies on; a router of experts gives several."""
+    if type(layer).forward in (nn.Linear.forward, Conv1D.forward) or type(layer).__module__.startswith("bitsandbytes"):
+        return True
+    weights = {name: torch.empty_like(weight, device="meta") for name, weight in layer.named_parameters()}
+    width, features = layer.in_features, layer.out_features
+    try:
+        out = torch.func.functional_call(layer, weights, torch.empty(2, width, device="meta", dtype=layer.weight.dtype))
+    except Exception:  # of any kind: it needs more than a tensor, or values
+        return False
+    return isinstance(out, Tensor) and out.shape == (2, features)
 
 
 def peft_config(base: PreTrainedModel, lora: Lora) -> LoraConfig:

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 from transformers.pytorch_utils import Conv1D
 
 from policies.models.model_check import ModelError, first_line, load_config
+from policies.models.tiny import needed_attention
 
 _SHORT = 128  # tokens of a row
-_chosen: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()  # attention as loaded
 _frozen: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()
 
 Quantization = Literal["none", "nf4"]
@@ -76,6 +76,7 @@ def load_language_model(
             path,
             config=config,
             dtype=dtype,
+            **_attention(config, trust_remote_code),
             **({"device_map": device} if device else _quantised(quantization, dtype)),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
@@ -109,8 +110,9 @@ def hollow_language_model(
     from accelerate import init_empty_weights
 
     config = _config_without_dropout(path, trust_remote_code)
+    attention = _attention(config, trust_remote_code)
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, dtype=dtype, **attention)
     model.tie_weights()
     zeros: dict[int, nn.Parameter] = {}  # a system's pages are its own only once they are written to
     for module in model.modules():
@@ -146,8 +148,9 @@ def empty_language_model(path: str, trust_remote_code: bool = False) -> PreTrain
         ModelError: nothing loadable there.
     """
     config = load_config(path, trust_remote_code)
+    attention = _attention(config, trust_remote_code)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, **attention)
     return cast(PreTrainedModel, model.requires_grad_(False))
 
 
@@ -249,18 +252,29 @@ def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def choose_attention(model: PreTrainedModel, dtype: torch.dtype, tokens: int) -> None:
-    """Gives a model the attention that trains fastest on rows of `tokens` tokens.
+def choose_attention(model: PreTrainedModel, dtype: torch.dtype, device: torch.device, longest: int) -> None:
+    """Gives a model the attention that trains fastest, once: two implementations would score one row differently.
 
-    Plain matrix products for short bf16 rows on a CPU, else what transformers chose for the family, as a rule
-    PyTorch's fused one. Forward and backward of 64 rows, 5 M parameters: plain takes 0.78 of the fused one's time at 20
-    tokens and 0.93 at 128; in fp32 they are equal. Plain memory grows with the square of the length.
+    Plain matrix products where all bf16 rows are short, on a CPU, else what transformers chose for the family, as a
+    rule PyTorch's fused one. Forward and backward of 64 rows, 5 M parameters: plain takes 0.78 of the fused one's time
+    at 20 tokens and 0.93 at 128; in fp32 they are equal. Plain memory grows with the square of the length. A run whose
+    longest row may be longer pays for it where its rows are short: on another machine, the fused one took 1.4 times the
+    plain one's time at 60 tokens, 1.25 times at 128 and 1.07 times at 200.
+
+    Args:
+        model: as it was loaded.
+        dtype: the compute type.
+        device: where it computes.
+        longest: tokens of the longest row that it will see.
     """
-    plain = model.device.type == "cpu" and dtype == torch.bfloat16 and tokens <= _SHORT
-    wanted = "eager" if plain else _chosen.setdefault(model, model.config._attn_implementation)
-    if model.config._attn_implementation != wanted:
-        _chosen.setdefault(model, model.config._attn_implementation)
-        model.set_attn_implementation(wanted)
+    if device.type == "cpu" and dtype == torch.bfloat16 and longest <= _SHORT:
+        model.set_attn_implementation("eager")
+
+
+def _attention(config: PreTrainedConfig, trust_remote_code: bool) -> dict[str, str]:
+    """What a model's class has to be told of the attention that its definition needs."""
+    needed = needed_attention(config, trust_remote_code)
+    return {} if needed is None else {"attn_implementation": needed}
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

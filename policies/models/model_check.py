@@ -66,8 +66,15 @@ def check_split(config: PreTrainedConfig, parts: int) -> None:
 
 
 def key_value_heads(config: PreTrainedConfig) -> int:
-    """Heads of a model's keys and values: as many as of its queries, unless they are grouped."""
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    """Heads of a model's keys and values: as many as of its queries, unless they are grouped; 0 without attention."""
+    names = ("num_key_value_heads", "num_kv_heads", "num_attention_heads")
+    return next((int(heads) for name in names if (heads := getattr(config, name, None))), 0)
+
+
+def head_width(config: PreTrainedConfig) -> int:
+    """Width of an attention head; 0 without attention."""
+    heads = getattr(config, "num_attention_heads", 0)
+    return getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
 
 
 def check_folder(path: str, *, weights: bool = True) -> None:

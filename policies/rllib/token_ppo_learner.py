@@ -48,12 +48,18 @@ class TokenPPOLearner(TorchLearner):
     """All learners, policy × shard, with `shards_per_policy`: this one learns its part of one LLM. Else None."""
 
     def build(self) -> None:
-        """Builds the LLMs and their learners."""
+        """Builds the LLMs and their learners.
+
+        Raises:
+            ModelError: there is no such model, or its family's code scores rows of a batch wrongly.
+        """
         self.settings: Settings = self.config.settings
         self.policies, self.earlier, self._lent = {}, {}, ExitStack()
         self._senders: dict[str, WeightSender] = {}
         self._saving: Future[None] | None = None
         super().build()
+        for policy in self.policies.values():
+            policy.model.check_forward()
         parts = None if self.mesh is None else self.mesh.get_group("shard")
         self._of_saving = writing_group(parts) if parts is not None and self._copies else None
 

@@ -140,7 +140,10 @@ class ChainRunner(StatelessRunner):
         else:
             from policies.generation.transformers_generator import TransformersGenerator
 
-            self.generator = TransformersGenerator(s.model_paths, **common, quantization=s.quantization)
+            longest = s.max_prompt + s.max_response
+            self.generator = TransformersGenerator(
+                s.model_paths, **common, quantization=s.quantization, longest=longest
+            )
 
     def sample(
         self,

@@ -68,7 +68,7 @@ def kept(
         with _quiet(), FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
             if plain:
-                choose_attention(model, computed, length)
+                choose_attention(model, computed, torch.device("cpu"), length)
             return _count(model, rows, length, computed)
     except RuntimeError:  # of many kinds: there are no values to look at
         one = rows * length * config.hidden_size * computed.itemsize / 2.0

@@ -18,7 +18,7 @@ from policies.learning.sharding import blocks_of
 from policies.models.adapters import linear_layers
 from policies.models.language_model import base_dtype, compute_dtype, empty_language_model
 from policies.models.lora import Lora
-from policies.models.model_check import ModelError, check_split, key_value_heads
+from policies.models.model_check import ModelError, check_split, head_width, key_value_heads
 from policies.settings.activations import Kept, kept
 from policies.settings.settings import Settings
 
@@ -89,7 +89,7 @@ def _shape(path: str, settings: Settings) -> Shape:
     model = empty_language_model(path, settings.trust_remote_code)
     config = model.config.get_text_config()
     check_split(config, settings.tensor_parallel)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = head_width(config)
     adapter = 0
     if settings.lora is not None:
         wanted = set(settings.lora.targets or linear_layers(model))

@@ -27,6 +27,8 @@ from policies.settings.fields import Fields
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from policies.models.family_check import Family
+
 OF_RUNNERS = ("gpus_per_runner", "max_lag", "runner_resources", "runner_threads", "tensor_parallel", "weight_transfer")
 """Settings of processes that only generate."""
 Tokenizers = dict[str, "PreTrainedTokenizerBase"]
@@ -198,7 +200,7 @@ class Settings(Fields):
         }
 
     def vocab_size(self, tokenizers: Tokenizers, module_id: str) -> int:
-        """Checks that the models that share an LLM's tokenizer can be used with it, and with these settings' lengths.
+        """Checks that the models that share an LLM's tokenizer can be used with it, and with these settings.
 
         Returns:
             Rows of their largest embedding, which may be more than the tokenizer has tokens, or fewer.
@@ -215,11 +217,25 @@ class Settings(Fields):
     def _embeddings(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
         from policies.models.model_check import check_model  # brings torch along
 
-        longest = self.max_prompt + self.max_response
-        return [
-            check_model(path, longest, self.trust_remote_code, self.tensor_parallel)
-            for path in self._sharing(tokenizers, module_id)
-        ]
+        longest, paths = self.max_prompt + self.max_response, self._sharing(tokenizers, module_id)
+        sizes = [check_model(path, longest, self.trust_remote_code, self.tensor_parallel) for path in paths]
+        for path in paths:
+            self._family(path)
+        return sizes
+
+    def families(self) -> dict[str, Family]:
+        """By LLM, what is known of its model's family.
+
+        Raises:
+            ModelError: there is no such model, or its family cannot be trained with these settings.
+        """
+        return {module_id: self._family(path) for module_id, path in self.model_paths.items()}
+
+    def _family(self, path: str) -> Family:
+        from policies.models.family_check import check_family  # brings torch along
+
+        device = "cuda" if self.gpus_per_runner else "cpu"
+        return check_family(path, self.backend, device, self.lora, self.trust_remote_code)
 
     def stop_token_ids(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
         """The tokens that end an LLM's response beside its tokenizer's own: those of `stop`, and those that a model

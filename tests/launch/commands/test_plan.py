@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import RwkvConfig
 
 from benchmarks.roofline import MODELS
 from cory_env.tokenizer import DEFAULT_TOKENIZER
@@ -278,3 +279,25 @@ def test_a_cluster_is_asked_for_what_its_nodes_have(
         capsys.readouterr().out,
         re.MULTILINE,
     )
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Path(shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model"))
+    (model / "tokenizer.json").unlink()
+    assert main(["imdb-tiny", f"model={model}"]) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith(f"Error: No tokenizer could be loaded from '{model}': ") and "\n" not in told
+
+
+def test_the_model_s_family_is_part_of_the_plan_and_one_that_cannot_be_trained_ends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["imdb-tiny"]) == 0
+    assert (
+        "model family gpt2: honours padding; sdpa attention; LoRA on c_attn, c_fc, c_proj; " in capsys.readouterr().out
+    )
+    model = shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model")
+    RwkvConfig(vocab_size=4096).save_pretrained(model)
+    for backend in ("vllm", "transformers"):
+        assert main(["imdb-tiny", f"model={model}", "self_test=false", f"backend={backend}"]) == 2
+        assert f"Error: `{model}` is of the family rwkv, whose code ignores padding" in capsys.readouterr().err

@@ -12,3 +12,4 @@ OTHER = "reward=tests.policies.sample_rewards:letters"  # the preset's own loads
 )
 def test_a_preset_is_put_together_as_for_training(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert validate.main(words) == 0, capsys.readouterr().err
+    assert "  model family " in capsys.readouterr().out

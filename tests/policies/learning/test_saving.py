@@ -12,6 +12,9 @@ import torch
 import torch.distributed as dist
 
 from policies.learning import stored_policy
+from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.policy_learner import PolicyLearner
+from policies.learning.policy_model import PolicyModel
 from policies.learning.sharding import learner_mesh
 from tests.forked import run_ranks
 from tests.policies.learning.test_policy_learner import path
@@ -94,3 +97,16 @@ def test_what_is_begun_is_what_was_then(path: str, tmp_path: Path, monkeypatch: 
     learn(again, range(1, 2))
     for name, array in learner.model.state().items():
         assert (again.model.state()[name] == array).all()
+
+
+def test_a_stored_value_head_of_another_shape_is_refused_with_what_decides_it(path: str, tmp_path: Path) -> None:
+    def learner(agents: int) -> PolicyLearner:
+        return PolicyLearner(PolicyModel(path, dtype="fp32", critic_agents=agents), Hyperparameters())
+
+    learner(2).save(str(tmp_path / "weights"), str(tmp_path / "moments"))
+    with pytest.raises(
+        stored_policy.StoredPolicyError, match=r"its value_head.of_role is \[2\], this run's \[3\]. Set .*num_agents"
+    ) as told:
+        learner(3).restore(str(tmp_path / "weights"), None)
+    assert "\n" not in str(told.value)
+    learner(2).restore(str(tmp_path / "weights"), None)

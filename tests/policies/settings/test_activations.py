@@ -31,7 +31,7 @@ def measured(path: str, computed: torch.dtype, lora: Lora | None) -> float:
     model = adapted(model.requires_grad_(False), lora) if lora else model
     if computed == torch.bfloat16:
         store_matrices(model, computed)
-    choose_attention(model, computed, LENGTH)
+    choose_attention(model, computed, torch.device("cpu"), LENGTH)
     weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     found: dict[int, Tensor] = {}
 
