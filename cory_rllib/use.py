@@ -190,6 +190,7 @@ def _evaluate_run(
     quiet: bool,
 ) -> dict[str, Standing]:
     from launch.cluster import session
+    from launch.cluster.gpus import check_gpus
     from launch.console import output
     from launch.display.terminal import Voice
     from launch.evaluation.evaluation import EvaluationFolder, own_folder, results
@@ -202,6 +203,7 @@ def _evaluate_run(
     settings = make_settings({**run.settings.model_dump(), "min_response": None})
     session.quiet_libraries(debug=True)
     plan, scoring = _plan(settings, preflight.check(settings), queries, samples, split, chosen)
+    check_gpus(settings)
     place = own_folder(run.directory, plan) if out is None else out
     check_place(str(place), "evaluation")
     folder = EvaluationFolder(Path(place), plan)

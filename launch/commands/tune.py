@@ -139,6 +139,7 @@ def _folder(place: str) -> Path:
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.cluster import session
+    from launch.cluster.gpus import check_gpus
     from launch.console import output
     from launch.console.interrupts import Interrupts
     from launch.display.terminal import Voice
@@ -181,6 +182,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     session.quiet_libraries(options.debug)
     for settings in checked[:1] if resume else asking(checked):
         preflight.check(settings)
+        check_gpus(settings)
         if not resume:
             starting_policies(settings)
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"

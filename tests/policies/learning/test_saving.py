@@ -94,3 +94,20 @@ def test_what_is_begun_is_what_was_then(path: str, tmp_path: Path, monkeypatch: 
     learn(again, range(1, 2))
     for name, array in learner.model.state().items():
         assert (again.model.state()[name] == array).all()
+
+
+def test_each_folder_has_a_stager_of_its_own(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is used twice fails on torch 2.11, once it has copied moments."""
+
+    class ServesOnce(stored_policy.DefaultStager):
+        used = False
+
+        def stage(self, *args: Any, **kwargs: Any) -> Any:
+            assert not self.used
+            self.used = True
+            return super().stage(*args, **kwargs)
+
+    monkeypatch.setattr(stored_policy, "DefaultStager", ServesOnce)
+    learner = make_learner(path, "full")
+    stored_policy.begin_save(learner.state(str(tmp_path / "weights"), str(tmp_path / "moments")), None).result(60)
+    assert stored_policy.read(str(tmp_path / "weights")).keys() == learner.model.state().keys()
