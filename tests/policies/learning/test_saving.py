@@ -109,5 +109,6 @@ def test_each_folder_has_a_stager_of_its_own(path: str, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(stored_policy, "DefaultStager", ServesOnce)
     learner = make_learner(path, "full")
+    learn(learner, range(1))
     stored_policy.begin_save(learner.state(str(tmp_path / "weights"), str(tmp_path / "moments")), None).result(60)
     assert stored_policy.read(str(tmp_path / "weights")).keys() == learner.model.state().keys()
