@@ -19,6 +19,7 @@ import json
 import statistics
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -79,7 +80,7 @@ class Case:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures the cases, prints a line of each, and writes them as JSON where asked."""
+    """Measures the cases and prints a line of each; writes them as JSON if asked. The exit code is 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny shapes; also without a GPU")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names hold this")
@@ -104,16 +105,18 @@ def main(argv: list[str] | None = None) -> None:
         f"{torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}: {peak / 1e12:.4g} T bf16 operations a second;"
         f" a product of large matrices reaches {reached / peak:.0%}"
     )
-    found = []
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as own:
         folder = o.folder or Path(own)
         with one_rank(device, Path(own)):
             for case in cases(o.quick):
                 if o.only in case.name:
-                    found.append(measure(case, o, folder, device, peak))
+                    found.append(attempt(case, o, folder, device, peak))
                     print(found[-1]["said"], flush=True)
-    if o.out:
-        o.out.write_text(json.dumps(found, indent=1) + "\n")
+                    if o.out:  # after each one: the machine may be gone before the next ends
+                        o.out.write_text(json.dumps(found, indent=1) + "\n")
+    if any("error" in case for case in found):
+        raise SystemExit(1)
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -131,6 +134,17 @@ def cases(quick: bool) -> Iterator[Case]:
     yield replace(one, fsdp=True, offload=True)
     if not quick:
         yield Case("3B", offload=True)
+
+
+def attempt(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: float) -> dict[str, Any]:
+    """Measures one case; an error is its result, so that the others are measured too."""
+    try:
+        return measure(case, o, folder, device, peak)
+    except torch.OutOfMemoryError as error:
+        return {"case": case.name, "said": f"{case.name:<44} out of memory: {str(error).splitlines()[0]}"}
+    except Exception as error:
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        return {"case": case.name, "said": f"{case.name:<44} failed: {lines[-1]}", "error": lines}
 
 
 def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: float) -> dict[str, Any]:
@@ -163,8 +177,6 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
             learner.update(ready, update)
             scored.append(between - began)
             learned.append(now(device) - middle)
-    except torch.OutOfMemoryError as error:
-        return {"case": case.name, "said": f"{case.name:<44} out of memory: {str(error).splitlines()[0]}"}
     finally:
         logits.AT_ONCE = at_once
     score, learn = statistics.median(scored[1:]), statistics.median(learned[1:])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from cory_env.home import expand_home
 from launch.cluster import session
+from launch.cluster.gpus import check_gpus
 from launch.console.errors import IN_JOB, CommandError
 from launch.models.trained import Stored, Trained, open_trained
 from launch.run_folder import environment
@@ -202,6 +203,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     check_place(place or str(RUNS / name))
     if IN_JOB not in os.environ:
         session.check_driver(settings)
+    check_gpus(settings)
     starting_policies(settings)
     settings = settings.with_chat_date()
     directory = create(place, name, settings, sources, f"{FROM_PYTHON}  # {environment.in_words()}")

@@ -198,6 +198,7 @@ def _evaluate_run(
     quiet: bool,
 ) -> dict[str, Standing]:
     from launch.cluster import session
+    from launch.cluster.gpus import check_gpus
     from launch.console import output
     from launch.display.terminal import Voice
     from launch.evaluation.evaluation import EvaluationFolder, changes_since, located_settings, own_folder, results
@@ -211,6 +212,7 @@ def _evaluate_run(
     settings = make_settings({**located_settings(run.directory).model_dump(), "min_response": None})
     session.quiet_libraries(debug=True)
     task, tokenizers = preflight.check(settings)
+    check_gpus(settings)
     sources = sources_of(settings, task, tokenizers)
     for text in changes_since(run.directory, settings, task, sources):
         warnings.warn(text, stacklevel=3)

@@ -18,7 +18,8 @@ from policies.rllib.token_ppo_learner import TokenPPOLearner
 from policies.role_exchange import RoleExchange
 from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.role_mapping import RoleMapping
-from policies.settings.placement import named_resources
+from policies.settings.gpus import GPU_SETTINGS
+from policies.settings.placement import named_resources, processes
 from policies.settings.settings import Settings, SettingsError
 
 ENV = "cory_v0"
@@ -36,6 +37,8 @@ tune.register_env(ENV, lambda settings: PettingZooEnv(cory_v0.env(**settings)))
 
 def derive(config: AlgorithmConfig, s: Settings) -> None:
     """Sets RLlib's fields."""
+    # Every process makes settings of these anew, and would else choose by the GPUs that it sees itself.
+    config.cory_settings = {**config.cory_settings, **{name: getattr(s, name) for name in GPU_SETTINGS}}
     # Else RLlib warns that its new stack is in use, and advises the old one, on which nothing of this runs.
     log_once(f"{config.algo_class.__name__}_on_new_api_stack")
     learners = max(s.num_learners, 1)
@@ -66,6 +69,8 @@ def derive(config: AlgorithmConfig, s: Settings) -> None:
         broadcast_env_runner_states=True,
     )
     config._dont_auto_sync_env_runner_states = True  # weights go through ChainRunner.load_weights, and are checked
+    # RLlib asks for no GPU for a driver that generates.
+    config.resources(custom_resources_for_main_process={"GPU": processes(s)[0].gpus})
     config.learners(
         learner_class=TokenPPOLearner,
         num_learners=s.num_learners,

@@ -102,6 +102,8 @@ def kind(field: FieldInfo) -> str:
     """Returns in words what values a setting takes."""
     annotation = field.annotation
     choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    if field.default is None and NoneType not in choices:  # a number takes its place, such as GPUs
+        choices = (*choices, NoneType)
     words = [word for choice in choices for word in _words(choice)]
     limits = [
         SIGNS[name].format(f"{value:,}" if isinstance(value, int) else f"{value:g}")

@@ -24,7 +24,7 @@ SHOWN = 4
 """Nodes that a refusal names."""
 PER_PROCESS = {
     "job": {"CPU": "--num-cpus", "GPU": "--num-gpus, gpus_per_learner", "custom": "--resources"},
-    "driver": {"GPU": "gpus_per_learner"},
+    "driver": {"GPU": "gpus_per_learner (and gpus_per_runner with num_runners=0)"},
     "runner": {
         "CPU": "runner_threads",
         "GPU": "gpus_per_runner (and tensor_parallel with it)",

@@ -24,7 +24,7 @@ from launch.console.credentials import on_workers
 from launch.console.errors import IN_JOB, CommandError, is_defect
 from launch.console.interrupts import LOST, hangup_blocked
 from launch.console.patience import patiently
-from policies.settings.placement import Process, cpus
+from policies.settings.placement import Process, cpus, processes
 from policies.settings.settings import Settings
 
 QUIET = {
@@ -356,7 +356,7 @@ def _remove_left(place: Path) -> None:
 
 
 def check_driver(settings: Settings, own: float = 0.0) -> None:
-    """Refuses a driver that learns on a GPU of which Ray does not know, and which it gives to runners too.
+    """Refuses a driver that works on a GPU of which Ray does not know, and which it gives to other processes too.
 
     Nothing is amiss in a trial of a search, for whose driver Ray is asked for a GPU, or where all share one GPU.
 
@@ -365,15 +365,16 @@ def check_driver(settings: Settings, own: float = 0.0) -> None:
         own: the GPUs that Ray was asked for the driver, as a job's.
 
     Raises:
-        CommandError: runners and the driver do not fit on one GPU.
+        CommandError: the driver and the others do not fit on one GPU.
     """
-    learns = settings.gpus_per_learner if settings.num_learners == 0 else 0
-    generate = settings.num_runners * settings.gpus_per_runner
-    if learns > own and generate and learns + generate > 1:
+    driver, *others = processes(settings)
+    asked = sum(kind.count * kind.gpus for kind in others)
+    if driver.gpus > own and asked and driver.gpus + asked > 1:
+        work, kind = ("learns", "learner") if settings.num_learners == 0 else ("generates", "runner")
         raise CommandError(
-            f"With num_learners=0 the driver learns on the first GPU, which Ray gives to runners too, and "
-            f"gpus_per_learner={learns:g} and gpus_per_runner={settings.gpus_per_runner:g} do not fit on one. Set "
-            "num_learners=1."
+            f"With num_{kind}s=0 the driver {work} on the first GPU, which Ray gives to {others[0].name}s too, and "
+            f"gpus_per_learner={settings.gpus_per_learner:g} and gpus_per_runner={settings.gpus_per_runner:g} do not "
+            f"fit on one. Set num_{kind}s=1."
         )
 
 

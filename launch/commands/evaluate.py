@@ -122,6 +122,7 @@ def _parser() -> Parser:
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.cluster import session
+    from launch.cluster.gpus import check_gpus
     from launch.console import output
     from launch.display.terminal import Voice
     from launch.evaluation.evaluation import EvaluationFolder, Plan, changes_since, evaluate
@@ -148,6 +149,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             error.add_note(f"There is no folder {options.target} here, so it was taken for a model on the hub.")
         raise
     settings = settings.with_chat_date()
+    check_gpus(settings)
     available = len(asked.queries(options.split))
     if not available:
         raise CommandError(f"The {options.split} split of task {asked.name} has no queries. Set eval_data or --split.")

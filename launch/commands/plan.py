@@ -89,15 +89,18 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False, 
     Raises:
         CommandError: more than one preset or file, no cluster at RAY_ADDRESS, or a driver that cannot learn where Ray
             does not know of it.
+        DeviceError: PyTorch or vLLM cannot compute here on what the settings ask for.
         SettingsError: a setting is wrong.
     """
     from launch.cluster import session
+    from launch.cluster.gpus import check_gpus
     from launch.console.configuration import asked
     from policies.models.model_check import check_folder
     from policies.settings import memory
     from policies.settings.placement import processes
 
     settings = asked(words, files).settings()
+    here = nodes is None and "RAY_ADDRESS" not in os.environ
     session.quiet_libraries(debug)
     for path in settings.model_paths.values():
         check_folder(path, weights=nodes is None)  # machines that need not be there need not have them
@@ -134,6 +137,8 @@ def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False, 
     for lack in lacking if rooms else ():
         if sum(need.total for need in needs[lack.kind.name] if need.device == "cuda") > max(rooms) * lack.kind.gpus:
             print(_what_fits(settings, lack.kind.name, max(rooms)))
+    if not lacking and here:
+        check_gpus(settings)
     print("It does not fit." if lacking else "It fits.")
     return LACKING if lacking else 0
 
@@ -196,10 +201,10 @@ def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Me
 def _size(need: Memory, tensor_parallel: int) -> str:
     if need.share is not None and tensor_parallel > 1:
         where = f" of each of {tensor_parallel} GPUs, {need.host / GB:.1f} beside them"
-        return f"{need.total / GB:.1f}{where}; its engines take {need.share:.0%} of each"
+        return f"{need.total / GB:.1f}{where}; its engines take at most {need.share:.0%} of each"
     where = "" if need.device == "cpu" else f" of a GPU, {need.host / GB:.1f} beside it"
     if need.share is not None:
-        where += f"; its engines take {need.share:.0%} of one"
+        where += f"; its engines take at most {need.share:.0%} of one"
     return f"{need.total / GB:.1f}{where}"
 
 

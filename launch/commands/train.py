@@ -125,6 +125,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
 def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.ExitStack) -> int:
     """Does what the words say; `held` gives the run's folder back when it is closed."""
     from launch.cluster import session
+    from launch.cluster.gpus import check_gpus
     from launch.console.configuration import as_yaml, asked
     from launch.console.output import print_utf8
     from launch.run_folder import environment
@@ -185,6 +186,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
         )
     if IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
         session.check_driver(settings)
+    check_gpus(settings)
     done = None if found is None else _reopen(found, settings, origin)
     if found is not None and done is not None and done >= settings.updates:
         return _tell_done(found, done)

@@ -144,6 +144,7 @@ def _folder(place: str) -> Path:
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.cluster import session
+    from launch.cluster.gpus import check_gpus
     from launch.console import output
     from launch.console.interrupts import Interrupts
     from launch.display.terminal import Voice
@@ -197,6 +198,8 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         lambda text: print(text, file=sys.stderr),
         options.allow_changes,
     )
+    for settings in asking(checked):
+        check_gpus(settings)
     if not resume:
         search = search._replace(settings=search.settings.with_chat_date())
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"

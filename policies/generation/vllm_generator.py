@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from policies.generation import vllm_lora
+from policies.generation import vllm_device, vllm_lora
 from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
 from policies.generation.vllm_in_process import classes_kept, share_groups, threads_kept
 from policies.models.language_model import compute_dtype
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS = 32
 """Of a CPU engine's KV cache; of vLLM's own choice, 128, short contexts leave most empty."""
-_STEP_TOKENS = 4096  # prompt tokens that a CPU engine takes in one step
+_STEP_TOKENS = 4096  # prompt tokens that an engine takes in one step
 _POLL_SECONDS = 0.25
 _DEATH_SECONDS = 10.0
 """An engine that loses a worker first says that the present call failed, and dies then; it takes at most so long."""
@@ -83,14 +83,21 @@ class VLLMGenerator:
             seed: vLLM's own seed; responses depend on `Sampling.seeds` alone.
             trust_remote_code: run code that comes with the model.
             lora: what the adapters are like; None: every LLM has all weights of its own.
-            gpu_share: on CUDA, the part of a GPU that is this runner's; the engines share 90 % of it evenly.
+            gpu_share: on CUDA, the part of a GPU that is this runner's; the engines share 90 % of it evenly, and take
+                what they need of that.
             tensor_parallel: devices that each engine's model is split over, the first ones of this process. Their
                 workers are processes, so that such an engine is never in-process.
             in_process: run the engines in this process.
             timeout: longest wait for an engine's next response, or for one `load`, in seconds (own processes only;
                 in-process, the caller watches).
             weight_transfer: vLLM's backend by which `transfer` takes weights; None: only `load` does.
+
+        Raises:
+            DeviceError: the installed vLLM cannot generate on that device.
+            EngineStartError: an engine cannot start there, or not with so much memory.
         """
+        vllm_device.check_device(device, dtype, lora)
+        self.device = device
         self.in_process = in_process and tensor_parallel == 1
         self.tensor_parallel = tensor_parallel
         self.timeout = timeout
@@ -99,18 +106,21 @@ class VLLMGenerator:
         self._paths = dict(models) if lora is None else {_SHARED: models[self.modules[0]]}
         """By engine."""
         self._caches: dict[str, int] = {}
-        """On a CPU, the bytes of each engine's KV cache on each of its devices."""
+        """The bytes of each engine's KV cache on each of its devices; vLLM chooses those that are missing."""
         self._weights: dict[str, tuple[Weights, int]] = {}
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if self.in_process else "1"
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        # It would be imported, and never used: requests have seeds, and ask for processed log-probabilities.
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         self._arguments: dict[str, Any] = {
             "dtype": "bfloat16" if compute_dtype(dtype, device) == torch.bfloat16 else "float32",
             "seed": seed,
             "trust_remote_code": trust_remote_code,
             "max_model_len": max_prompt + max_response,
             "max_num_seqs": max_sequences,
+            "max_num_batched_tokens": max(_STEP_TOKENS, max_prompt + max_response),
             "logprobs_mode": "processed_logprobs",  # with the temperature in it
             "generation_config": "vllm",  # the model's own would bring penalties and other stop tokens
             "skip_tokenizer_init": True,
@@ -125,20 +135,18 @@ class VLLMGenerator:
             self._arguments["distributed_executor_backend"] = "policies.generation.vllm_executor.OwnedExecutor"
         if lora is not None:
             self._arguments |= vllm_lora.engine_arguments(lora, len(models))
+        for name, path in self._paths.items():
+            self._caches[name] = self._cache_bytes(path, max_sequences, trust_remote_code)
         if device.type == "cuda":
-            self._arguments["gpu_memory_utilization"] = 0.9 * min(gpu_share, 1.0) / len(self._paths)
-        else:
-            self._arguments["enforce_eager"] = True
-            # vLLM compiles a helper of its sampler all the same, at every start, for a sum.
-            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-            if tensor_parallel > 1:  # each worker would start as many threads as this process may
-                os.environ["OMP_NUM_THREADS"] = str(max(torch.get_num_threads() // tensor_parallel, 1))
-            # A prompt that is cut into chunks makes vLLM 0.32 rewind its request's seed, which CPU generators cannot.
-            self._arguments["enable_chunked_prefill"] = False
-            self._arguments["max_num_batched_tokens"] = max(_STEP_TOKENS, max_prompt + max_response)
-            self._arguments["block_size"] = BLOCK_TOKENS
+            share = vllm_device.GPU_SHARE * min(gpu_share, 1.0) / len(self._paths)
+            self._arguments["gpu_memory_utilization"] = share
+            size = (2 if self._arguments["dtype"] == "bfloat16" else 4) / tensor_parallel
             for name, path in self._paths.items():
-                self._caches[name] = self._cache_bytes(path, max_sequences, trust_remote_code)
+                if not vllm_device.cache_fits(path, trust_remote_code, self._caches[name], size, share):
+                    del self._caches[name]
+        else:
+            self._arguments |= vllm_device.cpu_arguments(tensor_parallel)
+            self._arguments["block_size"] = BLOCK_TOKENS
             self._check_memory(sum(self._caches.values()) * tensor_parallel, max_sequences)
         self.engines: dict[str, LLM] = {name: self._start(name) for name in self._paths}
 
@@ -156,16 +164,16 @@ class VLLMGenerator:
         except Exception as error:  # of any kind: vLLM's own, pydantic's, torch's
             raise EngineStartError(
                 f"vLLM could not start an engine for `{self._paths[name]}`: {type(error).__name__}: "
-                f"{' '.join(str(error).split()).rstrip('.')}. If memory is short, lower max_prompt, max_response, "
-                "queries or num_agents."
+                f"{' '.join(str(error).split()).rstrip('.')}. If memory is short, "
+                f"{vllm_device.memory_advice(self.device)}."
             ) from error
         if self.in_process:
             share_groups(engine)
         return engine
 
     def _cache_bytes(self, path: str, max_sequences: int, trust_remote_code: bool) -> int:
-        """KV cache of each of an engine's devices for `max_sequences` full contexts; by default a CPU engine asks for
-        most of the machine's memory.
+        """KV cache of each of an engine's devices for `max_sequences` full contexts; by default an engine asks for most
+        of the memory that there is.
         """
         from transformers import AutoConfig
 

@@ -86,9 +86,7 @@ def begin_save(folders: Mapping[str, Mapping[str, Tensor]], group: dist.ProcessG
     Returns:
         What is done when all is written, or has what `save` raises.
     """
-    stager = DefaultStager(StagingOptions(False, False, False, False))
-    copies = {folder: cast(dict[str, Tensor], stager.stage(dict(tensors))) for folder, tensors in folders.items()}
-    stager.close()
+    copies = {folder: _copied(tensors) for folder, tensors in folders.items()}
 
     def write() -> None:
         for folder in folders:
@@ -98,6 +96,15 @@ def begin_save(folders: Mapping[str, Mapping[str, Tensor]], group: dist.ProcessG
     written = thread.submit(write)
     thread.shutdown(wait=False)
     return written
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies tensors to the machine's memory. A stager serves once: torch 2.11's fails the second time."""
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    try:
+        return cast(dict[str, Tensor], stager.stage(dict(tensors)))
+    finally:
+        stager.close()
 
 
 def writing_group(group: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -60,28 +60,31 @@ def extend(total: int, name: str, array: np.ndarray) -> int:
 class Digest:
     """A checksum of tensors in the order they pass by, of any type, each on its own device: none is copied to another.
 
-    Two sides that pass the same tensors by devices of different kinds get the same number.
+    Two sides that pass the same tensors by devices of different kinds get the same number. On a GPU, tensors may pass
+    by on several CUDA streams at a time, as vLLM's do: what `add` computes on one depends on nothing that another does.
     """
 
     _PART = 1 << 22
 
     def __init__(self) -> None:
         self._names = 0
-        self._bits: Tensor | None = None
+        self._bits: list[Tensor] = []  # a number per tensor, on its device
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Takes the next one."""
         self._names = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), self._names)
         bits = tensor.detach().contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
         places = torch.arange(1, min(len(bits), self._PART) + 1, device=bits.device)
-        total = torch.zeros((), dtype=torch.int64, device=bits.device) if self._bits is None else self._bits
+        total = torch.zeros((), dtype=torch.int64, device=bits.device)
         for part in bits.split(self._PART):
             total = total * 1_000_003 + (part * places[: len(part)]).sum()  # modulo 2^64
-        self._bits = total
+        self._bits.append(total)
 
     def value(self) -> int:
-        """The checksum of all so far."""
-        return zlib.crc32(str(None if self._bits is None else int(self._bits)).encode(), self._names)
+        """The checksum of all so far. It waits for what GPUs have yet to do."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return zlib.crc32(str([int(bits) for bits in self._bits]).encode(), self._names)
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}

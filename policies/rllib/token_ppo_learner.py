@@ -22,6 +22,7 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
 from policies.learning.sharding import learner_mesh
 from policies.learning.stored_policy import begin_save, writing_group
+from policies.models.cuda import check_cuda
 from policies.models.weights import Weights, checksum
 from policies.settings.settings import Settings
 
@@ -52,8 +53,11 @@ class TokenPPOLearner(TorchLearner):
 
         Raises:
             ModelError: there is no such model, or its family's code scores rows of a batch wrongly.
+            DeviceError: PyTorch cannot compute on the GPU that this learner was given.
         """
         self.settings: Settings = self.config.settings
+        if self.settings.gpus_per_learner:
+            check_cuda("gpus_per_learner", self.settings.gpus_per_learner)
         self.policies, self.earlier, self._lent = {}, {}, ExitStack()
         self._senders: dict[str, WeightSender] = {}
         self._saving: Future[None] | None = None

@@ -25,6 +25,7 @@ from policies.generation.generator import (
     Sampling,
     sampling_seed,
 )
+from policies.models.cuda import check_cuda
 from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
 from policies.rollout.dealing import Deal
@@ -112,8 +113,14 @@ class ChainRunner(StatelessRunner):
         return self._chains[kind]
 
     def make_module(self) -> None:
-        """Starts the generation backend, on the device that Ray gave this runner."""
+        """Starts the generation backend, on the device that Ray gave this runner.
+
+        Raises:
+            DeviceError: PyTorch or vLLM cannot compute there.
+        """
         s = self.settings
+        if s.gpus_per_runner:
+            check_cuda("gpus_per_runner", s.gpus_per_runner)
         device = get_device(self.config, self.config.num_gpus_per_env_runner)
         common: dict[str, Any] = {
             "dtype": s.dtype,

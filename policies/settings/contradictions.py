@@ -146,6 +146,7 @@ def refuse_contradictions(settings: Fields) -> None:
         _refuse_split(settings)
     if settings.weight_transfer is not None:
         _refuse_transfer(settings)
+    _refuse_devices(settings)
     for of, count in (("runner", settings.num_runners), ("learner", settings.num_learners)):
         wanted = settings.runner_resources if of == "runner" else settings.learner_resources
         if wanted is not None and not named_resources(f"{of}_resources", wanted):
@@ -262,6 +263,26 @@ def _refuse_to_steer(settings: Fields) -> None:
         raise ValueError(
             f"kl_horizon={settings.kl_horizon} is shorter than an update of {settings.responses} responses, so one "
             f"update could turn kl_coef around. Set kl_horizon to {settings.responses} or more."
+        )
+
+
+def _refuse_devices(settings: Fields) -> None:
+    """Checks that what the driver and vLLM are to do on a GPU can be done there."""
+    learns = settings.gpus_per_learner if settings.num_learners == 0 else 0
+    if settings.num_runners == 0 and settings.gpus_per_runner and settings.gpus_per_runner + learns > 1:
+        raise ValueError(
+            f"num_runners=0 generates in the driver, on one GPU, and gpus_per_runner={settings.gpus_per_runner:g}"
+            f"{f' and gpus_per_learner={learns:g}' * bool(learns)} ask for more. Set 0.5 of each, or num_runners=1."
+        )
+    if (
+        settings.backend == "vllm"
+        and settings.weights == "lora"
+        and settings.gpus_per_runner
+        and settings.dtype == "fp32"
+    ):
+        raise ValueError(
+            "weights=lora with dtype=fp32: on a GPU, vLLM 0.32 computes adapters in 16 bits only. Set dtype=bf16, or "
+            "backend=transformers."
         )
 
 

@@ -38,9 +38,9 @@ class Fields(BaseModel):
     task: str = of_task("imdb")
     """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, or your own (docs/tasks.md)."""
     data: str | None = of_task(None, content=True)
-    """The training queries, instead of the task's own: a .jsonl, .json, .csv, .tsv or .parquet file (texts also as .gz),
-    a data set `hub:OWNER/NAME`, or a folder of files, `hub:FOLDER`. Settings may follow: `?query=COLUMN`, and those of
-    a data set, `&split=train&config=...&revision=...`."""
+    """The training queries, instead of the task's own: a .jsonl, .json, .csv, .tsv or .parquet file (texts also as
+    .gz), a data set `hub:OWNER/NAME`, or a folder of files, `hub:FOLDER`. Settings may follow: `?query=COLUMN`, and
+    those of a data set, `&split=train&config=...&revision=...`."""
     eval_data: str | None = of_task(None, content=True)
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
     validation: bool = of_task(True, earlier=False)
@@ -151,14 +151,15 @@ class Fields(BaseModel):
     shards_per_policy: int | None = of_computing(None, ge=1)
     """Learner processes of each policy's own, over which its weights, gradients and Adam's moments are split
     (docs/sharding.md); null: every learner holds every policy whole."""
-    gpus_per_runner: float = of_computing(0, ge=0)
-    """GPUs of each runner, fractions allowed."""
+    gpus_per_runner: float = of_computing(None, ge=0)
+    """GPUs of each runner, fractions allowed. Null, with `gpus_per_learner` null too: learner and runners share a GPU
+    of this machine, if there is one (docs/plan.md); else 0."""
     tensor_parallel: int = of_computing(1, ge=1)
     """Devices that each vLLM engine's model is split over: GPUs of its runner, or without any, processes on CPUs."""
     weight_transfer: Literal["gloo", "nccl", "ipc"] | None = of_computing(None)
     """vLLM's backend by which learners send full weights straight to engines; null: through Ray and shared memory."""
-    gpus_per_learner: float = of_computing(0, ge=0)
-    """GPUs of each learner."""
+    gpus_per_learner: float = of_computing(None, ge=0)
+    """GPUs of each learner; null: as of `gpus_per_runner`."""
     runner_threads: int = of_computing(1, ge=1)
     """CPU threads (and Ray CPUs) of each runner."""
     runner_resources: str | None = of_computing(None)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from policies.generation.vllm_device import GPU_SHARE
 from policies.generation.vllm_generator import BLOCK_TOKENS
 from policies.learning import logits, offloaded_adam
 from policies.learning.sharding import blocks_of
@@ -24,8 +25,6 @@ from policies.settings.settings import Settings
 
 LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0.3e9}
 """Bytes of a process before it holds a model, as measured (benchmarks/README.md)."""
-GPU_SHARE = 0.9
-"""What a vLLM engine takes of its share of a GPU."""
 NF4 = 0.5
 """Bytes of a weight in 4 bits."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -66,7 +65,7 @@ class Memory(NamedTuple):
     host: float
     """Beside it in the machine's memory."""
     share: float | None = None
-    """The part of a GPU that is taken whatever is needed."""
+    """The part of a GPU that vLLM's engines may take."""
 
     @property
     def total(self) -> float:

@@ -45,16 +45,17 @@ def named_resources(setting: str, text: str | None) -> dict[str, float]:
 
 
 def processes(settings: Fields, trial: bool = False) -> list[Process]:
-    """Returns what is started: the driver, which learns if there are no learners, and its runners and learners.
+    """Returns what is started: the driver, which learns if there are no learners and generates if there are no runners,
+    and its runners and learners.
 
     Args:
         settings: of the run.
         trial: the driver is a trial of Tune, which asks Ray for its CPU; else it runs where it was started.
     """
     s = settings
-    apart = s.num_learners > 0
+    own = (s.gpus_per_learner if s.num_learners == 0 else 0) + (s.gpus_per_runner if s.num_runners == 0 else 0)
     kinds = [
-        Process("driver", 1, 1 if trial else 0, 0 if apart else s.gpus_per_learner, {}),
+        Process("driver", 1, 1 if trial else 0, own, {}),
         Process(
             "runner",
             s.num_runners,

@@ -23,6 +23,7 @@ from policies.settings.about import Decides, about
 from policies.settings.contradictions import refuse_contradictions
 from policies.settings.error import SettingsError
 from policies.settings.fields import Fields
+from policies.settings.gpus import choose_gpus
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -264,6 +265,12 @@ class Settings(Fields):
             CacheError: `smollm2` is named for the first time, and the cache cannot be written.
         """
         return {module_id: model_path(name) for module_id, name in self.models.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_gpus(cls, values: Any) -> Any:
+        """Fills in which GPU is used, if that is left out."""
+        return choose_gpus(values) if isinstance(values, Mapping) else values
 
     @field_validator("chat_date")
     @classmethod

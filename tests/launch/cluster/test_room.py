@@ -98,7 +98,11 @@ def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
             r"1 of 1 learner with GPU=2 \(.* has 1 GPUs left\), and none for 1 of 1 runner with CPU=16 \(.* has 8 "
             r"CPUs left\)\. Lower num_runners, runner_threads, num_learners, gpus_per_learner, or add nodes\.$",
         ),
-        ({"gpus_per_learner": 2}, [{"CPU": 8, "GPU": 1}] * 2, "1 of 1 driver with GPU=2 .* Lower gpus_per_learner, or"),
+        (
+            {"gpus_per_learner": 2},
+            [{"CPU": 8, "GPU": 1}] * 2,
+            "1 of 1 driver with GPU=2 .* Lower gpus_per_learner \\(and .*\\), or",
+        ),
         ({}, [], r"1 of 1 runner with CPU=1 \(the cluster has no nodes\)"),
     ],
 )
@@ -115,6 +119,8 @@ def test_a_run_is_refused_with_what_nodes_lack_and_what_to_change(
     "values",
     [
         {"num_runners": 0, "backend": "transformers", "gpus_per_learner": 1},
+        {"num_runners": 0, "gpus_per_runner": 0.5, "gpus_per_learner": 0.25},
+        {"num_runners": 0, "gpus_per_runner": 0.5, "num_learners": 1},
         {"num_runners": 3, "runner_threads": 2, "gpus_per_runner": 0.5, "num_learners": 2},
         {"gpus_per_runner": 2, "tensor_parallel": 2, "num_learners": 1, "gpus_per_learner": 1},
         {"runner_resources": "sampling=1, fast=0.5", "num_learners": 1, "learner_resources": "big=1"},

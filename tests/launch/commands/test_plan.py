@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import RwkvConfig
 
 from benchmarks.roofline import MODELS
@@ -229,6 +230,27 @@ def test_a_driver_that_learns_shares_no_gpu_with_runners_that_need_the_rest_of_i
         check_driver(resolve(preset, [], []))
 
 
+@pytest.mark.parametrize("words", [["gpus_per_runner=0.5"], ["gpus_per_runner=0.5", "num_learners=1"]])
+def test_a_driver_that_generates_on_a_gpu_does_not_fit_where_there_is_none(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert plan(["imdb-tiny", "num_runners=0", *words]) == 1
+    assert capsys.readouterr().out.endswith("It does not fit.\n")
+    assert plan(["imdb-tiny", "num_runners=0", *words], nodes=machines(1, gpus=1, gpu_memory=16)) == 0
+    assert re.search(r"^1 driver +0 +0\.5 ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_driver_that_generates_shares_no_gpu_with_learners_that_need_the_rest_of_it() -> None:
+    values = {"num_runners": 0, "gpus_per_runner": 0.5, "num_learners": 1, "gpus_per_learner": 1}
+    with pytest.raises(
+        CommandError, match=r"num_runners=0 the driver generates .* to learners too, .* Set num_runners=1"
+    ):
+        check_driver(make_settings(values))
+    check_driver(make_settings({**values, "num_runners": 1}))
+
+
 def test_this_machine_holds_the_preset_and_no_gpu_it_does_not_have(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +272,7 @@ def test_this_machine_holds_the_preset_and_no_gpu_it_does_not_have(
     assert plan(["imdb-tiny", "gpus_per_runner=4", "tensor_parallel=4"]) == 1
     output = capsys.readouterr().out
     assert re.search(
-        r"^1 runner +1 +4 +\d\.\d of each of 4 GPUs, \d+\.\d beside them; its engines take 90% of each "
+        r"^1 runner +1 +4 +\d\.\d of each of 4 GPUs, \d+\.\d beside them; its engines take at most 90% of each "
         r"\(2 vLLM engines, each over 4 GPUs\)$",
         output,
         re.MULTILINE,

@@ -198,6 +198,6 @@ def test_a_search_that_ray_has_no_room_for_is_refused() -> None:
         check(5)
     with pytest.raises(
         CommandError,
-        match=r"1 of 1 driver with CPU=1, GPU=0\.5 \(.* Lower gpus_per_learner, or",
+        match=r"1 of 1 driver with CPU=1, GPU=0\.5 \(.* Lower gpus_per_learner \(and gpus_per_runner with .*\), or",
     ):
         check(None, gpus_per_learner=0.5)

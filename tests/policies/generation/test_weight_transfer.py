@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from policies.generation.generator import Loaded, Sampling
 from policies.generation.installed import vllm_installed
@@ -198,3 +200,27 @@ def test_the_digest_tells_apart_what_differs_in_a_bit_a_place_a_name_or_a_type()
     moved = large.clone()
     moved[0], moved[-1] = 2, 2
     assert digest(("a", large)) != digest(("a", moved))
+
+
+def test_what_the_digest_computes_of_a_tensor_reads_nothing_that_it_computed_of_another() -> None:
+    """Else a CUDA stream would read what another one is still writing: vLLM's tensors pass by on two, by turns."""
+
+    class Recorder(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read: list[Tensor] = []
+            self.written: list[Tensor] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            self.read += [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.written += [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            return result
+
+    digest, recorders = Digest(), [Recorder() for _ in range(3)]
+    for recorder in recorders:
+        with recorder:
+            digest.add("a", torch.ones(4))
+    for number, recorder in enumerate(recorders):
+        earlier = {id(tensor) for other in recorders[:number] for tensor in other.written}
+        assert recorder.read and not earlier & {id(tensor) for tensor in recorder.read}

@@ -147,6 +147,18 @@ def test_defaults_are_the_papers() -> None:
             "is for one learner and one engine that share a GPU, and here are num_learners=0, num_runners=2",
         ),
         ({"tensor_parallel": 2, "num_runners": 0, "gpus_per_runner": 2}, "num_runners=0 starts none. Set num_runners"),
+        (
+            {"num_runners": 0, "gpus_per_runner": 1, "gpus_per_learner": 0.5},
+            "gpus_per_runner=1 and gpus_per_learner=0.5 ask for more. Set 0.5 of each, or num_runners=1.",
+        ),
+        (
+            {"num_runners": 0, "gpus_per_runner": 2, "num_learners": 1, "gpus_per_learner": 1},
+            "on one GPU, and gpus_per_runner=2 ask for more.",
+        ),
+        (
+            {"weights": "lora", "gpus_per_runner": 0.5, "dtype": "fp32", "backend": "vllm"},
+            "vLLM 0.32 computes adapters in 16 bits only. Set dtype=bf16, or backend=transformers.",
+        ),
         ({"tensor_parallel": 2, "gpus_per_runner": 0.5}, "Set gpus_per_runner=2, or lower tensor_parallel."),
         ({"tensor_parallel": 2, "gpus_per_runner": 4}, "no others of its runner would be used. Set gpus_per_runner=2"),
         ({"tensor_parallel": 2}, "Set runner_threads to 2 or more, or gpus_per_runner=2."),

