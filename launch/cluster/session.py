@@ -318,8 +318,8 @@ def _temporary_folder() -> Iterator[str]:
         unnamed = Path(tempfile.mkdtemp(prefix=f".{FOLDER}", dir=place))
     except OSError as error:
         raise CommandError(
-            f"Ray needs a folder in {place}, which cannot be made: {error.strerror}. Set RAY_TMPDIR to a folder that can "
-            "be written, with a path of at most 20 characters."
+            f"Ray needs a folder in {place}, which cannot be made: {error.strerror}. Set RAY_TMPDIR to a folder that "
+            "can be written, with a path of at most 20 characters."
         ) from error
     lock = FileLock(unnamed / ALIVE, blocking=False, fallback_to_soft=False)
     with contextlib.suppress(OSError):  # a file system without locks
