@@ -41,6 +41,7 @@ PADDED = {"pad_token_id": 0}  # the default is beyond a small vocabulary
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32},
     "gpt_neox": {"num_key_value_heads": None},
+    "gptj": {"num_key_value_heads": None, "rotary_dim": 16},
     "olmo2": PADDED,
     "smollm3": PADDED,
     "mixtral": EXPERTS,
