@@ -8,7 +8,8 @@ from pathlib import Path
 
 _LONGEST = 300  # characters of what vLLM says
 _LISTS = re.compile(
-    r"\.? *(Supported architectures|Model type should be one of|The available parameters|Failed core proc).*", re.DOTALL
+    r"\.? *(Supported architectures|Model type should be one of|The available parameters|Failed core proc).*",
+    re.DOTALL,
 )
 _MEMORY = re.compile(
     r"out of memory|allocate memory|enough memory|memory utilization|KV cache|free memory|unable to mmap"
