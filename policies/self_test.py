@@ -129,10 +129,11 @@ class SyncCheck:
         """
         limit = self.settings.max_sampler_gap or _MAX_DIFF[self._dtype(name)]
         if not diff <= limit:  # nor is NaN
+            other = "use backend=transformers, or " if self.settings.backend == "vllm" else ""
             raise WeightSyncError(
                 f"The generation engine of {name} does not sample by the weights that {name} learns: mean |sampler - "
-                f"learner| log-probability is {diff:.2g} nats a token (max_sampler_gap is {limit:g}). Use "
-                "backend=transformers, or raise max_sampler_gap if the two only round differently."
+                f"learner| log-probability is {diff:.2g} nats a token, and max_sampler_gap is {limit:g}. If the two "
+                f"only round differently, raise max_sampler_gap; else {other}report this with the model."
             )
 
     def _test(self, name: str) -> Probe:
@@ -149,8 +150,8 @@ class SyncCheck:
         def score(weights: Weights, rows: Rows) -> torch.Tensor:
             return self.learners.score_under(name, weights, rows)["logprobs"]
 
-        allowed = _ALLOWED[self._dtype(name)]
-        return self_test(self.learners.weights(name), prompts, load, generate, score, name, allowed)
+        allowed, backend = _ALLOWED[self._dtype(name)], self.settings.backend
+        return self_test(self.learners.weights(name), prompts, load, generate, score, name, allowed, backend)
 
     def _prompts(self, name: str) -> list[list[int]]:
         chain = self.settings.make_chain(self.task, self.settings.make_tokenizers(), (name,))
@@ -180,6 +181,7 @@ def self_test(
     score: Callable[[Weights, Rows], torch.Tensor],
     name: str,
     allowed_share: float = _ALLOWED[torch.float32],
+    backend: str = "vllm",
 ) -> Probe:
     """Perturbs one LLM's weights in the engine and back, comparing log-probabilities with the learner's at each step.
 
@@ -191,6 +193,7 @@ def self_test(
         score: the learner's log-probabilities `[B, R]` of the rows under given weights.
         name: of the LLM and engine, for the message.
         allowed_share: of the perturbation's effect that may stay unexplained, beside twice the rounding gap.
+        backend: that the engine is of, for the message.
 
     Raises:
         SelfTestFailure: the engine did not follow. The initial weights have been loaded back by then.
@@ -216,7 +219,8 @@ def self_test(
             f"The generation engine of {name} does not follow new weights: mean |sampler - learner| log-probability is "
             f"{found.before:.2g} at start, {found.perturbed:.2g} after new weights (allowed {allowed:.2g}; "
             f"{found.moved:.2g} would mean it kept the old ones) and {found.after:.2g} after the old ones came back. "
-            "Use backend=transformers, or report this with the versions of vllm, torch and the model."
+            f"{'Use backend=transformers, or report' if backend == 'vllm' else 'Report'} this with the versions of "
+            f"{backend}, torch and the model."
         )
     return found
 
