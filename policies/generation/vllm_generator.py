@@ -14,10 +14,11 @@ import torch
 
 from policies.generation import vllm_device, vllm_lora
 from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
+from policies.generation.vllm_errors import explain
 from policies.generation.vllm_in_process import classes_kept, share_groups, threads_kept
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
-from policies.models.model_check import head_width, key_value_heads
+from policies.models.model_check import head_width, key_value_heads, load_config
 from policies.models.weights import Weights, in_shared_memory
 
 if TYPE_CHECKING:
@@ -163,9 +164,8 @@ class VLLMGenerator:
                 engine = LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
         except Exception as error:  # of any kind: vLLM's own, pydantic's, torch's
             raise EngineStartError(
-                f"vLLM could not start an engine for `{self._paths[name]}`: {type(error).__name__}: "
-                f"{' '.join(str(error).split()).rstrip('.')}. If memory is short, "
-                f"{vllm_device.memory_advice(self.device)}."
+                f"vLLM could not start an engine for `{self._paths[name]}`: "
+                f"{explain(error, vllm_device.memory_advice(self.device))}"
             ) from error
         if self.in_process:
             share_groups(engine)
@@ -175,9 +175,7 @@ class VLLMGenerator:
         """KV cache of each of an engine's devices for `max_sequences` full contexts; by default an engine asks for most
         of the memory that there is.
         """
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
+        config = load_config(path, trust_remote_code).get_text_config()
         width = head_width(config)
         heads = max(key_value_heads(config) // self.tensor_parallel, 1)
         size = 2 if self._arguments["dtype"] == "bfloat16" else 4
@@ -197,7 +195,7 @@ class VLLMGenerator:
             raise EngineStartError(
                 f"vLLM needs {needed / 2**30:.1f} GiB for the KV caches of this runner's engines ({max_sequences} "
                 f"responses at once, {self._arguments['max_model_len']} tokens each), but {free / 2**30:.1f} GiB of "
-                "memory are free. Lower max_prompt, max_response, queries or num_agents."
+                f"memory are free. {vllm_device.memory_advice(self.device).capitalize()}."
             )
 
     def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:

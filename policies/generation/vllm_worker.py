@@ -230,7 +230,7 @@ def _detach_expert_kernels(model: Any) -> list[tuple[Any, Any]]:
     """
     if not current_platform.is_cpu():
         return []
-    methods = (getattr(module, "quant_method", None) for module in model.modules())
+    methods: list[Any] = [getattr(module, "quant_method", None) for module in model.modules()]
     kernels = [(method, method.moe_kernel) for method in methods if getattr(method, "moe_kernel", None) is not None]
     for method, _ in kernels:
         method.moe_kernel = None
