@@ -165,8 +165,8 @@ class ChatFormat:
             answered = self._render([*asked, answer], generate=False)
         except ChatError:
             return ""
-        between, found, _ = answered.removeprefix(opened).partition(answer["content"])
-        if answered.startswith(opened) and found and between.strip():
+        between, separator, _ = answered.removeprefix(opened).partition(answer["content"])
+        if answered.startswith(opened) and separator and between.strip():
             raise ChatError(
                 f"The chat template of {self._tokenizer.name_or_path} opens no assistant turn: an answer would follow "
                 f"{opened!r}, without {between!r}. {_OTHER}"
