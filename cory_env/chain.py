@@ -58,6 +58,7 @@ class Chain:
 
     Attributes:
         at: By position, the chain by whose tokenizer that agent reads and writes: this one, if not said otherwise.
+        turn_end: The token that ends a response only because the chat template ends a turn with it.
     """
 
     at: "tuple[Chain, ...]"
@@ -110,8 +111,9 @@ class Chain:
         if not math.isfinite(partner_reward):
             raise ValueError(f"partner_reward is {partner_reward}, but must be a finite number; the paper's is 1.")
         self.chat = ChatFormat(tokenizer, system, chat_date) if chat else None
-        turn_end = None if self.chat is None else self.chat.turn_end
-        ends = [end for end in (tokenizer.eos_token_id, *stop_token_ids, turn_end) if end is not None]
+        ends = [end for end in (tokenizer.eos_token_id, *stop_token_ids) if end is not None]
+        self.turn_end = None if self.chat is None else self.chat.turn_end(ends)
+        ends += [] if self.turn_end is None else [self.turn_end]
         if not ends:
             raise ValueError(
                 "The tokenizer has no end-of-sequence token, so no response could ever end. Set its eos_token."
