@@ -70,6 +70,7 @@ class Chain:
         at: By position, the chain by whose tokenizer that agent reads and writes: this one, if not said otherwise.
         ends: The tokens that end a response; `stop_token_ids` is the same, in order.
         stops: The stop text, or none, as `Detokenizer` takes them.
+        turn_end: The token that ends a response only because the chat template ends a turn with it.
     """
 
     at: "tuple[Chain, ...]"
@@ -129,15 +130,15 @@ class Chain:
         if not math.isfinite(partner_reward):
             raise ValueError(f"partner_reward is {partner_reward}, but must be a finite number; the paper's is 1.")
         self.chat = ChatFormat(tokenizer, system, chat_date) if chat else None
-        turn_end = None if self.chat is None else self.chat.turn_end
         vocab = tokenizer.get_vocab()
         self._known = max(vocab.values()) + 1  # ids may have gaps
         self.vocab_size = vocab_size or self._known
         self.num_embeddings = num_embeddings or self.vocab_size
         holding = [] if stop is None else tokens_holding(tokenizer, stop)
+        self.turn_end = None if self.chat is None else self.chat.turn_end([tokenizer.eos_token_id, *stop_token_ids])
         ends = [
             end
-            for end in dict.fromkeys([tokenizer.eos_token_id, *stop_token_ids, turn_end, *holding])
+            for end in dict.fromkeys([tokenizer.eos_token_id, *stop_token_ids, self.turn_end, *holding])
             if end is not None and end < self.vocab_size
         ]
         if not ends:

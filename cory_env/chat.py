@@ -1,7 +1,7 @@
 """Wraps prompts as an instruction-tuned model expects them: in the chat template of its tokenizer."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import date, datetime
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,6 @@ class ChatFormat:
 
     Attributes:
         asks_date: Whether the template asked for today's date so far.
-        turn_end: The token with which the template ends the assistant's turn, if it does so with one.
         written: What the template writes around messages of all roles that it takes.
     """
 
@@ -60,7 +59,7 @@ class ChatFormat:
         self._checked: set[tuple[str, ...]] = set()
         self._opening = self._check_turn()
         self.render("a")
-        self.written, self.turn_end = self._probe()
+        self.written, self._turn_ends = self._probe()
 
     def render(self, text: str, history: Sequence[Message] = ()) -> str:
         """Returns the conversation as the model reads it, special tokens as text, open for the assistant's answer.
@@ -81,6 +80,13 @@ class ChatFormat:
                 self._checked.clear()
             self._checked.add(roles)
         return self._render(messages)
+
+    def turn_end(self, ends: Collection[int]) -> int | None:
+        """Returns the token with which the template ends the assistant's turn, if it does so with none of `ends`.
+
+        Base models often have a template that ends turns with `<|im_end|>`, but name only another end.
+        """
+        return self._turn_ends[0] if self._turn_ends and not set(self._turn_ends) & set(ends) else None
 
     def _system_message(self) -> list[Message]:
         return [] if self._system is None else [Message(role="system", content=self._system)]
@@ -165,17 +171,17 @@ class ChatFormat:
             answered = self._render([*asked, answer], generate=False)
         except ChatError:
             return ""
-        between, found, _ = answered.removeprefix(opened).partition(answer["content"])
-        if answered.startswith(opened) and found and between.strip():
+        between, separator, _ = answered.removeprefix(opened).partition(answer["content"])
+        if answered.startswith(opened) and separator and between.strip():
             raise ChatError(
                 f"The chat template of {self._tokenizer.name_or_path} opens no assistant turn: an answer would follow "
                 f"{opened!r}, without {between!r}. {_OTHER}"
             )
         return ""
 
-    def _probe(self) -> tuple[str, int | None]:
-        """Returns what the template writes around messages, and the token that ends the assistant's turn."""
-        written, turn_end = "", None
+    def _probe(self) -> tuple[str, list[int]]:
+        """Returns what the template writes around messages, and the tokens that end the assistant's turn."""
+        written, turn_ends = "", list[int]()
         for role in _ROLES:
             other = Message(role=role, content=_MARKER.format(0))
             asked = Message(role="user", content=_MARKER.format(1))
@@ -185,16 +191,19 @@ class ChatFormat:
                 except ChatError:
                     continue
                 written += rendered
-                if role == "assistant" and messages == [asked, other]:
-                    turn_end = self._leading_token(rendered.partition(other["content"])[2])
-        return written, turn_end
+                if role == "assistant" and messages[0] is asked:  # some leave the last turn open
+                    turn_ends = turn_ends or self._leading_tokens(rendered.partition(other["content"])[2])
+        return written, turn_ends
 
-    def _leading_token(self, text: str) -> int | None:
-        """Returns the longest added token with which a text begins, after space."""
-        added = self._tokenizer.added_tokens_decoder.items()
-        leading = [(len(token.content), number) for number, token in added if text.lstrip().startswith(token.content)]
-        marks = [(length, number) for length, number in leading if is_mark(text.lstrip()[:length])]
-        return max(marks, default=(0, None))[1]
+    def _leading_tokens(self, text: str) -> list[int]:
+        """Returns the added tokens with which a text begins, spaces aside."""
+        tokens: list[int] = []
+        added = {token.content: number for number, token in self._tokenizer.added_tokens_decoder.items()}
+        while marks := [mark for mark in added if is_mark(mark) and text.lstrip().startswith(mark)]:
+            longest = max(marks, key=len)
+            tokens.append(added[longest])
+            text = text.lstrip().removeprefix(longest)
+        return tokens
 
 
 def refuse_conversations(task: Task) -> None:

@@ -77,15 +77,14 @@ class ControlTokens:
         if self._normalize is not None and not self._pattern.search(text):
             normalized = self._normalize(text)  # as in full-width characters, which NFKC makes ASCII
             text = normalized if self._pattern.search(normalized) else text
-        pieces = []
-        done = 0
-        for start, stop in self._spans(text):
-            pieces += [text[done:start], text[start:stop].translate(self._stand_ins)]
-            done = stop
-        return "".join([*pieces, text[done:]]) if pieces else text
+        spans = list(self._spans(text))
+        characters = list(text) if spans else []
+        for start, stop in spans:
+            characters[start:stop] = text[start:stop].translate(self._stand_ins)
+        return "".join(characters) or text
 
     def _spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yields where control tokens are spelled in a text, from left to right, and their parts at its two ends."""
+        """Yields where control tokens are spelled in a text, and their parts at its two ends."""
         inner = text.strip()  # templates strip
         if not inner:
             return
@@ -100,7 +99,7 @@ class ControlTokens:
         if begin > left:
             yield left, begin
         for match in self._pattern.finditer(text):
-            yield max(match.start(), begin), match.end()
+            yield match.span()
         if end < right:
             yield end, right
 

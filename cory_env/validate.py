@@ -217,8 +217,10 @@ def check_chat(chain: Chain, report: Report) -> None:
         report.facts.append(
             "chat template: asks for today's date, for which a run gives it the date of its start (chat_date)"
         )
-    if chat is not None and chat.turn_end is not None:
-        report.facts.append(f"chat template: ends a turn, so a response too, with {tokenizer.decode(chat.turn_end)}")
+    if chain.turn_end is not None:
+        report.facts.append(
+            f"chat template: ends turns with {tokenizer.decode(chain.turn_end)}, which therefore ends a response"
+        )
     bos = tokenizer.bos_token_id
     if bos is None or not chain.task.train:
         return

@@ -127,8 +127,8 @@ def base_name(trained: Trained, policy: str) -> str:
 def generation_config(settings: Settings, tokenizers: Tokenizers, policy: str) -> GenerationConfig:
     """Returns what makes `transformers` and vLLM sample and stop as in training: by temperature alone."""
     tokenizer = tokenizers[policy]
-    turn_ends = [chat.turn_end for chat in settings.chat_formats({policy: tokenizer}).values()]
-    named = (tokenizer.eos_token_id, *settings.stop_token_ids(tokenizers, policy), *turn_ends)
+    named = (tokenizer.eos_token_id, *settings.stop_token_ids(tokenizers, policy))
+    named += tuple(chat.turn_end(named) for chat in settings.chat_formats({policy: tokenizer}).values())
     known = settings.vocab_size(tokenizers, policy)  # a tokenizer may have more
     ends = [token for token in dict.fromkeys(named) if token is not None and token < known]
     pad = tokenizer.pad_token_id

@@ -199,15 +199,15 @@ def _example(settings: Settings) -> str:
     if not settings.chat:
         return 'inputs = tokenizer("PROMPT", return_tensors="pt")'
     system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
-    given = dates = ""
+    setup = dates = ""
     if settings.chat_date is not None:
-        given = (
+        setup = (
             "from datetime import date\n"
             f"today = date.fromisoformat({settings.chat_date!r}).strftime  # what the template was given in training\n"
         )
         dates = ',\n    strftime_now=today, date_string=today("%d %b %Y")'
     return (
-        f"{given}messages = {[*system, {'role': 'user', 'content': 'PROMPT'}]}\n"
+        f"{setup}messages = {[*system, {'role': 'user', 'content': 'PROMPT'}]}\n"
         "inputs = tokenizer.apply_chat_template(\n"
         f'    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"{dates}\n)'
     )

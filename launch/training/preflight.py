@@ -70,9 +70,9 @@ def check(settings: Settings) -> tuple[Task, Tokenizers]:
     report = Report(task.name)
     for chain in chains:  # roles are exchanged, so whoever reads may play any of them
         check_lengths(chain, report)
-        of_chat = Report(task.name)
-        check_chat(chain, of_chat)
-        for warning in of_chat.warnings:
+        chat_report = Report(task.name)
+        check_chat(chain, chat_report)
+        for warning in chat_report.warnings:
             print(f"Warning: {warning}", file=sys.stderr)
     if report.problems:
         raise CommandError(" ".join(report.problems))

@@ -92,9 +92,8 @@ def refuse_contradictions(settings: Fields) -> None:
             raise ValueError(f"min_{what}={low}, but max_{what}={high}. Set max_{what} to {low} or more.")
     if settings.stop == "":
         raise ValueError("stop is empty, so every token would end a response. Name a text, or leave it null.")
-    for name in ("system", "chat_date"):
-        if getattr(settings, name) is not None and not settings.chat:
-            raise ValueError(f"{name} is set, but chat is off, so no model would see it. Set chat=true.")
+    if settings.system is not None and not settings.chat:
+        raise ValueError("system is set, but chat is off, so no model would see it. Set chat=true.")
     if settings.kl_control == "adaptive":
         _refuse_to_steer(settings)
     learners = max(settings.num_learners, 1)

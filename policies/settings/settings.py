@@ -376,7 +376,7 @@ def changed_settings(kept: Settings, asked: Settings) -> list[str]:
 
 
 def refuse_idle(given: Mapping[str, Any], settings: Settings) -> None:
-    """Refuses a setting that was asked for and has no effect: one of adapters where there are none.
+    """Refuses a setting that was asked for and has no effect: one of adapters, or of chat templates, without them.
 
     Not so a default, which files that list every setting hold; nor what was asked for together with adapters, where
     something that wins over it took these away.
@@ -388,6 +388,8 @@ def refuse_idle(given: Mapping[str, Any], settings: Settings) -> None:
     Raises:
         SettingsError: names the setting and what would make it count.
     """
+    if given.get("chat_date") is not None and not (settings.chat or given.get("chat")):
+        raise SettingsError("chat_date is set, but chat is off, so no template gets it. Set chat=true.")
     if settings.weights == "lora" or given.get("weights") == "lora":
         return
     for name in ("lora_rank", "lora_alpha", "lora_targets"):

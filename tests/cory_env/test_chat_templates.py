@@ -50,6 +50,8 @@ PARTS = (
     "{% for m in messages %}{{ m.role }}{% for part in m.content %}{% if part['type'] == 'text' %}{{ part['text'] }}"
     f"{{% endif %}}{{% endfor %}}{{% endfor %}}{ENDING}Assistant:{{% endif %}}"
 )
+OPEN = CHATML.replace("<|im_end|>\n", "{% if not loop.last %}<|im_end|>{% endif %}\n")  # leaves the last turn open
+RUN = CHATML.replace("<|im_end|>", "<|end|>{{ eos_token }}")  # as of Cohere: the end is the second of two
 ROLES = (
     "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}"
 )
@@ -67,6 +69,8 @@ def tokenizer(template: str) -> PreTrainedTokenizerBase:
 @pytest.mark.parametrize(
     ("template", "system", "end"),
     [
+        (OPEN, True, "<|im_end|>"),
+        (RUN, True, None),
         (CHATML, True, "<|im_end|>"),
         (LLAMA.replace("</s>", "{{ eos_token }}"), True, "<|endoftext|>"),
         (ZEPHYR, True, "<|endoftext|>"),

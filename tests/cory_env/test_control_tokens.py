@@ -192,6 +192,20 @@ def test_a_classifier_reads_no_special_tokens_in_what_it_judges(name: str) -> No
         assert not set(ids["input_ids"]) & set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
 
 
+def test_tokens_that_hold_others_become_no_part_of_those() -> None:
+    tokenizer = byte_level()
+    nested = ["<s>", "x<s>y<s>", "<s", "s>>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": nested})
+    control = ControlTokens(tokenizer)
+    pieces = ["x", "y", "<s>", "<", "s>", ">>", "x<s>y"]
+    for parts in itertools.product(pieces, repeat=4):
+        text = "".join(parts)
+        for prompt in (control.mask(text), control.mask(parts[0]) + control.mask("".join(parts[1:]))):
+            assert "".join(control.split(prompt)) == text
+            (ids,) = control.encode([prompt], add_special_tokens=False)
+            assert tokenizer.decode(ids) == text and not set(ids) & set(tokenizer.all_special_ids)
+
+
 def test_a_token_of_one_character_is_that_character() -> None:
     tokenizer = byte_level()
     tokenizer.pad_token = "!"

@@ -182,6 +182,7 @@ def test_a_file_that_an_earlier_version_wrote_still_means_the_same(tmp_path: Pat
     ("words", "says"),
     [
         (["lora_rank=8"], "lora_rank=8 has no effect"),
+        (["chat_date=2024-07-26"], "chat_date is set, but chat is off"),
         (["lora_targets=q_proj", "weights=full"], "Set weights=lora, or leave lora_targets out."),
         (["lora_alpha=8", "weights=lora"], None),
         (["lora_rank=16"], None),  # the default, as in a file that lists every setting

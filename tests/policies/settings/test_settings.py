@@ -93,7 +93,6 @@ def test_defaults_are_the_papers() -> None:
         ({"kl_control": "adaptive", "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
         ({"min_query": 2}, "min_query=2, but max_query=None. Set max_query to 2 or more."),
         ({"system": "Be kind."}, "system is set, but chat is off"),
-        ({"chat_date": "2024-07-26"}, "chat_date is set, but chat is off"),
         ({"stop": ""}, "stop is empty, so every token would end a response."),
         ({"quantization": "nf4"}, "quantization=nf4 stores weights that cannot be trained. Set weights=lora"),
         ({"quantization": "nf4", "weights": "lora"}, "nf4 is not in vLLM 0.32. Use backend=transformers"),
