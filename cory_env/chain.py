@@ -226,14 +226,14 @@ class Chain:
         return [self._spell_out(*turn, prompt) for turn, prompt in zip(turns, prompts, strict=True)]
 
     def _check_embedded(self, query: Query, prompt: Sequence[int]) -> None:
-        for token in prompt:
-            if token >= self.num_embeddings:
-                raise NoEmbeddingError(
-                    f"The prompt of query {query.id} of task {self.task.name} holds the token "
-                    f"{self._unembedded[token]!r} with id {token}, but the model has {self.num_embeddings} embeddings: "
-                    f"{query.text[:80]!r}. Change the prompt or the data, use the tokenizer that the model was trained "
-                    "with, or resize the model's embeddings."
-                )
+        token = next((token for token in prompt if token in self._unembedded), None)
+        if token is not None:
+            name = self.tokenizer.name_or_path
+            raise NoEmbeddingError(
+                f"The prompt of query {query.id} of task {self.task.name} holds the token {self._unembedded[token]!r} with "
+                f"id {token}, but `{name}` has {self.num_embeddings} embeddings: {query.text[:80]!r}. Change the prompt "
+                "or the data, use the tokenizer that the model was trained with, or resize the model's embeddings."
+            )
 
     def _spell_out(self, query: Query, texts: Sequence[str], prompt: list[int]) -> list[int]:
         """Spells tokens without an embedding by their characters, where it is a response that brings them."""
