@@ -349,8 +349,9 @@ def test_a_prompt_with_a_token_beyond_the_embeddings_is_refused_and_one_without_
         ask = Chain(chain().task, tokens, **settings)
         assert ask.build_prompt(QUERIES[0], []) == (tokens_of("This movie was"), False)
         said = f"token '<go>' with id 4097, but `{tokens.name_or_path}` has 4096 embeddings: "
-        with pytest.raises(NoEmbeddingError, match=f"query 7 of task reviews holds the {said}'a <go> b'"):
-            ask.build_prompt(Query(7, "a <go> b"), [])
+        if not special:
+            with pytest.raises(NoEmbeddingError, match=f"query 7 of task reviews holds the {said}'a <go> b'"):
+                ask.build_prompt(Query(7, "a <go> b"), [])
         templates = replace(chain().task, observer_template="<go> {reference}{query}")
         with pytest.raises(NoEmbeddingError, match=said):
             Chain(templates, tokens, **settings).build_prompt(QUERIES[0], [tokens_of(" good")])
