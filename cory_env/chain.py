@@ -139,7 +139,7 @@ class Chain:
         ends = [
             end
             for end in dict.fromkeys([tokenizer.eos_token_id, *stop_token_ids, self.turn_end, *holding])
-            if end is not None and end < self.vocab_size
+            if end is not None and 0 <= end < self.vocab_size
         ]
         if not ends:
             raise ValueError(
@@ -256,14 +256,14 @@ class Chain:
         return replace(query, text=text, columns={**query.columns, **columns}, history=history)
 
     def _check_embedded(self, query: Query, prompt: Sequence[int]) -> None:
-        for token in prompt:
-            if token >= self.num_embeddings:
-                raise NoEmbeddingError(
-                    f"The prompt of query {query.id} of task {self.task.name} holds the token "
-                    f"{self._unembedded[token]!r} with id {token}, but the model has {self.num_embeddings} embeddings: "
-                    f"{query.text[:80]!r}. Change the prompt or the data, use the tokenizer that the model was trained "
-                    "with, or resize the model's embeddings."
-                )
+        token = next((token for token in prompt if token in self._unembedded), None)
+        if token is not None:
+            text, model = self._unembedded[token], self.tokenizer.name_or_path
+            raise NoEmbeddingError(
+                f"The prompt of query {query.id} of task {self.task.name} holds the token {text!r} with id {token}, "
+                f"but `{model}` has {self.num_embeddings} embeddings: {query.text[:80]!r}. Change the prompt or the "
+                "data, use the tokenizer that the model was trained with, or resize the model's embeddings."
+            )
 
     def _spell_out(self, query: Query, texts: Sequence[str], prompt: list[int]) -> list[int]:
         """Spells tokens without an embedding by their characters, where it is a response that brings them."""

@@ -25,7 +25,7 @@ from transformers import (
 
 from recipes.cards import Figures
 from recipes.corpus import Corpus, Review
-from recipes.staging import save_half
+from recipes.staging import save_half, save_tokenizer
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def build(folder: Path, recipe: ClassifierRecipe, corpus: Corpus, log: Callable[
         return "held-out accuracy {:.3f} whole, {:.3f} 20-word crops".format(*accuracies)
 
     model = train(recipe, tokenizer, corpus, report, log)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     save_half(model, folder)
     stored = DistilBertForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     return measure(stored.eval(), tokenizer, corpus)

@@ -28,6 +28,7 @@ from policies.generation.generator import Response, Sampling
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.influence import Played, components, play_twice, share_interval
 from recipes.cards import Figures
+from recipes.staging import save_tokenizer
 
 EOS, UNKNOWN, CHARACTERS = "<eos>", "<unk>", "0123456789+~="
 POSITIONS = 64
@@ -314,6 +315,6 @@ def build(folder: Path, recipe: DraftsRecipe, log: Callable[[str], None], querie
     """Trains the model, saves it and its tokenizer into `folder`, and returns what is measured."""
     tokenizer = make_tokenizer()
     model = train(recipe, tokenizer, log)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     model.save_pretrained(folder)
     return measure(folder, queries)

@@ -23,7 +23,7 @@ from transformers import (
 
 from recipes.cards import Figures
 from recipes.corpus import Corpus, Review
-from recipes.staging import save_half
+from recipes.staging import save_half, save_tokenizer
 from recipes.windows import OBSERVER_SHARE, Windows
 
 EOS = "<|endoftext|>"
@@ -221,7 +221,7 @@ def build(folder: Path, recipe: LanguageModelRecipe, corpus: Corpus, log: Callab
     tokenizer = train_tokenizer((review.text for review in corpus.train), recipe.vocabulary)
     validation = Windows(corpus.held_out, tokenizer, seed=0).draw(min(256, 4 * len(corpus.held_out)), 64)
     model = train(recipe, tokenizer, corpus.train, lambda trained: mean_loss(trained, validation), log)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     save_half(model, folder)
     stored = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
     return measure(stored, tokenizer, corpus.held_out, min(2048, 16 * len(corpus.held_out)))

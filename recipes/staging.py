@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 @contextmanager
@@ -32,6 +32,14 @@ def replacing(target: Path) -> Iterator[Path]:
 def size_mb(folder: Path) -> float:
     """Returns the size of everything below `folder` in megabytes (10^6 bytes)."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
+    """Saves a tokenizer without the limit and padding of its last call, which readers of its file alone would apply."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    tokenizer.save_pretrained(folder)
 
 
 def save_half(model: "PreTrainedModel", folder: Path) -> None:

@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,17 +43,38 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence and the place to look, without the usage text.
 
     It takes no empty words: a shell makes them of variables that are not set, and they would stand for the default.
+    Settings, in commands that take them, are `key=value`; other spellings are refused with that one.
     """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuses empty words, then does as usual."""
+        """Refuses empty words and settings of other spellings, then does as usual."""
         words = list(sys.argv[1:] if args is None else args)
+        self._refuse_misspelled_settings(words)
         for before, word in zip(["", *words], words, strict=False):
             option, equals, value = word.partition("=")
             if not word or (option.startswith("--") and equals and not value):
                 what = option or (f"what follows {before}" if before else "the first argument")
                 self.error(f"{what} is empty: is a shell variable not set?")
         return super().parse_known_args(words, namespace)
+
+    def _refuse_misspelled_settings(self, words: Sequence[str]) -> None:
+        """Refuses `--key value`, `--key=value` and `key = value` for a setting that is no option of this command."""
+        if not any("key=value" in str(action.metavar) for action in self._actions):
+            return
+        for number, word in enumerate(words):
+            after = words[number + 1] if number + 1 < len(words) else "VALUE"
+            if word.startswith("--") and word not in self._option_string_actions:
+                name, _, value = word[2:].partition("=")
+                name, value, spelled = name.replace("-", "_"), value or after, word
+            elif word.startswith("=") and number:
+                name, value = words[number - 1], word[1:] or after
+                spelled = f"{name} {word}"
+            else:
+                continue
+            from policies.settings.settings import Settings  # takes its time, and is seldom needed
+
+            if name in Settings.model_fields and f"--{name}" not in self._option_string_actions:
+                self.error(f"`{spelled}` is not an option: settings are written as `{name}={value}`")
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with exit code 2."""

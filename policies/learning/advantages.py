@@ -19,6 +19,10 @@ EPSILON = 1e-4
 """What GRPO adds to a group's deviation (trl's number): below it, differences count as noise."""
 
 
+EQUAL = 1e-9
+"""Rewards of a group that lie no farther from their mean count as equal; sums of equal rewards differ by rounding."""
+
+
 def reinforce(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """REINFORCE++ (Hu et al. 2025): the rewards from each token on, whitened over the batch.
 
@@ -78,7 +82,7 @@ def varied(paid: Tensor, groups: Tensor) -> Tensor:
     """Whether a response's group was not all paid alike; `[B]`, bool."""
     centred, _, group = _centred(paid, groups)
     largest = torch.zeros(int(group.max()) + 1, dtype=torch.float64).scatter_reduce(0, group, centred.abs(), "amax")
-    return largest[group] > 1e-9
+    return largest[group] > EQUAL
 
 
 def _centred(paid: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:

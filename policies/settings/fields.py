@@ -38,9 +38,8 @@ class Fields(BaseModel):
     task: str = of_task("imdb")
     """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, or your own (docs/tasks.md)."""
     data: str | None = of_task(None, content=True)
-    """The training queries, instead of the task's own: a .jsonl, .json, .csv, .tsv or .parquet file (texts also as
-    .gz), a data set `hub:OWNER/NAME`, or a folder of files, `hub:FOLDER`. Settings may follow: `?query=COLUMN`, and
-    those of a data set, `&split=train&config=...&revision=...`."""
+    """The training queries, instead of the task's own: a .jsonl, .json, .csv, .tsv or .parquet file, `hub:OWNER/NAME` or
+    `hub:FOLDER`. Settings may follow: `?query=COLUMN`, and for `hub:` also `&split=train&config=...&revision=...`."""
     eval_data: str | None = of_task(None, content=True)
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
     validation: bool = of_task(True, earlier=False)
@@ -83,9 +82,8 @@ class Fields(BaseModel):
     """With `chat`: the date, YYYY-MM-DD, that a template gets that asks for today's; null: the day on which the run
     starts, which it keeps."""
     stop: str | None = of_task(None)
-    """A response also ends with the token that completes this text, such as a line break after a few-shot answer.
-    Rewards and later agents see what stands before it. Where the text spans several tokens, generation goes on to the
-    response's limit, and what is too much is dropped."""
+    """A response also ends with the token that completes this text, such as a line break; rewards and later agents see
+    what stands before it. Where no token holds all of it, generation goes on to the limit, and the rest is dropped."""
 
     # The chain.
     num_agents: int = of_policy(2, ge=1)

@@ -348,7 +348,7 @@ def test_a_prompt_with_a_token_beyond_the_embeddings_is_refused_and_one_without_
         settings: dict[str, Any] = {"vocab_size": 4096}
         ask = Chain(chain().task, tokens, **settings)
         assert ask.build_prompt(QUERIES[0], []) == (tokens_of("This movie was"), False)
-        said = "token '<go>' with id 4097, but the model has 4096 embeddings: "
+        said = f"token '<go>' with id 4097, but `{tokens.name_or_path}` has 4096 embeddings: "
         if special:  # text from the data never becomes a special token
             assert max(ask.build_prompt(Query(7, "a <go> b"), [])[0]) < 4096
         else:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from recipes import command, corpus
@@ -12,7 +13,7 @@ from recipes.classifier import accuracy_and_loss, positive_logits, short_texts
 from recipes.command import main
 from recipes.corpus import Corpus, clean, load_corpus, sentence_starts
 from recipes.language_model import mean_loss
-from recipes.staging import replacing, size_mb
+from recipes.staging import replacing, save_tokenizer, size_mb
 from recipes.windows import Windows
 
 LANGUAGE_MODEL = command.BUNDLED / command.LANGUAGE_MODEL
@@ -54,6 +55,17 @@ def test_every_asset_has_a_card_with_its_measured_figures_and_its_command(folder
     assert "## Licence" in card
     assert all(f"| {name} |" in card for name, value in figures.items() if not isinstance(value, list))
     assert all(text in card for value in figures.values() if isinstance(value, list) for text in value)
+
+
+def test_a_bundled_tokenizer_s_file_alone_neither_cuts_nor_pads_also_after_a_call_that_did(tmp_path: Path) -> None:
+    text = "The acting is, as ever, wonderful. " * 60
+    for folder in (LANGUAGE_MODEL, CLASSIFIER):
+        alone, other = Tokenizer.from_file(str(folder / "tokenizer.json")), AutoTokenizer.from_pretrained(folder)
+        assert len(alone.encode(text).ids) > 400
+        assert alone.encode(text, add_special_tokens=False).ids == other(text, add_special_tokens=False)["input_ids"]
+        other([text, "a"], truncation=True, max_length=8, padding=True)
+        save_tokenizer(other, tmp_path / folder.name)
+        assert (tmp_path / folder.name / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
 
 
 def test_the_language_model_loads_in_float32_without_dropout_and_continues_a_query() -> None:

@@ -79,7 +79,6 @@ def nothing(folder: Path) -> Path:
         (cut_weights, "model.safetensors are damaged"),
         (cut_bin, "pytorch_model.bin are damaged"),
         (without_a_shard, "lacks 1 of its files of weights, such as model-00002-of-00002.safetensors"),
-        (small_vocabulary, "has 4096 tokens, but the model has embeddings for 100"),
         (nothing, "no such folder"),
     ],
 )
@@ -98,6 +97,19 @@ def test_a_model_that_cannot_be_used_is_one_sentence(
     error = capsys.readouterr().err
     assert error.startswith("Error: ") and error.count("\n") == 1
     assert what in error and str(model) in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_prompt_with_a_token_beyond_the_embeddings_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    model = small_vocabulary(tmp_path)
+    for command in (train.main, validate.main):
+        assert command(["imdb-tiny", f"model={model}"]) == 2
+        told = capsys.readouterr()
+        assert "with id" in told.out + told.err and f"`{model}` has 100 embeddings" in told.out + told.err
     assert not (tmp_path / "runs").exists()
 
 
