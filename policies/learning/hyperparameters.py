@@ -75,7 +75,7 @@ class Hyperparameters:
         return self.lr
 
     def warn_if_rescheduled(self, updates: int | None, done: int) -> None:
-        """Warns if the learning rate jumps where training resumes, because `updates` changed, and with it the schedule.
+        """Warns if `updates`, and so the schedule, is another where training resumes: the learning rate may jump.
 
         Args:
             updates: what `updates` was before; None: not known.
@@ -84,9 +84,9 @@ class Hyperparameters:
         before = replace(self, updates=updates or self.updates)
         if 0 < done < self.updates and before.lr_at(done) != self.lr_at(done):
             logger.warning(
-                "updates=%d instead of %d changes lr_schedule=%s: the learning rate was %.4g in update %d, and is %.4g "
-                "in update %d.",
-                *(self.updates, updates, self.lr_schedule, before.lr_at(done - 1), done, self.lr_at(done), done + 1),
+                "lr_schedule=%s now ends at updates=%d instead of %d: the learning rate was %.4g in update %d and is "
+                "%.4g in update %d.",
+                *(self.lr_schedule, self.updates, updates, before.lr_at(done - 1), done, self.lr_at(done), done + 1),
             )
 
     @property

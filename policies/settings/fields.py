@@ -198,7 +198,7 @@ class Fields(BaseModel):
     """AdamW's learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = of_learning("constant")
     """How the learning rate falls over the run's `updates`, after `warmup`: not, or to 0 after the last one. A resume
-    with other `updates` changes it, and warns of the jump."""
+    with other `updates` changes it, and says so."""
     warmup: int = of_learning(0, ge=0)
     """Updates over which the learning rate rises to `lr`."""
     weight_decay: float = of_learning(0.0, ge=0, clone=True)

@@ -226,8 +226,8 @@ def test_a_schedule_that_other_updates_change_is_said_where_training_goes_on(
     short.save_to_path(str(tmp_path / "saved"))
     make_cory(**small, updates=4).restore_from_path(str(tmp_path / "saved"))
     assert [message for message in caplog.messages if "learning rate" in message] == [
-        "updates=4 instead of 2 changes lr_schedule=linear: the learning rate was 0.0001 in update 1, and is 7.5e-05 "
-        "in update 2."
+        "lr_schedule=linear now ends at updates=4 instead of 2: the learning rate was 0.0001 in update 1 and is "
+        "7.5e-05 in update 2."
     ]
 
 

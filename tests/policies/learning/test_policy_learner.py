@@ -131,7 +131,7 @@ def test_a_schedule_that_changes_where_training_goes_on_is_warned_of(caplog: pyt
     assert not caplog.messages
     Hyperparameters(lr=8.0, updates=20, lr_schedule="linear").warn_if_rescheduled(10, 10)
     assert caplog.messages == [
-        "updates=20 instead of 10 changes lr_schedule=linear: the learning rate was 0.8 in update 10, and is 4 in "
+        "lr_schedule=linear now ends at updates=20 instead of 10: the learning rate was 0.8 in update 10 and is 4 in "
         "update 11."
     ]
 
