@@ -132,8 +132,8 @@ def _command(options: argparse.Namespace) -> int:
         return 0
     session.quiet_libraries(options.debug)
     kinds = {job.arm.name: study.settings(job.arm, job.seed) for job in todo}.values()
-    made = check_comparable(options.out, kinds, load_task, lambda text: voice.say(text, True), options.allow_changes)
-    write_comparable(options.out, made)
+    sources = check_comparable(options.out, kinds, load_task, lambda text: voice.say(text, True), options.allow_changes)
+    write_comparable(options.out, sources)
     return _perform(todo, done, voice, options.allow_changes)
 
 

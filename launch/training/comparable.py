@@ -41,21 +41,21 @@ def check_comparable(
         CommandError: something differs that needs to be allowed, or what `prepare` raises.
     """
     before = {} if folder is None else read_comparable(folder)
-    made: dict[str, Sources] = dict(before)
+    present: dict[str, Sources] = dict(before)
     kinds = {json.dumps([getattr(settings, name) for name in OF_KIND]): settings for settings in asked}
     for kind, settings in kinds.items():
         if kind not in before:
-            made[kind] = sources_of(settings, *prepare(settings))
+            present[kind] = sources_of(settings, *prepare(settings))
             continue
         add_module_folders(function_names(settings, settings.whole_reward), before[kind].paths)
-        present = located(settings, before[kind].paths, settable=())
-        task, tokenizers = prepare(present)
-        sources = sources_of(present, task, tokenizers)
+        located_settings = located(settings, before[kind].paths, settable=())
+        task, tokenizers = prepare(located_settings)
+        sources = sources_of(located_settings, task, tokenizers)
         changes = check_sources(before[kind], settings, task, sources, str(folder), allow)
         for change in changes:
             tell(f"Warning: {change.text}. Trainings from before and after this do not compare.")
-        made[kind] = sources.continuing(before[kind], settings, changes, 0)
-    return made
+        present[kind] = sources.continuing(before[kind], settings, changes, 0)
+    return present
 
 
 def placed_settings(settings: Settings, sources: Iterable[Sources]) -> Settings:
@@ -85,5 +85,5 @@ def read_comparable(folder: Path) -> dict[str, Sources]:
 
 def write_comparable(folder: Path, sources: dict[str, Sources]) -> None:
     """Writes what each kind of training is made from, in one step."""
-    kept = {kind: each.to_json() for kind, each in sources.items()}
-    replace_text(folder / SOURCES, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    values = {kind: each.to_json() for kind, each in sources.items()}
+    replace_text(folder / SOURCES, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
