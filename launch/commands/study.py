@@ -9,10 +9,12 @@ from launch.console.errors import CommandError
 from launch.console.parser import Parser, local_path, run
 
 if TYPE_CHECKING:
+    from cory_env.tasks import Task
     from launch.display.terminal import Voice
     from launch.study.definition import Arm, Study
     from launch.study.results import StudyRun
     from launch.study.runs import Job
+    from policies.settings.settings import Settings, Tokenizers
 
 USAGE = """cory study NAME|FILE [key=value ...] --out DIR [options]
        cory study [NAME|FILE] --list"""
@@ -86,7 +88,6 @@ def _command(options: argparse.Namespace) -> int:
     from launch.study.runs import Job, jobs
     from launch.study.tables import arms_table, plan_table
     from launch.training.comparable import check_comparable, write_comparable
-    from launch.training.preflight import load_task
 
     where = [word for word in options.words if "=" not in word]
     if options.list and not where:
@@ -132,9 +133,22 @@ def _command(options: argparse.Namespace) -> int:
         return 0
     session.quiet_libraries(options.debug)
     kinds = {job.arm.name: study.settings(job.arm, job.seed) for job in todo}.values()
-    sources = check_comparable(options.out, kinds, load_task, lambda text: voice.say(text, True), options.allow_changes)
+    sources = check_comparable(options.out, kinds, _prepared, lambda text: voice.say(text, True), options.allow_changes)
     write_comparable(options.out, sources)
     return _perform(todo, done, voice, options.allow_changes)
+
+
+def _prepared(settings: "Settings") -> "tuple[Task, Tokenizers] | None":
+    """Returns the task and tokenizers of an arm; None where they cannot be made: its run fails, others need not."""
+    from launch.console.errors import is_defect
+    from launch.training.preflight import load_task
+
+    try:
+        return load_task(settings)
+    except Exception as error:
+        if is_defect(error):
+            raise
+        return None
 
 
 def _perform(
