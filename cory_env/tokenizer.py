@@ -92,7 +92,9 @@ def fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     else:
         rules = repr((sorted(tokenizer.get_vocab().items()), tokenizer(_PROBE)["input_ids"]))
     special = [getattr(tokenizer, name) for name in _SPECIAL]
-    return hashlib.sha256(repr((rules, special)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(
+        repr((rules, special, sorted(set(tokenizer.all_special_ids)))).encode("utf-8", "surrogatepass")
+    ).hexdigest()[:16]
 
 
 @lru_cache(maxsize=8)

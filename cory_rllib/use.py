@@ -174,11 +174,9 @@ def _refuse_checkpoint(checkpoint: str | int | None) -> None:
 
 def _evaluate_present(algorithm: Cory, queries: int | None, samples: int, split: Split) -> dict[str, Standing]:
     from launch.evaluation.evaluation import answers
-    from launch.run_folder.sources import sources_of
 
-    settings, task = algorithm.settings, algorithm.task
-    sources = sources_of(settings, task, settings.make_tokenizers())
-    plan, scoring = _plan(settings, task, sources, queries, samples, split, (algorithm.updates, Path()))
+    checkpoint = (algorithm.updates, Path())
+    plan, scoring = _plan(algorithm.settings, algorithm.task, None, queries, samples, split, checkpoint)
     batches: list[Batch] = []
     for lineup, deals in plan.batches():
         if lineup.trained:
@@ -232,7 +230,7 @@ def _evaluate_run(
 def _plan(
     settings: Settings,
     task: Task,
-    sources: Sources,
+    sources: Sources | None,
     queries: int | None,
     samples: int,
     split: Split,

@@ -66,7 +66,7 @@ def check_uploaded(folder: Path, files: Collection[Path], named: Iterable[tuple[
     Raises:
         CommandError: one is not uploaded; the message says by which rule, or that it is not in the folder.
     """
-    folder, held = folder.resolve(), set(files)
+    folder, uploaded = folder.resolve(), set(files)
     for name, relative in named:
         path = Path(os.path.normpath(folder / relative))
         if Path(relative).is_absolute() or relative.startswith("~"):
@@ -81,8 +81,8 @@ def check_uploaded(folder: Path, files: Collection[Path], named: Iterable[tuple[
                 f"{name}: there is no {relative} in the working directory {folder}, which is all that the job has. "
                 "Correct the path, or --working-dir."
             )
-        parts = [path] if path.is_file() else [file for file in sorted(path.iterdir()) if file.is_file()]
-        lacking = [file for file in parts if file not in held and not file.name.startswith(".")]
+        needed = [path] if path.is_file() else [file for file in sorted(path.iterdir()) if file.is_file()]
+        lacking = [file for file in needed if file not in uploaded and not file.name.startswith(".")]
         if lacking:
             what = lacking[0].relative_to(folder)
             raise CommandError(

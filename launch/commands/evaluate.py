@@ -203,6 +203,8 @@ def _lm_eval(options: argparse.Namespace) -> int:
     if folder is not None and not folder.is_dir():
         raise CommandError(f"There is no folder {folder}, which --lm-eval-tasks-folder names.")
     trained = open_trained(options.target, options.checkpoint)
+    for change in trained.changes():
+        print(f"Warning: {change}", file=sys.stderr)
     wanted = lm_eval.Wanted(lm_eval.tasks_of(options.lm_eval), folder, options.limit)
     name = f"{trained.folder.name}-lm-eval-{wanted.fingerprint(trained)}"
     stored = trained.run.storage is not None

@@ -9,11 +9,13 @@ from launch.console.errors import CommandError
 from launch.console.parser import Parser, local_path, run
 
 if TYPE_CHECKING:
+    from cory_env.tasks import Task
     from launch.display.terminal import Voice
     from launch.run_folder.locks import FolderHandle
     from launch.study.definition import Arm, Study
     from launch.study.results import StudyRun
     from launch.study.runs import Job
+    from policies.settings.settings import Settings, Tokenizers
 
 USAGE = """cory study NAME|FILE [key=value ...] --out DIR [options]
        cory study [NAME|FILE] --list"""
@@ -88,7 +90,6 @@ def _command(options: argparse.Namespace) -> int:
     from launch.study.runs import Job, jobs
     from launch.study.tables import arms_table, plan_table
     from launch.training.comparable import check_comparable, write_comparable
-    from launch.training.preflight import load_task
     from launch.training.start import starting_policies
 
     where = [word for word in options.words if "=" not in word]
@@ -137,10 +138,23 @@ def _command(options: argparse.Namespace) -> int:
         return 0
     session.quiet_libraries(options.debug)
     kinds = {job.arm.name: study.settings(job.arm, job.seed) for job in todo}.values()
-    made = check_comparable(options.out, kinds, load_task, lambda text: voice.say(text, True), options.allow_changes)
-    write_comparable(options.out, made)
+    sources = check_comparable(options.out, kinds, _prepared, lambda text: voice.say(text, True), options.allow_changes)
+    write_comparable(options.out, sources)
     with folder_watched(options.out, lambda path: f"Give the same command with --out {path}.") as folder:
         return _perform(todo, done, voice, folder, options.allow_changes)
+
+
+def _prepared(settings: "Settings") -> "tuple[Task, Tokenizers] | None":
+    """Returns the task and tokenizers of an arm; None where they cannot be made: its run fails, others need not."""
+    from launch.console.errors import is_defect
+    from launch.training.preflight import load_task
+
+    try:
+        return load_task(settings)
+    except Exception as error:
+        if is_defect(error):
+            raise
+        return None
 
 
 def _perform(

@@ -26,7 +26,7 @@ from launch.run_folder import manifest
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import versions
 from launch.run_folder.journal import Journal, replace_text
-from launch.run_folder.locations import add_module_folders, located
+from launch.run_folder.locations import NAMED, add_module_folders, located
 from launch.run_folder.locks import folder_watched, lock_folder
 from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse, plain
 from launch.run_folder.sources import SPLITS, Sources, compare, function_names
@@ -38,8 +38,8 @@ from policies.settings.settings import BY_CONTENT, Settings, deciding
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-ASKED = set(deciding("task", "policy", "sampling")) - {*BY_CONTENT}
-"""Settings that responses, or measures of them, depend on, beside those of which `Sources` has the content."""
+ASKED = set(deciding("task", "policy", "sampling")) - {*NAMED}
+"""Settings that responses, or measures of them, depend on, but for names of files: `Sources` has what these hold."""
 LINES = 20
 """Lines of progress, at most, where there is no bar."""
 
@@ -59,8 +59,8 @@ class Plan(NamedTuple):
 
     settings: Settings
     task: Task
-    sources: Sources
-    """What both are made from."""
+    sources: Sources | None
+    """What both are made from; None: an algorithm in memory, whose evaluation has no identity."""
     split: Split
     queries: int
     """The first so many of the split."""
@@ -103,6 +103,7 @@ class Plan(NamedTuple):
 
     def identity(self) -> dict[str, Any]:
         """Everything that the responses depend on, as JSON: two plans with the same one give the same responses."""
+        assert self.sources is not None
         split = self.split if self.split in self.sources.queries else "test"
         queries = self.sources.queries[split][: self.queries]
         average = {"average": True} if self.settings.evaluate_average else {}  # else as earlier versions wrote it
@@ -345,12 +346,12 @@ def changes_since(run: RunDirectory, settings: Settings, task: Task, now: Source
     if before is None:
         return []
     own = located(run.settings(), before.paths, needed=())
-    same = all(getattr(own, key) == getattr(settings, key) for key in deciding("task"))
-    said = " So queries that are asked may have been trained on."
+    same_task = all(getattr(own, key) == getattr(settings, key) for key in deciding("task"))
+    leak = " So queries that are asked may have been trained on."
     return [
-        f"{change.text}.{said if change.part in SPLITS else ''}"
+        f"{change.text}.{leak if change.part in SPLITS else ''}"
         for change in compare(before, settings, task, now)
-        if same or not change.is_of_task
+        if same_task or not change.is_of_task
     ]
 
 

@@ -82,23 +82,24 @@ def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> No
         paths: where the run's files lay.
     """
     for name in functions:
-        if module_file(name) is None and (kept := paths.get(shown(name))) is not None and Path(kept).is_file():
-            depth = parse_spec(name)[0].count(".") + 1
-            folder = str(Path(kept).parents[depth - 1])
+        recorded = paths.get(shown(name))
+        if module_file(name) is None and recorded is not None and Path(recorded).is_file():
+            folder = str(Path(recorded).parents[parse_spec(name)[0].count(".")])
             sys.path.append(folder)
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder)))
 
 
 def _locate(key: str, value: str, paths: Mapping[str, str], needed: bool, settable: bool, absolute: bool) -> str:
     name = path_in(value)
-    kept = paths.get(name)
-    if kept is None or (Path(name).exists() and not absolute):
+    recorded = paths.get(name)
+    if recorded is None or (Path(name).exists() and not absolute):
         return value
-    if Path(kept).exists():
-        return value.replace(name, kept, 1)
+    if Path(recorded).exists():
+        return value.replace(name, recorded, 1)
     if not needed:
         return value
-    where = f"{os.getcwd()} nor in {Path(kept).parent}" if name != kept else str(Path(kept).parent)
+    folder = Path(recorded).parent
+    where = f"{os.getcwd()} nor in {folder}" if name != recorded else str(folder)
     advice = f"say where it is: {key}=PATH" if settable else "start from the folder that holds it"
     raise CommandError(
         f"{key}={value}: there is no {Path(name).name} in {where}, where the run had it. Put it back, or {advice}."

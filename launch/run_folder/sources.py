@@ -194,27 +194,28 @@ def compare(before: Sources, settings: Settings, task: Task, now: Sources) -> li
 
 def compare_llms(before: Sources, settings: Settings, now: Mapping[str, LLM]) -> list[Change]:
     """Returns what differs of the LLMs' models, tokenizers and chat templates, as of `compare`; of each model once."""
-    found: dict[Change, None] = {}
+    changes: dict[Change, None] = {}
     for llm, name in settings.models.items():
         if llm not in before.llms:  # of a longer chain than the run's
             continue
-        was, other = before.llms[llm], now[llm]
-        old, new = was["files"], other["files"]
-        if old == new:
+        old, new = before.llms[llm], now[llm]
+        files, new_files = old["files"], new["files"]
+        if files == new_files:
             pass
-        elif HUB in old and old[HUB] == new.get(HUB):
-            text = f"The model {name} has moved on the hub from commit {old[COMMIT]:.7} to {new[COMMIT]:.7}"
-            found[Change("commit", text)] = None
+        elif HUB in files and files[HUB] == new_files.get(HUB):
+            text = f"The model {name} has moved on the hub from commit {files[COMMIT]:.7} to {new_files[COMMIT]:.7}"
+            changes[Change("commit", text)] = None
         else:
-            differing = sorted(file for file in old.keys() | new.keys() if old.get(file) != new.get(file))
+            names = files.keys() | new_files.keys()
+            differing = sorted(file for file in names if files.get(file) != new_files.get(file))
             verb = "differ" if len(differing) > 1 else "differs"
-            files = "" if HUB in {*old, *new} else f": its {', '.join(differing[:3])} {verb}"
-            found[Change("model", f"The model {_named(name, before)}{files}")] = None
-        if was["tokenizer"] != other["tokenizer"]:
-            found[Change("tokenizer", f"The tokenizer of {_named(name, before)}")] = None
-        if was["chat_template"] != other["chat_template"]:
-            found[Change("chat_template", f"The chat template of {_named(name, before)}")] = None
-    return list(found)
+            which = "" if HUB in names else f": its {', '.join(differing[:3])} {verb}"
+            changes[Change("model", f"The model {_named(name, before)}{which}")] = None
+        if old["tokenizer"] != new["tokenizer"]:
+            changes[Change("tokenizer", f"The tokenizer of {_named(name, before)}")] = None
+        if old["chat_template"] != new["chat_template"]:
+            changes[Change("chat_template", f"The chat template of {_named(name, before)}")] = None
+    return list(changes)
 
 
 def task_alone(sources: Sources | None) -> Task | None:
@@ -225,10 +226,10 @@ def task_alone(sources: Sources | None) -> Task | None:
     module, _, name = values.pop("class").partition(":")
     search_working_folder()
     try:
-        made = getattr(importlib.import_module(module), name)(**values, train=(), test=(), reward="")
+        task = getattr(importlib.import_module(module), name)(**values, train=(), test=(), reward="")
     except (ImportError, AttributeError, TypeError, ValueError):
         return None
-    return made if isinstance(made, Task) else None
+    return task if isinstance(task, Task) else None
 
 
 def function_names(settings: Settings, reward: str | None) -> Iterator[str]:
@@ -290,9 +291,9 @@ def _of_prompts(before: Sources, now: Sources) -> Iterator[Change]:
 def _named(name: str, before: Sources) -> str:
     """Returns the beginning of a sentence on data or a model that differs from what a run began with."""
     path = path_in(name)
-    kept = before.paths.get(path)
-    elsewhere = kept is not None and Path(path).exists() and Path(path).absolute() != Path(kept)
-    return f"{name} is not what training began with{f', {kept}' if elsewhere else ''}"
+    recorded = before.paths.get(path)
+    elsewhere = recorded is not None and Path(path).exists() and Path(path).absolute() != Path(recorded)
+    return f"{name} is not what training began with{f', {recorded}' if elsewhere else ''}"
 
 
 def _digest(text: str) -> str:

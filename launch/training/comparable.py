@@ -19,7 +19,7 @@ from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, decidin
 
 OF_KIND = sorted(deciding("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
 """Settings that decide what a training is made from."""
-Prepare = Callable[[Settings], tuple[Task, Tokenizers]]
+Prepare = Callable[[Settings], tuple[Task, Tokenizers] | None]
 
 
 def check_comparable(
@@ -30,7 +30,7 @@ def check_comparable(
     Args:
         folder: of the search or study; None: it has none yet.
         asked: the settings of trainings.
-        prepare: makes the task and the tokenizers of settings.
+        prepare: makes the task and the tokenizers of settings; None where that fails, as the training itself will say.
         tell: is told what the user allows.
         allow: the user allows it.
 
@@ -41,21 +41,24 @@ def check_comparable(
         CommandError: something differs that needs to be allowed, or what `prepare` raises.
     """
     before = {} if folder is None else read_comparable(folder)
-    made: dict[str, Sources] = dict(before)
+    present: dict[str, Sources] = dict(before)
     kinds = {json.dumps([getattr(settings, name) for name in OF_KIND]): settings for settings in asked}
     for kind, settings in kinds.items():
-        if kind not in before:
-            made[kind] = sources_of(settings, *prepare(settings))
+        recorded = before.get(kind)
+        actual = settings
+        if recorded is not None:
+            add_module_folders(function_names(settings, settings.whole_reward), recorded.paths)
+            actual = located(settings, recorded.paths, settable=())
+        if (prepared := prepare(actual)) is None:
             continue
-        add_module_folders(function_names(settings, settings.whole_reward), before[kind].paths)
-        present = located(settings, before[kind].paths, settable=())
-        task, tokenizers = prepare(present)
-        sources = sources_of(present, task, tokenizers)
-        changes = check_sources(before[kind], settings, task, sources, str(folder), allow)
+        sources = present[kind] = sources_of(actual, *prepared)
+        if recorded is None:
+            continue
+        changes = check_sources(recorded, settings, prepared[0], sources, str(folder), allow)
         for change in changes:
             tell(f"Warning: {change.text}. Trainings from before and after this do not compare.")
-        made[kind] = sources.continuing(before[kind], settings, changes, 0)
-    return made
+        present[kind] = sources.continuing(recorded, settings, changes, 0)
+    return present
 
 
 def placed_settings(settings: Settings, sources: Iterable[Sources]) -> Settings:
@@ -85,5 +88,5 @@ def read_comparable(folder: Path) -> dict[str, Sources]:
 
 def write_comparable(folder: Path, sources: dict[str, Sources]) -> None:
     """Writes what each kind of training is made from, in one step."""
-    kept = {kind: each.to_json() for kind, each in sources.items()}
-    replace_text(folder / SOURCES, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    values = {kind: each.to_json() for kind, each in sources.items()}
+    replace_text(folder / SOURCES, json.dumps(values, indent=1, ensure_ascii=False) + "\n")

@@ -17,7 +17,7 @@ from launch.training.recovery import check_sources, consequence
 from policies.settings.settings import Settings, make_settings
 from tests.cory_env.sample_tasks import reviews
 
-ROWS = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
+ROWS: list[dict[str, object]] = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
 VALUES = {
     **{"task": "custom", "data": "q.jsonl", "reward": "mine:score", "model": "m", "backend": "transformers"},
     **{"observer_prompt": "{query} {reference} {want}", "eval_queries": 1},
@@ -78,7 +78,7 @@ def test_it_is_written_and_read_again_and_a_damaged_file_is_named(folder: Path) 
     assert Sources.read(folder) is None
 
 
-OTHER = {"query": "Another book was", "want": "bad"}
+OTHER: dict[str, object] = {"query": "Another book was", "want": "bad"}
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,12 @@ def test_code_of_a_reward_a_credit_scheme_and_a_task_is_told_of_and_does_not_sto
     scheme = "def pay(rewards, values):\n    return rewards\n"
     for name, text in {"their_task.py": task, "their_credit.py": scheme}.items():
         Path(name).write_text(text)
-    values = {"task": "their_task:reviews", "data": None, "observer_prompt": None, "credit": "their_credit:pay"}
+    values: dict[str, object] = {
+        "task": "their_task:reviews",
+        "data": None,
+        "observer_prompt": None,
+        "credit": "their_credit:pay",
+    }
     values["reward"] = ["mine:score", "cory_env.rewards.answer:last_is_right"]
     before = sources(**values)
     assert differing(before, **values) == []
