@@ -33,8 +33,13 @@ demo: $(READY) ## Train two language models on film reviews, offline; a few minu
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-test-all: $(READY) ## Run all tests, those too that take a minute each on 2 cores
+test-all: $(READY) $(if $(filter cpu,$(LOCK)),tests/.triton) ## Run all tests, those too that take a minute each on 2 cores
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'slow or not slow'
+
+# Triton, which the CPU lock leaves out, interprets the kernels of vLLM's model runner for GPUs. In the environment itself
+# it would change how vLLM runs on a CPU.
+tests/.triton: $(READY) requirements/gpu.txt
+	@rm -rf $@ && $(PIP) --no-deps --target $@ $$(grep '^triton==' requirements/gpu.txt)
 
 lint: $(READY) ## Check style and types
 	@$(BIN)/ruff check .

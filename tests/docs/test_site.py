@@ -73,6 +73,7 @@ def test_every_setting_command_option_and_preset_has_its_entry(site: dict[Path, 
 def test_what_a_setting_takes_is_said_in_words() -> None:
     said = {name: reference.kind(field) for name, field in Settings.model_fields.items()}
     assert said["lr"] == "number > 0"
+    assert said["gpus_per_runner"] == "number ≥ 0 or null"
     assert said["max_lag"] == "whole number ≥ 0, ≤ 1"
     assert said["exchange_period"] == "whole number ≥ 1 or null"
     assert said["weight_transfer"] == "`gloo`, `nccl`, `ipc` or null"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,14 @@ def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, promp
 
 def ask(key: int, prompt: Sequence[int], longest: int, module_id: str = "llm_1") -> Request:
     return Request(key, module_id, prompt, Sampling(1.0, longest, [sampling_seed(0, 0, key, 0)], ()))
+
+
+def test_the_engine_has_the_model_runner_that_is_asked_for(generator: VLLMGenerator) -> None:
+    core = generator.engines["llm_1"].llm_engine.engine_core.engine_core
+    asked = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"  # as `test_model_runner_v2` does
+    assert core.vllm_config.use_v2_model_runner is asked
+    runner = type(core.model_executor.driver_worker.worker.model_runner)
+    assert ("gpu.model_runner" in "".join(base.__module__ for base in runner.__mro__)) is asked
 
 
 def test_an_engine_on_a_cpu_compiles_nothing(generator: VLLMGenerator, prompts: list[list[int]]) -> None:

@@ -1,0 +1,40 @@
+"""The generator's tests with vLLM's Model Runner V2, which GPUs have; on a CPU vLLM 0.32 takes V1 by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from policies.generation.installed import vllm_build
+
+TESTS = Path(__file__).parents[2]
+TRITON = TESTS / ".triton"
+FILES = ("test_vllm_generator", "test_weight_transfer", "test_conversations")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(vllm_build() != "cpu", reason="not vLLM's CPU build: with CUDA it runs V2 by itself"),
+    pytest.mark.skipif(not (TRITON / "triton").is_dir(), reason=f"no Triton in {TRITON}: `make test-all` installs it"),
+]
+
+
+def test_what_holds_of_engines_on_a_cpu_holds_with_the_model_runner_of_gpus() -> None:
+    own = {"VLLM_USE_V2_MODEL_RUNNER": "1", "PYTHONPATH": f"{TESTS / 'triton_on_cpu'}:{TRITON}:{TESTS.parent}"}
+    files = [str(Path(__file__).with_name(f"{name}.py")) for name in FILES]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--timeout=1200", *files],
+        cwd=TESTS.parent,
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+    counts = re.search(r"(\d+) passed", ran.stdout)
+    assert counts and int(counts[1]) >= 25 and "skipped" not in ran.stdout, ran.stdout[-2000:]
+    print(ran.stdout.splitlines()[-1])
