@@ -11,7 +11,7 @@ from benchmarks.alternate import alternate
 from benchmarks.models import make_model
 from benchmarks.record import Figure, Record, median
 from launch.console.configuration import read_preset
-from policies.cory_config import CoryConfig
+from policies.cory import CoryConfig
 from policies.generation.generator import sampling_seed
 from policies.generation.vllm_generator import VLLMGenerator
 from policies.rollout.chain_runner import ChainRunner, Rollout

@@ -8,7 +8,7 @@ import argparse
 import json
 
 from launch.console.configuration import resolve
-from policies.cory_config import CoryConfig
+from policies.cory import CoryConfig
 from policies.influence import components, measure_influence, share_interval
 
 

@@ -18,7 +18,7 @@ from benchmarks.models import make_model
 from benchmarks.record import Figure, Record, median
 from cory_env.episode import ChainEpisode
 from launch.console.configuration import read_preset
-from policies.cory_config import CoryConfig
+from policies.cory import CoryConfig
 from policies.generation.generator import Response
 from policies.learning.credit import pay
 from policies.learning.estimation import Estimation

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -42,7 +40,7 @@ from policies.learning.measures import measure
 from policies.learning.sharding import blocks_of
 from policies.models.language_model import empty_language_model
 from policies.models.weights import Weights
-from policies.report import Report, learning_figures, measure_roles, reward_seconds, update_report
+from policies.report import PhaseTimer, Report, learning_figures, measure_roles, update_report
 from policies.rllib.causal_lm_module import CausalLMModule
 from policies.rllib.learners import LearnerError, Learners
 from policies.rllib.token_batch import rows_of
@@ -53,7 +51,8 @@ from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Packed, Runners, WeightSyncError, end
 from policies.self_test import SyncCheck
 from policies.settings.files import DEFAULT_PRESET, read_preset
-from policies.settings.settings import Settings, make_settings, put_over, refuse_unknown
+from policies.settings.overrides import apply_overrides
+from policies.settings.settings import Settings, make_settings, refuse_unknown
 from policies.settings.start import find_start
 from policies.warm_start import WarmStart
 
@@ -84,7 +83,7 @@ class CoryConfig(AlgorithmConfig):
         Raises:
             SettingsError: there is no such preset, or a key is unknown.
         """
-        return cls().cory(**put_over(read_preset(name), settings))
+        return cls().cory(**apply_overrides(read_preset(name), settings))
 
     def cory(self, **settings: Any) -> Self:
         """Sets any of `Settings`' keys; those not named keep their value. A `reward` may be a function itself.
@@ -178,7 +177,6 @@ class Cory(Algorithm):
         self.health = Health(self.settings)
         self.estimations = {name: Estimation(self.settings.hyperparameters) for name in self.settings.modules}
         self._report: dict[str, Any] = {}
-        self._seconds: dict[str, float] = {}
         self.task = self.settings.make_task()
         tell_of_slow(self.settings.backend)
         if (self.settings.shards_per_policy or 1) > 1:
@@ -231,11 +229,11 @@ class Cory(Algorithm):
             NonFiniteUpdate: a gradient was NaN or infinite.
             LearnerError: a learner's process died, or stands still.
         """
-        started, self._seconds = time.perf_counter(), {}
+        timer = PhaseTimer()
         update, mapping, s = self.updates, self.mapping, self.settings
 
         # 1. The chain answers: pioneer, then observer.
-        with self._timed("rollout"):
+        with timer.phase("rollout"):
             played = self.playing.play(update, mapping)
         episodes = [episode for of_team in played for rollout in of_team for episode in rollout.episodes]
         rows = rows_of(episodes)
@@ -244,7 +242,7 @@ class Cory(Algorithm):
             due = exchange_due(s, self.updates_since_exchange + 1)
             self.playing.begin(update + 1, mapping.rotated() if due else mapping)
 
-        with self._timed("learn"):
+        with timer.phase("learn"):
             # 2. Every LLM scores its own responses.
             for name, scores in self.learners.score(rows).items():
                 rows[name] |= scores
@@ -273,14 +271,14 @@ class Cory(Algorithm):
 
         # 5. All LLMs move to their mean, when its time has come. It follows from the counter, so needs no state.
         averaged = s.average_period is not None and self.updates % s.average_period == 0
-        with self._timed("sync"):
+        with timer.phase("sync"):
             if averaged:
                 self.learners.average(s.average_share)
 
         # 6. The runners get the new weights.
-        with self._timed("rollout"):
+        with timer.phase("rollout"):
             self.playing.finish()
-        with self._timed("sync"):
+        with timer.phase("sync"):
             self.runners.send(self.updates)
             self.sync_check.check_learned()
 
@@ -289,8 +287,6 @@ class Cory(Algorithm):
         self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
         steps = len(episodes) * self.settings.num_agents
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-        self._seconds["reward"] = reward_seconds(played, self._seconds["rollout"])
-        self._seconds["rollout"] -= self._seconds["reward"]
         for name, each in figures.items():
             each |= {key: float(self.metrics.peek((LEARNER_RESULTS, name, key))) for key in learning_figures(s.critic)}
         self._report = {
@@ -303,10 +299,10 @@ class Cory(Algorithm):
         self._report["health"] = self.health.observe(self._report)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
         if self.updates % self.settings.eval_every == 0 or self._ended():
-            with self._timed("evaluate"):
+            with timer.phase("evaluate"):
                 self._report |= self.evaluator.held_out()
             self.combined_reward = s.worth(self._report)
-        self._report["seconds"] = {**self._seconds, "total": time.perf_counter() - started}
+        self._report["seconds"] = timer.seconds(played)
 
     def exchange_roles(self) -> None:
         """Rotates the roles (paper: role exchange). No weights move; but for `reset_on_exchange`, all else stays."""
@@ -330,12 +326,6 @@ class Cory(Algorithm):
 
     def _packed(self, module_id: str) -> Packed:
         return self.learners.packed(module_id)
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
 
     # State, and the end.
 
@@ -375,13 +365,13 @@ class Cory(Algorithm):
         if "cory" in state:
             kept = state["cory"]
             self.updates, self.exchanges = kept["updates"], kept["exchanges"]
-            self.settings.hyperparameters.warn_if_rescheduled(kept.get("total_updates"), self.updates)
+            self.settings.hyperparameters.warn_if_rescheduled(kept["total_updates"], self.updates)
             self.updates_since_exchange = kept["updates_since_exchange"]
             self.health.state = kept["health"]
-            self.combined_reward = kept.get("combined_reward", float("nan"))  # earlier versions did not keep it
-            self.playing.skipped_batches = kept.get("skipped_batches", 0)
+            self.combined_reward = kept["combined_reward"]
+            self.playing.skipped_batches = kept["skipped_batches"]
             self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
-            for name, estimation in kept.get("estimations", {}).items():
+            for name, estimation in kept["estimations"].items():
                 self.estimations[name].load(estimation)
 
     def load_policies(self, checkpoint: Path, update: int) -> None:
@@ -406,7 +396,4 @@ class Cory(Algorithm):
         super().restore_from_path(path, *args, **kwargs)
         self.start.error = None
         self.playing.forget()
-        earlier = self.learners.ask(lambda learner: learner.earlier)
-        for name, kl_coef in earlier.get("kl_coefs", {}).items():  # versions before kept these with the learners
-            self.estimations[name].load({"kl_coef": kl_coef, "reward_moments": earlier["score_moments"][name]})
         self.runners.send(self.updates)

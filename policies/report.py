@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
@@ -123,10 +125,28 @@ def update_report(
     }
 
 
-def reward_seconds(played: Sequence[Sequence[Rollout]], waited: float) -> float:
-    """Returns how many of the seconds that the rollouts were waited for went to their rewards."""
-    rewarding = _seconds(played, "reward")
-    return rewarding * min(1.0, waited / (_seconds(played, "rollout") + rewarding))  # less, of what was played ahead
+class PhaseTimer:
+    """Takes the seconds of one update, by phase."""
+
+    def __init__(self) -> None:
+        """Starts the total."""
+        self._started = time.perf_counter()
+        self._phases: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time until it is left to a phase."""
+        started = time.perf_counter()
+        yield
+        self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - started
+
+    def seconds(self, played: Sequence[Sequence[Rollout]]) -> dict[str, float]:
+        """Returns the seconds by phase and the `total`, with those of rewards taken out of `rollout`."""
+        waited, rewarding = self._phases["rollout"], _seconds(played, "reward")
+        # Of what was prefetched, less was waited for.
+        reward = rewarding * min(1.0, waited / (_seconds(played, "rollout") + rewarding))
+        phases = {**self._phases, "rollout": waited - reward, "reward": reward}
+        return {**phases, "total": time.perf_counter() - self._started}
 
 
 def _seconds(played: Sequence[Sequence[Rollout]], phase: Literal["rollout", "reward"]) -> float:

@@ -19,7 +19,6 @@ FLOORS = {
         *(
             "influence",
             "checkpoint",
-            "cory_config",
             "cory",
             "warm_start",
             "rllib_settings",

@@ -256,7 +256,8 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
     """Puts the settings together: the run's or the default preset's, then files, then words."""
     from launch.console.configuration import DEFAULT_PRESET, read_file, read_preset, read_words
     from launch.evaluation.evaluation import located_settings
-    from policies.settings.settings import deciding, make_settings, put_over
+    from policies.settings.overrides import apply_overrides
+    from policies.settings.settings import deciding, make_settings
 
     words = read_words(options.words)
     for key in words:
@@ -295,7 +296,7 @@ def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None")
         teams = max(cast(int, policy.get("num_policies") or agents) // agents, 1)
         values["queries"] = math.ceil(cast(int, values["queries"]) / teams) * teams
     asked = {key: values[key] for key in given if key in values}
-    return make_settings(put_over(values, {**asked, **policy, "min_response": None}))
+    return make_settings(apply_overrides(values, {**asked, **policy, "min_response": None}))
 
 
 def _ks(options: argparse.Namespace, solved_at: float | None) -> list[int]:

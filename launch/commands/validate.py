@@ -69,11 +69,12 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
     """
     from launch.cluster import session
     from launch.console.configuration import DEFAULT_PRESET, read_preset
-    from policies.settings.settings import make_settings, put_over
+    from policies.settings.overrides import apply_overrides
+    from policies.settings.settings import make_settings
 
     session.quiet_libraries(debug)
     base, given = _given(words, files)
-    settings = make_settings(put_over(read_preset(base or DEFAULT_PRESET), given))
+    settings = make_settings(apply_overrides(read_preset(base or DEFAULT_PRESET), given))
 
     from cory_env.validate import validate as examine
     from launch.training.preflight import load_task

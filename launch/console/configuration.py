@@ -8,7 +8,8 @@ from cory_env.home import expand_home
 from launch.console.errors import CommandError
 from policies.settings.core_yaml import Value, scalar, spelled
 from policies.settings.files import DEFAULT_PRESET, check_key, presets, read_file, read_preset, takes_lists
-from policies.settings.settings import Settings, make_settings, put_over, refuse_idle
+from policies.settings.overrides import apply_overrides, reject_unused_settings
+from policies.settings.settings import Settings, make_settings
 
 
 class Asked(NamedTuple):
@@ -88,10 +89,10 @@ def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Setting
     given = [*map(read_file, paths), read_words(words)]
     values = read_preset(preset)
     for source in given:
-        values = put_over(values, source)
+        values = apply_overrides(values, source)
     settings = make_settings(values)
     for source in given:
-        refuse_idle(source, settings)
+        reject_unused_settings(source, settings)
     return settings
 
 

@@ -14,15 +14,8 @@ from launch.console.errors import CommandError
 from policies.settings.contradictions import refuse_contradictions
 from policies.settings.core_yaml import QUOTES, Value, as_word, scalar
 from policies.settings.fields import Fields
-from policies.settings.settings import (
-    ABOUT,
-    Settings,
-    SettingsError,
-    deciding,
-    make_settings,
-    nearest_key,
-    refuse_idle,
-)
+from policies.settings.overrides import reject_unused_settings
+from policies.settings.settings import ABOUT, Settings, SettingsError, deciding, make_settings, nearest_key
 
 SEED = "seed"
 TIME = "updates"
@@ -191,7 +184,7 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
     for point in ends:
         try:
             made = make_settings({**given, **point})
-            refuse_idle(point, made)
+            reject_unused_settings(point, made)
             found.append(made)
         except SettingsError as error:
             raise CommandError(f"--over {show_point(point)}: {error}") from error

@@ -33,7 +33,8 @@ from launch.console.configuration import read_preset, read_words
 from launch.console.errors import CommandError
 from launch.study.contrasts import Contrast, read_contrasts
 from policies.settings.core_yaml import Value, as_word, read_yaml
-from policies.settings.settings import Settings, SettingsError, make_settings, put_over, refuse_idle
+from policies.settings.overrides import apply_overrides, reject_unused_settings
+from policies.settings.settings import Settings, SettingsError, make_settings
 
 _FOLDER = files("launch.study") / "studies"
 _KEYS = ("about", "base", "settings", "seeds", "arms", "contrasts")
@@ -146,13 +147,13 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     for arm in arms.values():
         try:
             settings = study.settings(arm, 0)
-            refuse_idle(arm.changes, settings)
+            reject_unused_settings(arm.changes, settings)
         except SettingsError as error:
             raise CommandError(f"{where}, arm {arm.name}: {error}") from error
         if arm.against is not None:
             check_differs(arm, settings, study.settings(arms[arm.against], 0))
     if not any(study.settings(arm, 0).lora for arm in arms.values()):
-        refuse_idle(shared, resolved)
+        reject_unused_settings(shared, resolved)
     return study
 
 
@@ -258,7 +259,7 @@ def _among(name: object, arms: Mapping[str, Arm]) -> bool:
 
 
 def _resolve(base: str, values: Mapping[str, Value]) -> Settings:
-    return make_settings(put_over(read_preset(base), values))
+    return make_settings(apply_overrides(read_preset(base), values))
 
 
 def _mapping(value: object, where: str) -> dict[str, Any]:

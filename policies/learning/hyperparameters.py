@@ -74,14 +74,14 @@ class Hyperparameters:
             return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
         return self.lr
 
-    def warn_if_rescheduled(self, updates: int | None, done: int) -> None:
+    def warn_if_rescheduled(self, updates: int, done: int) -> None:
         """Warns if `updates`, and so the schedule, is another where training resumes: the learning rate may jump.
 
         Args:
-            updates: what `updates` was before; None: not known.
+            updates: what `updates` was before.
             done: updates that are done.
         """
-        before = replace(self, updates=updates or self.updates)
+        before = replace(self, updates=updates)
         if 0 < done < self.updates and before.lr_at(done) != self.lr_at(done):
             logger.warning(
                 "lr_schedule=%s now ends at updates=%d instead of %d: the learning rate was %.4g in update %d and is "

@@ -26,7 +26,6 @@ from policies.learning.stored_policy import FILES
 from policies.models.weights import Weights, checksum
 from policies.rllib.token_batch import SharedRows
 from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner
-from policies.settings.settings import SettingsError
 
 T = TypeVar("T")
 GRACE = 10.0
@@ -249,31 +248,14 @@ class Learners(LearnerGroup):
 
         Raises:
             LearnerError, KeyError, FileNotFoundError: as of `foreach_actor` and `stored_policy.restore`.
-            SettingsError: an earlier version wrote it, which these learners cannot read.
             ValueError: `filesystem` is not this machine's, or a `component` is asked for.
         """
         _refuse_elsewhere(filesystem)
         if component is not None:
             raise ValueError(f"Only all of the learners can be restored, not {component}; see Cory.load_policies.")
         folder = Path(path) / COMPONENT_LEARNER
-        if not any((folder / COMPONENT_RL_MODULE).glob(f"*/{FILES}")):
-            self._restore_earlier(path, moments)
-            return
         here, files = _address() if self.is_remote else "", _files(folder)
         self.ask_all(lambda learner: _restore(learner, folder, files, here, moments))
-
-    def _restore_earlier(self, path: Any, moments: bool) -> None:
-        """Takes what versions wrote that left checkpoints to RLlib: all LLMs by one learner, pickled."""
-        if any(self.ask_all(lambda learner: learner.mesh is not None)):
-            raise SettingsError(
-                f"{path} was written by a version that knew of no shards_per_policy. Leave that null, at least until "
-                "the next checkpoint, from which a run can go on with any."
-            )
-        if moments:
-            super().restore_from_path(path)
-        else:
-            policies = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
-            super().restore_from_path(f"{path}/{policies}", component=policies)
 
 
 def _refuse_elsewhere(filesystem: Any) -> None:

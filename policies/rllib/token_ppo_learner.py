@@ -41,9 +41,6 @@ class TokenPPOLearner(TorchLearner):
 
     policies: dict[str, PolicyLearner]
     """By LLM, in sorted order."""
-    earlier: dict[str, Any]
-    """What versions whose learners estimated advantages kept of that in the state that was loaded."""
-
     _module_spec: MultiRLModuleSpec
     mesh: DeviceMesh | None
     """All learners, policy × shard, with `shards_per_policy`: this one learns its part of one LLM. Else None."""
@@ -58,7 +55,7 @@ class TokenPPOLearner(TorchLearner):
         self.settings: Settings = self.config.settings
         if self.settings.gpus_per_learner:
             check_cuda("gpus_per_learner", self.settings.gpus_per_learner)
-        self.policies, self.earlier, self._lent = {}, {}, ExitStack()
+        self.policies, self._lent = {}, ExitStack()
         self._senders: dict[str, WeightSender] = {}
         self._saving: Future[None] | None = None
         super().build()
@@ -236,7 +233,6 @@ class TokenPPOLearner(TorchLearner):
 
     def restore(self, folder: str, *, moments: bool = True) -> None:
         """Reads its LLMs from where any learners saved them; without `moments` the weights alone."""
-        self.earlier = {}
         for name, policy in self.policies.items():
             weights, adam = _folders(folder, name)
             policy.restore(weights, adam if moments else None)
@@ -272,7 +268,6 @@ class TokenPPOLearner(TorchLearner):
         super().set_state(state)
         for policy in self.policies.values():
             policy.keep_own()
-        self.earlier = {name: state[name] for name in ("kl_coefs", "score_moments") if name in state}
 
 
 def _folders(folder: str, module_id: str) -> tuple[str, str]:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from policies.models.family_check import Family
 
-OF_RUNNERS = ("gpus_per_runner", "max_lag", "runner_resources", "runner_threads", "tensor_parallel", "weight_transfer")
-"""Settings of processes that only generate."""
 Tokenizers = dict[str, "PreTrainedTokenizerBase"]
 """By LLM."""
 
@@ -341,31 +339,6 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         raise SettingsError(f"Setting `{first['loc'][0]}`={shown}: {reason.rstrip('.')}.") from None
 
 
-def put_over(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts changes over settings that others chose, such as a preset's, less what of these has no effect then.
-
-    That is averaging, where one LLM is left or LLMs start from different models, what describes the other `credit`, and
-    `num_runners` of 0, where something is asked of runners. So `num_agents=1` alone makes a single agent of a preset
-    whose LLMs are averaged. What the changes name themselves stays, and is refused by `make_settings` where it has no
-    effect.
-
-    Args:
-        values: setting name → value, as are the changes; neither need be complete or valid.
-    """
-    result = {**values, **changes}
-    models = result.get("model")
-    llms = result.get("num_policies") or result.get("num_agents")
-    described = {"sum": ["partner_reward"], "chain": ["chain_gamma", "chain_lam"]}
-    described.pop(result.get("credit", "sum"), None)
-    idle = [name for names in described.values() for name in names]
-    if llms == 1 or (isinstance(models, list) and any(model != models[0] for model in models)):
-        idle += ["average_period", "average_share", "evaluate_average"]
-        idle += ["select_by"] if result.get("select_by") == "mean" else []
-    if result.get("num_runners") == 0 and any(changes.get(name) for name in OF_RUNNERS):
-        idle += ["num_runners"]
-    return {name: value for name, value in result.items() if name in changes or name not in idle}
-
-
 def changed_settings(kept: Settings, asked: Settings) -> list[str]:
     """Returns the names of the settings in which a run differs from what is asked for.
 
@@ -373,32 +346,6 @@ def changed_settings(kept: Settings, asked: Settings) -> list[str]:
     """
     old, new = kept.model_dump(), asked.model_dump()
     return [name for name in old if old[name] != new[name] and (name != "chat_date" or new[name] is not None)]
-
-
-def refuse_idle(given: Mapping[str, Any], settings: Settings) -> None:
-    """Refuses a setting that was asked for and has no effect: one of adapters, or of chat templates, without them.
-
-    Not so a default, which files that list every setting hold; nor what was asked for together with adapters, where
-    something that wins over it took these away.
-
-    Args:
-        given: what one file says, or the command line.
-        settings: what came of it and all others.
-
-    Raises:
-        SettingsError: names the setting and what would make it count.
-    """
-    if given.get("chat_date") is not None and not (settings.chat or given.get("chat")):
-        raise SettingsError("chat_date is set, but chat is off, so no template gets it. Set chat=true.")
-    if settings.weights == "lora" or given.get("weights") == "lora":
-        return
-    for name in ("lora_rank", "lora_alpha", "lora_targets"):
-        value = getattr(settings, name)
-        if name in given and value != Settings.model_fields[name].default:
-            raise SettingsError(
-                f"{name}={value} has no effect: it describes adapters, and weights={settings.weights} has none. Set "
-                f"weights=lora, or leave {name} out."
-            )
 
 
 def kept_settings(values: Mapping[str, Any]) -> Settings:

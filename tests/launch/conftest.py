@@ -186,7 +186,7 @@ def record_adapters(folder: Path, **changes: object) -> RunDirectory:
 
 def read_policy(folder: Path, settings: Settings, policy: str) -> "CausalLMModule":
     """Builds the module of a policy as a learner does, with the weights of a checkpoint."""
-    from policies.cory_config import CoryConfig
+    from policies.cory import CoryConfig
 
     config = CoryConfig().cory(**settings.model_dump())
     config.validate()
@@ -201,7 +201,7 @@ def write_policies(folder: Path, settings: Settings, seed: int) -> None:
     """Writes the policies' part of a checkpoint, as learners do."""
     import torch
 
-    from policies.cory_config import CoryConfig
+    from policies.cory import CoryConfig
     from policies.learning import stored_policy
     from policies.self_test import perturb
 

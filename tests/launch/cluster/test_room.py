@@ -6,8 +6,7 @@ import pytest
 
 from launch.cluster.room import Lack, Node, check, node, pack
 from launch.console.errors import CommandError
-from policies.cory import Cory
-from policies.cory_config import CoryConfig
+from policies.cory import Cory, CoryConfig
 from policies.settings.memory import Memory
 from policies.settings.placement import Process, processes
 from policies.settings.settings import make_settings

@@ -16,7 +16,7 @@ from launch.cluster.session import check_driver
 from launch.commands.plan import _needs, machines, main, plan
 from launch.console.configuration import resolve
 from launch.console.errors import CommandError
-from policies.cory_config import CoryConfig
+from policies.cory import CoryConfig
 from policies.models.model_check import ModelError
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.files import presets

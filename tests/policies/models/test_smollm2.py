@@ -18,7 +18,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrain
 from cory_env.chain import Chain
 from cory_env.tasks import Query, Task
 from cory_env.tokenizer import load_tokenizer
-from policies.cory_config import CoryConfig
+from policies.cory import CoryConfig
 from policies.models import smollm2
 from policies.models.language_model import load_language_model, stop_token_ids
 from policies.models.model_check import check_model

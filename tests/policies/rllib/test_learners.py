@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from policies.cory import Cory
 from policies.rllib.learners import LearnerError
 from tests.policies.conftest import MakeCory
 
@@ -52,28 +48,6 @@ def test_what_one_learner_raises_is_heard_although_the_others_wait_for_it(make_c
         group.foreach_learner(fails_alone)
     with pytest.raises(LearnerError, match="A learner's process died"):  # it was not left in its all-reduce
         group.foreach_learner(lambda learner: None)
-
-
-def test_what_an_earlier_version_left_to_rllib_is_restored(make_cory: MakeCory, tmp_path: Path) -> None:
-    first, second = make_cory(lr=1e-3), make_cory(lr=1e-3)
-    first.train()
-    first.save_to_path(tmp_path / "checkpoint")
-    group = tmp_path / "checkpoint" / "learner_group"
-    shutil.rmtree(group)
-    LearnerGroup.save_to_path(first.learner_group, group)
-    assert not list(group.rglob("*.safetensors")) and list(group.rglob("module_state.pkl"))
-    second.load_policies(tmp_path / "checkpoint", 1)
-    assert_same_weights(second, first)
-    assert not second.learners.ask(lambda learner: len(learner.policies["llm_1"].optimizer.state))
-    second.restore_from_path(str(tmp_path / "checkpoint"))
-    first.train()
-    second.train()
-    assert_same_weights(second, first)
-
-
-def assert_same_weights(one: Cory, other: Cory) -> None:
-    for name, array in one.weights("llm_1").items():
-        np.testing.assert_array_equal(array, other.weights("llm_1")[name])
 
 
 def test_learners_write_to_folders_alone_and_come_back_whole(make_cory: MakeCory, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
 
 from cory_env import cory_v0
-from policies.cory_config import CoryConfig
+from policies.cory import CoryConfig
 from policies.generation.generator import GenerationError
 from policies.rllib.token_batch import ENDED, TASK_REWARD
 from policies.rollout.chain_runner import ChainRunner

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LlamaConfig
 
 from cory_env import cory_v0
 from cory_env.tokenizer import DEFAULT_TOKENIZER, alike, load_tokenizer
-from policies.cory_config import CoryConfig
+from policies.cory import CoryConfig
 from policies.models.model_check import ModelError, check_model, check_split
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import SettingsError, changed_settings, kept_settings, make_settings
