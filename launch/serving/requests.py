@@ -114,6 +114,8 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part]
+    tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
 
     @property
     def text(self) -> str:

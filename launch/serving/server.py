@@ -227,6 +227,8 @@ def _query(request: ChatRequest, served: Served, number: int) -> Query:
     *before, last = request.messages
     if last.role != "user":
         raise RequestError("The last message must be the user's.", param="messages")
+    if any(each.tool_calls or each.function_call for each in request.messages):
+        raise RequestError("Messages with tool calls are not supported. Leave those calls out.", param="messages")
     if served.chain.at[0].chat is None:
         if before:
             raise RequestError(

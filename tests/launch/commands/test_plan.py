@@ -156,6 +156,7 @@ def test_of_what_does_not_fit_is_said_over_how_many_gpus_it_would(
     MODELS[size].save_pretrained(tmp_path)  # no weights, as the machines need not be there either
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEFAULT_TOKENIZER / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     assert plan(["gsm8k-qwen7b", f"model={tmp_path}", "dtype=bf16", *words], nodes=machines(1)) == 1
     assert said in capsys.readouterr().out
     with pytest.raises(ModelError, match="holds no weights"):

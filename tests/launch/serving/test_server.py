@@ -353,6 +353,9 @@ def test_a_run_with_chat_takes_conversations_and_any_other_a_single_message() ->
     assert tokenizer.decode(prompt) == f"system: Be kind.\nuser: Hi\nassistant: Ho\nuser: Q: {QUERY}\nassistant:"
     with pytest.raises(RequestError, match="The last message must be the user's"):
         server._query(ChatRequest(model="llm_1", messages=said[:-1]), served, 0)
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function"}]}
+    with pytest.raises(RequestError, match="tool calls are not supported"):
+        server._query(ChatRequest(model="llm_1", messages=[*user("Hi"), called, *user()]), served, 0)
     tokenizer.chat_template = (
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}{{ 'A:' if add_generation_prompt }}"
     )
