@@ -1,10 +1,14 @@
-"""Why vLLM could not start an engine, and what helps."""
+"""Why vLLM could not start an engine or replace its weights, and what helps."""
 
 from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from policies.models.model_check import ModelError
 
 _LONGEST = 300  # characters of what vLLM says
 _LISTS = re.compile(
@@ -31,11 +35,30 @@ _ADVICE = (
 """By what an error says that is not of memory."""
 
 
-def explain(error: Exception, memory_advice: str) -> str:
-    """Says in a sentence or two what kept an engine from starting, and which setting helps.
+@contextmanager
+def explained(what: str, kind: type[Exception], memory_advice: str) -> Iterator[None]:
+    """Raises what vLLM raises meanwhile, of its own kinds, pydantic's or torch's, as an error of one kind.
 
     Args:
-        error: as vLLM raised it: of its own kinds, pydantic's or torch's.
+        what: vLLM could not do then, as a clause.
+        kind: of the error.
+        memory_advice: what gives engines memory, as a clause.
+    """
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except (EngineDeadError, ModelError):
+        raise
+    except Exception as error:
+        raise kind(f"vLLM could not {what}: {explain(error, memory_advice)}") from error
+
+
+def explain(error: Exception, memory_advice: str) -> str:
+    """Says in a sentence or two what an error is about, and which setting helps.
+
+    Args:
+        error: as vLLM raised it.
         memory_advice: what gives engines memory, as a clause; it is given only if they lack it.
     """
     cause = _LISTS.sub("", _message(error))

@@ -14,11 +14,11 @@ import torch
 
 from policies.generation import vllm_device, vllm_lora
 from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
-from policies.generation.vllm_errors import explain
+from policies.generation.vllm_errors import explained
 from policies.generation.vllm_in_process import classes_kept, share_groups, threads_kept
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
-from policies.models.model_check import head_width, key_value_heads, load_config
+from policies.models.model_check import ModelError, head_width, key_value_heads, load_config
 from policies.models.weights import Weights, in_shared_memory
 
 if TYPE_CHECKING:
@@ -159,14 +159,10 @@ class VLLMGenerator:
         """
         from vllm import LLM
 
-        try:
-            with threads_kept(), classes_kept() if self._arguments.get("enforce_eager") else nullcontext():
-                engine = LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
-        except Exception as error:  # of any kind: vLLM's own, pydantic's, torch's
-            raise EngineStartError(
-                f"vLLM could not start an engine for `{self._paths[name]}`: "
-                f"{explain(error, vllm_device.memory_advice(self.device))}"
-            ) from error
+        kept = classes_kept() if self._arguments.get("enforce_eager") else nullcontext()
+        what, advice = f"start an engine for `{self._paths[name]}`", vllm_device.memory_advice(self.device)
+        with explained(what, EngineStartError, advice), threads_kept(), kept:
+            engine = LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
         if self.in_process:
             share_groups(engine)
         return engine
@@ -278,8 +274,14 @@ class VLLMGenerator:
         return ended
 
     def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
-        """See `Generator.load`. Only a path crosses to the engine."""
-        with in_shared_memory(weights) as path, self.watched(module_id) as engine:
+        """See `Generator.load`. Only a path crosses to the engine.
+
+        Raises:
+            ModelError: vLLM cannot replace the weights of such a model.
+        """
+        what = f"replace the weights of `{self._paths[self._engine_of(module_id)]}`"
+        told = explained(what, ModelError, vllm_device.memory_advice(self.device))
+        with in_shared_memory(weights) as path, self.watched(module_id) as engine, told:
             if self.lora is None:
                 read = engine.collective_rpc("load_safetensors", args=(path,))
             else:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -100,6 +101,16 @@ def test_code_of_a_model_s_own_is_told_with_the_setting(tmp_path: Path) -> None:
     configured(model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})(folder)
     with pytest.raises(ModelError, match=r"Python code of its own\. If you trust it, set trust_remote_code=true\."):
         start(folder)
+
+
+def test_weights_that_vllm_has_no_place_for_are_told_in_a_sentence() -> None:
+    shape: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4}
+    engine = VLLMGenerator({"llm_1": str(DEFAULT_TOKENIZER)}, dtype="fp32", device=torch.device("cpu"), **shape)
+    try:
+        with pytest.raises(ModelError, match=r"could not replace the weights of .* 'own' .*backend=transformers\.$"):
+            engine.load("llm_1", {"transformer.own.weight": np.zeros(3, np.float32)}, 1)
+    finally:
+        engine.close()
 
 
 def test_memory_is_named_where_it_is_the_cause() -> None:
