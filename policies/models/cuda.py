@@ -33,7 +33,7 @@ def check_cuda(setting: str, value: float, *, capability: bool = True) -> None:
     if problem is None:
         return
     raise DeviceError(
-        f"{setting}={value:g} asks for a GPU, but {problem}. Change that, or compute on the CPU with gpus_per_runner=0 "
+        f"{setting}={value:g} asks for a GPU, but {problem}. To compute on the CPU, set gpus_per_runner=0 "
         "gpus_per_learner=0 backend=transformers."
     )
 
