@@ -44,8 +44,6 @@ def cuda_problem(*, capability: bool = True) -> str | None:
     Args:
         capability: look at the GPU itself too, which takes some of its memory for this process.
     """
-    if torch.version.cuda is None:
-        return "PyTorch is installed without CUDA (`make install LOCK=gpu` brings it)"
     if torch.cuda.is_available():
         if capability and torch.cuda.get_device_capability() < LOWEST_CAPABILITY:
             major, minor = torch.cuda.get_device_capability()
@@ -54,6 +52,8 @@ def cuda_problem(*, capability: bool = True) -> str | None:
                 f"CUDA {torch.version.cuda} computes on"
             )
         return None
+    if torch.version.cuda is None:
+        return "PyTorch is installed without CUDA (`make install LOCK=gpu` brings it)"
     driver = driver_version()
     if driver is None:
         return "there is no NVIDIA driver here (a container needs `--gpus all`, or a device plugin, to see one)"

@@ -61,10 +61,10 @@ def has_gpu() -> bool:
 
         if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
             return bool(ray.get_gpu_ids())  # a trial of Tune has what its search asked for
-    if (
-        not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists()
-    ):  # dxg: Windows' subsystem for Linux
+    # Importing torch takes seconds. Under Windows, Linux has GPUs as /dev/dxg.
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
         return False
-    import torch  # which takes seconds to import
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # which torch reads when it is imported
+    import torch
 
     return torch.cuda.is_available()
