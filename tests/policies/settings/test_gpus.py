@@ -19,7 +19,7 @@ from policies.generation.installed import vllm_build
 from policies.models.cuda import DeviceError
 from policies.settings import gpus
 from policies.settings.files import presets, read_preset
-from policies.settings.gpus import CLUSTER_VARIABLES, has_gpu
+from policies.settings.gpus import CLUSTER_VARIABLES, has_gpu, run_elsewhere
 from policies.settings.placement import processes
 from policies.settings.settings import make_settings
 
@@ -130,6 +130,9 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in CLUSTER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    assert has_gpu()
+    with run_elsewhere():
+        assert not has_gpu()
     assert has_gpu()
     monkeypatch.setenv(variable, "somewhere")
     assert not has_gpu()
