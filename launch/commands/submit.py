@@ -260,10 +260,13 @@ def check_cluster(words: Sequence[str], job: Process, found: Sequence[room.Node]
     asked_for = importlib.import_module(f"launch.commands.{words[0]}").parse(words[1:])
     if asked_for.resume:
         return  # its settings are in storage; the driver checks
-    if words[0] == "tune":
-        _check_search(asked_for, job, found, folder)
-    else:
-        _check_run(asked_for, job, found, folder)
+    from policies.settings.gpus import run_elsewhere
+
+    with run_elsewhere():
+        if words[0] == "tune":
+            _check_search(asked_for, job, found, folder)
+        else:
+            _check_run(asked_for, job, found, folder)
 
 
 def _check_run(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room.Node], folder: Path) -> None:

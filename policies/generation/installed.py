@@ -57,10 +57,7 @@ def check_vllm_build(device: str) -> None:
             "vLLM is installed for CUDA and cannot generate on a CPU. Set gpus_per_runner (gpus_per_runner=0.5 "
             "gpus_per_learner=0.5 share one GPU), or backend=transformers."
         )
-    raise DeviceError(
-        f"vLLM is installed for CUDA and cannot generate on a CPU, but {problem}. Change that, or set "
-        "backend=transformers."
-    )
+    raise DeviceError(f"vLLM is installed for CUDA, but {problem}. To generate on the CPU, set backend=transformers.")
 
 
 def tell_of_slow(backend: str) -> None:

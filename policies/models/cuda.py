@@ -33,7 +33,7 @@ def check_cuda(setting: str, value: float, *, capability: bool = True) -> None:
     if problem is None:
         return
     raise DeviceError(
-        f"{setting}={value:g} asks for a GPU, but {problem}. Change that, or compute on the CPU with gpus_per_runner=0 "
+        f"{setting}={value:g} asks for a GPU, but {problem}. To compute on the CPU, set gpus_per_runner=0 "
         "gpus_per_learner=0 backend=transformers."
     )
 
@@ -44,8 +44,6 @@ def cuda_problem(*, capability: bool = True) -> str | None:
     Args:
         capability: look at the GPU itself too, which takes some of its memory for this process.
     """
-    if torch.version.cuda is None:
-        return "PyTorch is installed without CUDA (`make install LOCK=gpu` brings it)"
     if torch.cuda.is_available():
         if capability and torch.cuda.get_device_capability() < LOWEST_CAPABILITY:
             major, minor = torch.cuda.get_device_capability()
@@ -54,6 +52,8 @@ def cuda_problem(*, capability: bool = True) -> str | None:
                 f"CUDA {torch.version.cuda} computes on"
             )
         return None
+    if torch.version.cuda is None:
+        return "PyTorch is installed without CUDA (`make install LOCK=gpu` brings it)"
     driver = driver_version()
     if driver is None:
         return "there is no NVIDIA driver here (a container needs `--gpus all`, or a device plugin, to see one)"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,19 @@ CLUSTER_VARIABLES = ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 """One of them is set where a run joins a cluster, or is a job on one."""
 PRECISION = 10_000
 """Ray counts ten-thousandths of a GPU."""
+
+
+_elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
+
+
+@contextmanager
+def run_elsewhere() -> Iterator[None]:
+    """Chooses no GPU of this machine in settings that are made meanwhile, for a run that it sends to a cluster."""
+    token = _elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
 
 
 def choose_gpus(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,17 +69,17 @@ def has_gpu() -> bool:
 
     What the nodes of a cluster have is not known before the run is there: this is False then.
     """
-    if any(name in os.environ for name in CLUSTER_VARIABLES):
+    if any(name in os.environ for name in CLUSTER_VARIABLES) or _elsewhere.get():
         return False
     if "ray" in sys.modules:
         import ray
 
         if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
             return bool(ray.get_gpu_ids())  # a trial of Tune has what its search asked for
-    if (
-        not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists()
-    ):  # dxg: Windows' subsystem for Linux
+    # Importing torch takes seconds. Under Windows, Linux has GPUs as /dev/dxg.
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
         return False
-    import torch  # which takes seconds to import
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # which torch reads when it is imported
+    import torch
 
     return torch.cuda.is_available()

@@ -15,6 +15,7 @@ from launch.cluster.upload import check_size, uploaded_sizes
 from launch.commands.submit import _command, _environment, _parser, check_cluster, main
 from launch.console.credentials import is_secret, load_secrets, on_workers
 from launch.console.errors import CommandError
+from policies.settings import gpus
 from policies.settings.placement import Process
 from tests.launch.cluster.test_room import cluster
 from tests.launch.conftest import ENVIRONMENT
@@ -111,6 +112,13 @@ def test_what_the_job_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_d
     if gpus:
         with pytest.raises(CommandError, match=r"has [01] GPUs left"):
             check_cluster(asked, own, cluster({"CPU": cpus, "GPU": gpus - 1}))
+
+
+@pytest.mark.parametrize("words", [["train"], ["tune", "--over", "lr=1e-5,1e-4"]])
+def test_a_gpu_of_this_machine_is_not_asked_of_the_cluster(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "has_gpu", lambda: not gpus._elsewhere.get())
+    asked = [words[0], "imdb-tiny", "backend=transformers", *words[1:]]
+    check_cluster(asked, job(), cluster({"CPU": 8.0}))
 
 
 def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Path) -> None:

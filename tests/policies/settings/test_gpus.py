@@ -19,7 +19,7 @@ from policies.generation.installed import vllm_build
 from policies.models.cuda import DeviceError
 from policies.settings import gpus
 from policies.settings.files import presets, read_preset
-from policies.settings.gpus import CLUSTER_VARIABLES, has_gpu
+from policies.settings.gpus import CLUSTER_VARIABLES, has_gpu, run_elsewhere
 from policies.settings.placement import processes
 from policies.settings.settings import make_settings
 
@@ -131,6 +131,9 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
     for name in CLUSTER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert has_gpu()
+    with run_elsewhere():
+        assert not has_gpu()
+    assert has_gpu()
     monkeypatch.setenv(variable, "somewhere")
     assert not has_gpu()
 
@@ -145,7 +148,7 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
             r"installed for CUDA and cannot generate on a CPU\. Set gpus_per_runner",
         ),
         (CUDA, True, {"num_learners": 2, "minibatch": 64}, "gpus_per_runner=0.5 gpus_per_learner=0.5 share one GPU"),
-        (CUDA, False, {}, r"cannot generate on a CPU, but there is no NVIDIA driver here .* backend=transformers\.$"),
+        (CUDA, False, {}, r"for CUDA, but there is no NVIDIA driver here .* the CPU, set backend=transformers\.$"),
         (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 asks for a GPU, but there is no NVIDIA driver here"),
         (CPU, True, {"gpus_per_runner": 1}, r"installed for CPUs, and was given a GPU\. Set gpus_per_runner=0, or"),
         ({}, False, {"gpus_per_learner": 1}, "gpus_per_learner=1 asks for a GPU, but there is no NVIDIA driver here"),
@@ -179,5 +182,5 @@ def test_the_first_command_says_what_a_cuda_build_without_a_gpu_lacks(
     machine(CUDA, gpu=False)
     assert command(["imdb-tiny", "backend=vllm"]) == 2
     captured = capsys.readouterr()
-    assert "vLLM is installed for CUDA and cannot generate on a CPU, but there is no NVIDIA driver here" in captured.err
+    assert "vLLM is installed for CUDA, but there is no NVIDIA driver here" in captured.err
     assert "It fits" not in captured.out and not (tmp_path / "runs").exists()
