@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launch.console.interrupts import SIGNALS
 from launch.models.trained import open_trained
 from launch.models.trained_chain import chain_of
 from launch.run_folder.directory import RunDirectory
@@ -56,7 +57,7 @@ class Dead:
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """Puts back how signals are taken here."""
-    usual = {number: signal.getsignal(number) for number in server.SIGNALS}
+    usual = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in usual.items():
         signal.signal(number, handler)
@@ -106,7 +107,8 @@ def test_ctrl_c_ends_a_server_in_seconds_and_tells_those_whose_answers_are_not_f
         ending=lambda: ended.append(time.monotonic()),
     )
     took = time.monotonic() - ended[0]
-    assert all(signal.getsignal(number) is signal.SIG_DFL for number in server.SIGNALS)  # the second one kills
+    after = [signal.SIG_DFL, signal.SIG_DFL, signal.SIG_IGN]  # the second one kills, but for SIGHUP
+    assert [signal.getsignal(number) for number in SIGNALS] == after
     desk.close()
     for thread in threads:
         thread.join(20)
