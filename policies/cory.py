@@ -165,7 +165,8 @@ class Cory(Algorithm):
         if self._storage is not None:
             super()._setup_logdir()
         else:
-            self._logdir = tempfile.mkdtemp(prefix="rllib-")
+            place = os.environ.get("TMPDIR", "")  # a command's own, which goes when that ends; Python remembers another
+            self._logdir = tempfile.mkdtemp(prefix="rllib-", dir=place if os.path.isdir(place) else None)
 
     def setup(self, config: Any) -> None:
         """Builds learners and runners, sends the first weights, and proves that weights reach the engines."""

@@ -142,7 +142,7 @@ def _is_utf(stream: TextIO) -> bool:
 def print_utf8(text: str) -> None:
     """Prints what a program is to read, as UTF-8 whatever the encoding of the output: a `?` would change it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
+        sys.stdout.reconfigure(encoding="utf-8", errors=sys.stdout.errors)
     print(text, end="")
 
 

@@ -1,12 +1,13 @@
 """Ctrl-C and SIGTERM are a run's while it trains, and its caller's before and after."""
 
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from launch.console.interrupts import SIGNALS, Interrupts
+from launch.console.interrupts import SIGNALS, Interrupts, hangup_blocked, held, stop_signals
 
 
 @pytest.fixture
@@ -52,4 +53,40 @@ def test_off_the_main_thread_the_signals_stay_the_caller_s(heard: list[int]) -> 
     go_on.set()
     thread.join(10)
     signal.raise_signal(signal.SIGTERM)
-    assert (failed, heard) == ([], list(SIGNALS))
+    assert (failed, heard) == ([], [signal.SIGINT, signal.SIGTERM])
+
+
+def test_a_hangup_stops_a_run_once_as_the_shell_and_the_kernel_both_send_it(heard: list[int]) -> None:
+    with Interrupts(lambda: None) as interrupts:
+        interrupts.training = True
+        for _ in range(3):
+            signal.raise_signal(signal.SIGHUP)
+        assert (interrupts.requested, interrupts.exit_code) == (signal.SIGHUP, 129)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert heard == []
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(heard: list[int]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    assert signal.SIGHUP not in stop_signals()
+    with Interrupts(lambda: None) as interrupts:
+        interrupts.training = True
+        interrupts.install()
+        signal.raise_signal(signal.SIGHUP)
+        with held():
+            signal.raise_signal(signal.SIGHUP)
+        assert interrupts.requested is None
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_processes_that_are_started_meanwhile_outlive_a_hangup() -> None:
+    with hangup_blocked():
+        child = subprocess.Popen(["sleep", "60"])
+    try:
+        child.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.5)
+    finally:
+        child.kill()
+        child.wait()

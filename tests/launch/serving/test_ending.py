@@ -107,8 +107,8 @@ def test_ctrl_c_ends_a_server_in_seconds_and_tells_those_whose_answers_are_not_f
         ending=lambda: ended.append(time.monotonic()),
     )
     took = time.monotonic() - ended[0]
-    after = [signal.getsignal(number) for number in SIGNALS]
-    assert after == [signal.SIG_DFL, signal.SIG_DFL, signal.SIG_IGN]  # the second one kills, but for a second SIGHUP
+    after = [signal.SIG_DFL, signal.SIG_DFL, signal.SIG_IGN]  # the second one kills, but for SIGHUP
+    assert [signal.getsignal(number) for number in SIGNALS] == after
     desk.close()
     for thread in threads:
         thread.join(20)
