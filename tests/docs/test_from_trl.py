@@ -26,11 +26,11 @@ def test_its_files_make_a_run_of_one_agent_and_of_two(tmp_path: Path, monkeypatc
     (tmp_path / "prompts.jsonl").write_text(block("json") * 10)
     settings = asked(["mine.yaml"]).settings()
     assert settings.responses == 64 == settings.minibatch and settings.advantage == "grpo"
-    task = preflight.check(settings)
+    task, _ = preflight.check(settings)
     assert task.train[0].columns == {"likes": "great"} and len(task.test) + len(task.queries("validation")) == 2
     words = re.findall(r"cory train mine.yaml (num_agents=2 .*)", PAGE)
     two = asked(["mine.yaml", *(word.strip("'") for word in words[0].split(" ", 1))]).settings()
-    assert preflight.check(two).observer_template.startswith("{query} (another one said")
+    assert preflight.check(two)[0].observer_template.startswith("{query} (another one said")
     assert validate.main(["mine.yaml"]) == 0
 
 
