@@ -191,10 +191,13 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     checked = points(search.settings, search.axes)
     tracking.check(search.settings)
     session.quiet_libraries(options.debug)
+    for settings in () if resume else asking(checked):
+        preflight.check(settings)
+        starting_policies(settings)
     kinds = check_comparable(
         folder if resume else None,
         asking(checked),
-        preflight.check,
+        preflight.check if resume else preflight.load_task,
         lambda text: print(text, file=sys.stderr),
         options.allow_changes,
     )

@@ -51,9 +51,9 @@ def absolute_paths(settings: Settings, functions: Iterable[str]) -> dict[str, st
     values = [settings.data, settings.eval_data, settings.start_from]
     values += [name for name in settings.models.values() if not is_bundled(name)]
     names = [path_in(value) for value in values if value is not None]
-    paths = {name: str(Path(name).absolute()) for name in names if Path(name).exists()}
+    paths = {name: os.path.abspath(name) for name in names if Path(name).exists()}
     files = {shown(name): module_file(name) for name in functions}
-    return paths | {name: str(file.absolute()) for name, file in files.items() if file is not None}
+    return paths | {name: os.path.abspath(file) for name, file in files.items() if file is not None}
 
 
 def module_file(function: str) -> Path | None:
@@ -99,7 +99,7 @@ def _locate(key: str, value: str, paths: Mapping[str, str], needed: bool, settab
     if not needed:
         return value
     folder = Path(recorded).parent
-    where = f"{os.getcwd()} nor in {folder}" if name != recorded else str(folder)
+    where = str(folder) if Path(os.path.abspath(name)) == Path(recorded) else f"{os.getcwd()} nor in {folder}"
     advice = f"say where it is: {key}=PATH" if settable else "start from the folder that holds it"
     raise CommandError(
         f"{key}={value}: there is no {Path(name).name} in {where}, where the run had it. Put it back, or {advice}."

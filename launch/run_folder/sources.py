@@ -15,6 +15,7 @@ import base64
 import hashlib
 import importlib
 import json
+import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -292,7 +293,7 @@ def _named(name: str, before: Sources) -> str:
     """Returns the beginning of a sentence on data or a model that differs from what a run began with."""
     path = path_in(name)
     recorded = before.paths.get(path)
-    elsewhere = recorded is not None and Path(path).exists() and Path(path).absolute() != Path(recorded)
+    elsewhere = recorded is not None and Path(path).exists() and os.path.abspath(path) != recorded
     return f"{name} is not what training began with{f', {recorded}' if elsewhere else ''}"
 
 
