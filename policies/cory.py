@@ -13,7 +13,6 @@ for each update:
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, cast
@@ -43,6 +42,7 @@ from policies.models.weights import Weights
 from policies.report import PhaseTimer, Report, learning_figures, measure_roles, update_report
 from policies.rllib.causal_lm_module import CausalLMModule
 from policies.rllib.learners import LearnerError, Learners
+from policies.rllib.log_folder import TemporaryLogdir
 from policies.rllib.token_batch import rows_of
 from policies.rllib_settings import alike_measured, derive, refuse_ours, refuse_search_spaces
 from policies.role_exchange import exchange_due
@@ -144,7 +144,7 @@ class CoryConfig(AlgorithmConfig):
         super().validate()
 
 
-class Cory(Algorithm):
+class Cory(TemporaryLogdir, Algorithm):
     """Trains the LLMs of a chain. `train()["cory"]` reports one update.
 
     The update counter, the role mapping and the exchange counter are state: k updates, checkpoint, restore, k
@@ -157,16 +157,6 @@ class Cory(Algorithm):
     def get_default_config(cls) -> CoryConfig:
         """The paper's settings."""
         return CoryConfig()
-
-    def _setup_logdir(self) -> None:
-        """Makes the folder that RLlib wants for each algorithm; outside of Tune it would be in the home directory,
-        which containers with a random user cannot write to. RLlib has no public setting for it.
-        """
-        if self._storage is not None:
-            super()._setup_logdir()
-        else:
-            place = os.environ.get("TMPDIR", "")  # a command's own, which goes when that ends; Python remembers another
-            self._logdir = tempfile.mkdtemp(prefix="rllib-", dir=place if os.path.isdir(place) else None)
 
     def setup(self, config: Any) -> None:
         """Builds learners and runners, sends the first weights, and proves that weights reach the engines."""

@@ -7,7 +7,6 @@ import select
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ from filelock import FileLock
 
 from launch.cluster import room
 from launch.cluster.client import settle_authentication
+from launch.cluster.start_checks import REACHED, check_environment, check_loopback, check_raylet
 from launch.console.credentials import on_workers
 from launch.console.errors import IN_JOB, CommandError, is_defect
 from launch.console.interrupts import LOST, hangup_blocked
@@ -39,8 +39,6 @@ QUIET = {
     "HF_HUB_VERBOSITY": "error",
     "TQDM_DISABLE": "1",
 }
-REACHED = 10.0
-"""Seconds in which a cluster's head has to take a connection."""
 STARTED = 120.0
 """Seconds in which a node that is started here has to be up."""
 FOUND_BY_RAY = ("auto", "local")
@@ -66,14 +64,7 @@ def quiet_libraries(debug: bool) -> None:
         CommandError: there are no docstrings, no home directory, or no folder for temporary files, without which they
             cannot be imported.
     """
-    if sys.flags.optimize > 1:
-        raise CommandError("Ray needs docstrings. Run Python without -OO, and without PYTHONOPTIMIZE=2; -O works.")
-    if os.path.expanduser("~") == "~":
-        raise CommandError("This user has no home directory, which Ray asks for. Set HOME to a folder.")
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError as error:
-        raise CommandError("No folder for temporary files can be written. Set TMPDIR to one that can.") from error
+    check_environment()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else idle threads of one process slow the others down
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -125,7 +116,7 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
         if _cluster_given():
             where["runtime_env"] = on_workers()
         else:
-            _check_loopback()
+            check_loopback()
             where = {
                 "address": "local",
                 "num_cpus": max(os.cpu_count() or 1, cpus(asked)),
@@ -256,7 +247,7 @@ def _slow_start() -> Iterator[None]:
             try:
                 return look(*arguments)
             except RuntimeError:  # it has not registered yet
-                _check_raylet()
+                check_raylet()
                 if time.monotonic() >= deadline:
                     raise
             time.sleep(0.5)
@@ -266,46 +257,6 @@ def _slow_start() -> Iterator[None]:
         yield
     finally:
         services.get_node = look
-
-
-def _check_raylet() -> None:
-    """Makes sure that the raylet that this process has started lives: Ray would wait for it for minutes.
-
-    Raises:
-        CommandError: it has ended.
-    """
-    import psutil
-
-    for child in psutil.Process().children():
-        if child.name() != "raylet" or child.status() != psutil.STATUS_ZOMBIE:
-            continue
-        ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
-            continue
-        killed = ended.si_code != os.CLD_EXITED
-        how = signal.Signals(ended.si_status).name if killed else f"exit code {ended.si_status}"
-        hint = ""
-        if how == signal.SIGXFSZ.name:
-            hint = (
-                " Its object store is larger than the limit on the size of a file: lift that by `ulimit -f unlimited`."
-            )
-        raise CommandError(f"Ray did not start: its process on this machine, the raylet, ended with {how}.{hint}")
-
-
-def _check_loopback() -> None:
-    """Makes sure that processes of this machine reach each other: Ray would try for minutes.
-
-    Raises:
-        CommandError: they do not.
-    """
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=REACHED).close()
-    except OSError as error:
-        raise CommandError(
-            f"Ray's processes cannot reach each other at 127.0.0.1: {error.strerror or error}. Bring the loopback "
-            "interface up: `ip link set lo up`."
-        ) from error
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ A killed evaluation goes on when the same command is given again. Checkpoints ar
 your own runs only.
 
 exit codes:
-  0 evaluated; 2 a mistake that you can correct; 130, 143 you ended it.
+  0 evaluated; 2 a mistake that you can correct; 129, 130, 143 you ended it.
 """
 
 
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0; 2 after a user's mistake; 130 or 143 when a signal ended it.
+        0; 2 after a user's mistake; 129, 130 or 143 when a signal ended it.
     """
     words = sys.argv[1:] if argv is None else argv
     options = _parser().parse_intermixed_args(words)

@@ -35,7 +35,7 @@ examples:
   cory study mine.yaml --out runs/mine
 
 exit codes:
-  0 nothing is left to begin; 1 some runs failed; 2 a mistake that you can correct; 130, 143 you stopped it.
+  0 nothing is left to begin; 1 some runs failed; 2 a mistake that you can correct; 129, 130, 143 you stopped it.
 """
 
 
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0 when nothing is left to begin; 1 when runs failed; 2 after a user's mistake; 130 or 143 after a signal.
+        0 when nothing is left to begin; 1 when runs failed; 2 after a user's mistake; 129, 130 or 143 after a signal.
     """
     words = sys.argv[1:] if argv is None else argv
     options = _parser(help_wanted=not {"-h", "--help"}.isdisjoint(words)).parse_intermixed_args(words)

@@ -37,7 +37,7 @@ examples:
   cory train --resume runs/low-lr updates=120
 
 exit codes:
-  0 all updates are done; 2 a mistake that you can correct; 3 stop_on_collapse ended the run; 130, 143 you did.
+  0 all updates are done; 2 a mistake that you can correct; 3 stop_on_collapse ended the run; 129, 130, 143 you did.
 """
 
 
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0; 2 after a user's mistake; 3 when `stop_on_collapse` ended the run; 130 or 143 when a signal did.
+        0; 2 after a user's mistake; 3 when `stop_on_collapse` ended the run; 129, 130 or 143 when a signal did.
     """
     words = sys.argv[1:] if argv is None else argv
     options = parse(words)

@@ -43,7 +43,7 @@ examples:
 Ctrl-C lets each running trial finish its update, and saves it.
 
 exit codes:
-  0 all trials are done; 1 some failed; 2 a mistake that you can correct; 130, 143 you stopped it.
+  0 all trials are done; 1 some failed; 2 a mistake that you can correct; 129, 130, 143 you stopped it.
 """
 
 
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0; 1 when trials failed; 2 after a user's mistake; 130 or 143 when a signal stopped the search.
+        0; 1 when trials failed; 2 after a user's mistake; 129, 130 or 143 when a signal stopped the search.
     """
     words = sys.argv[1:] if argv is None else argv
     options = parse(words)

@@ -216,7 +216,7 @@ def _read(where: str) -> tuple[str, str]:
         return path.stem, path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise CommandError(f"The study {where} cannot be read: {reason}.") from error
+        raise CommandError(f"The study {path} cannot be read: {reason}.") from error
 
 
 def _arm(name: str, entries: dict[str, Any], seeds: object, before: Mapping[str, Arm]) -> Arm:

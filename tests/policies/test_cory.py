@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.rllib.algorithms import algorithm_config
+from ray.tune import Trainable
 from ray.util import debug
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -90,6 +91,21 @@ def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their
             assert figures["task_reward"] == pytest.approx(of_parts, abs=1e-6)
         answer = report["samples"][0]["responses"][0]
         assert answer["rewards"]["letters"] - 0.5 * answer["rewards"]["commas"] == answer["task_reward"]
+
+
+def test_an_algorithm_s_folder_is_among_temporary_files_whatever_the_home_directory_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hasattr(Trainable, "_setup_logdir")  # which `Cory` overrides
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    algorithm = Cory.__new__(Cory)
+    algorithm._storage = None
+    algorithm._setup_logdir()
+    assert [Path(algorithm.logdir)] == list(tmp_path.iterdir())
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    algorithm._setup_logdir()
+    assert Path(algorithm.logdir).is_dir()
+    Path(algorithm.logdir).rmdir()
 
 
 def test_whatever_an_update_reports_has_its_meaning_written_down(make_cory: MakeCory) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 from ray._private import services
 
-from launch.cluster import session
+from cory_env.home import HomeError, expand_home
+from launch.cluster import session, start_checks
 from launch.console.errors import IN_JOB, CommandError
+from policies.models.cached_folder import CacheError, user_cache
 from tests.launch.conftest import ENVIRONMENT
 
 LATE = """
@@ -210,3 +213,64 @@ def test_a_token_that_is_missing_is_asked_for(tmp_path: Path) -> None:
             [sys.executable, "-c", JOINING], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
     assert f"CommandError: No token, or a wrong one, for the cluster at RAY_ADDRESS={address}. Set" in found.stderr
+
+
+def test_a_raylet_that_ends_while_ray_starts_is_told_of_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raylet = tmp_path / "raylet"
+    shutil.copy("/bin/sleep", raylet)
+    start_checks.check_raylet()
+
+    def look(*_: str) -> None:
+        raise RuntimeError("not yet")
+
+    monkeypatch.setattr(services, "get_node", look)
+    for number, said in (
+        (signal.SIGXFSZ, "lift that by `ulimit -f unlimited`"),
+        (signal.SIGKILL, "ended with SIGKILL"),
+    ):
+        process = subprocess.Popen([raylet, "60"])
+        process.send_signal(number)
+        with session._slow_start(), pytest.raises(CommandError, match=said):
+            services.get_node("address", "node")
+        process.wait()
+
+
+def test_a_machine_without_a_loopback_interface_is_told_of_before_ray_starts() -> None:
+    code = "from launch.cluster.start_checks import check_loopback; check_loopback()"
+    alone = ["unshare", "--net", "--map-root-user"]
+    if subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("no right to make a network namespace here")
+    found = subprocess.run([*alone, sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert "cannot reach each other at 127.0.0.1: Network is unreachable. Bring the loopback" in found.stderr
+    start_checks.check_loopback()
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "said"),
+    [
+        ("-OO", {}, "Ray needs docstrings. Run Python without -OO"),
+        ("-O", {"PYTHONOPTIMIZE": "2"}, "Ray needs docstrings."),
+        ("-O", {}, ""),
+    ],
+)
+def test_what_libraries_cannot_be_imported_without_is_asked_for_in_a_sentence(
+    option: str, environment: dict[str, str], said: str
+) -> None:
+    code = "from launch.cluster.session import quiet_libraries; quiet_libraries(debug=False)"
+    found = subprocess.run(
+        [sys.executable, option, "-c", code], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
+    )
+    assert said in found.stderr and (found.returncode == 0) == (not said)
+
+
+def test_a_user_without_a_home_directory_is_told_to_set_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without HOME and an entry in passwd
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(CommandError, match="no home directory, which Ray asks for"):
+        session.quiet_libraries(debug=True)
+    with pytest.raises(CacheError, match="Set XDG_CACHE_HOME"):
+        user_cache()
+    with pytest.raises(HomeError, match="There is no home directory ~"):
+        expand_home("~/x")

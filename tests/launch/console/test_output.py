@@ -130,8 +130,8 @@ from launch.console.parser import until_unread
 def command():
     print({text}, flush=True)
     if sys.stdout.encoding != "utf-8":
-        subprocess.run([sys.executable, "-c", "print({text})"], check=True)
-    print_utf8("漢")
+        subprocess.run([sys.executable, "-c", r"print({text})"], check=True)
+    print_utf8("\\u6f22")
     return 0
 
 raise SystemExit(until_unread(command))

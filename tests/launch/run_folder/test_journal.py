@@ -1,8 +1,12 @@
 import json
 import math
+import shutil
 from pathlib import Path
 
-from launch.run_folder.journal import Journal
+import pytest
+
+from launch.console.errors import FolderError
+from launch.run_folder.journal import Journal, replace_text
 
 
 def test_records_come_back_as_strict_json(tmp_path: Path) -> None:
@@ -29,3 +33,15 @@ def test_a_journal_not_begun_is_empty_and_can_be_cut(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "samples.jsonl")
     journal.cut_after(0)
     assert journal.read() == []
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    journal = Journal(folder / "metrics.jsonl")
+    journal.append({"update": 0})
+    shutil.rmtree(folder)
+    for write in (lambda: journal.append({"update": 1}), lambda: replace_text(folder / "config.yaml", "seed: 0")):
+        with pytest.raises(FolderError, match="run is gone: it was removed or renamed meanwhile"):
+            write()
+    assert not folder.exists()

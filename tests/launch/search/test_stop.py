@@ -1,15 +1,19 @@
 """When a search that is asked to stop ends, with Tune's trials but without its processes."""
 
+import pickle
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
 from ray.tune import CheckpointConfig
 from ray.tune.experiment import Trial
 
+from launch.console.errors import FolderError
 from launch.console.interrupts import Interrupts
+from launch.run_folder.locks import folder_watched
 from launch.search.budget import Budget
 from launch.search.stop import Stop
 
@@ -91,3 +95,18 @@ def test_a_budget_of_time_begins_with_the_first_trial(monkeypatch: pytest.Monkey
         stop.on_trial_start(1, [], trial("first", Trial.RUNNING))
         now[0] += 61
         assert budget.spent == (now[0] > 1200)
+
+
+def test_it_ends_when_its_folder_is_renamed_and_says_where_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "search"
+    folder.mkdir()
+    with (
+        pytest.raises(FolderError, match=rf"was renamed to {tmp_path}/kept meanwhile\. Go on in {tmp_path}/kept"),
+        folder_watched(folder, lambda path: f"Go on in {path}") as handle,
+    ):
+        stop = Stop(Interrupts(lambda: None), checkpoint_every=10, folder=handle)
+        stop.on_step_end(1, [])
+        folder.rename(tmp_path / "kept")
+        folder.mkdir()  # as Tune does
+        stop.on_step_end(2, [])
+    assert pickle.loads(pickle.dumps(stop)).folder is None

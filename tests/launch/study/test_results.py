@@ -4,18 +4,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import yaml
 
 from launch.commands.train import main as train
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, FolderError
 from launch.models.trained import POLICIES
 from launch.run_folder import final
 from launch.run_folder.checkpoints import ONLY_POLICIES
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.final import OF_RESPONSE, Final
-from launch.run_folder.locks import lock_folder
+from launch.run_folder.locks import FolderHandle, lock_folder
 from launch.study.definition import load
 from launch.study.measures import critic_loss
 from launch.study.results import final_figures, read, result_file, rounded, write
@@ -182,6 +184,23 @@ def test_a_stopped_study_asks_its_run_to_stop_once_and_in_a_job_ray_does(
         performer._pass_on()
         run.communicate(b"\n")  # it ends by itself if nothing asks it to
     assert run.returncode == (0 if in_job else -signal.SIGTERM)
+
+
+def test_a_study_whose_folder_is_renamed_while_a_run_trains_keeps_no_result_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    job = cast(Job, SimpleNamespace(result=folder / "results.json"))
+
+    def train(self: Performer, job: Job) -> Ended:
+        folder.rename(tmp_path / "kept")
+        return Ended(2, "Error: The run's folder was renamed.", False, 1.0)
+
+    monkeypatch.setattr(Performer, "_train", train)
+    with FolderHandle(folder) as handle, pytest.raises(FolderError, match=f"was renamed to {tmp_path}/kept"):
+        Performer(lambda: None).perform(job, handle)
+    assert not folder.exists()
 
 
 def test_a_folder_without_results_and_a_damaged_result_are_refused(tmp_path: Path) -> None:

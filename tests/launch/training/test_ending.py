@@ -1,18 +1,21 @@
 """How a run ends: nothing of it is lost by a signal that comes late, or by what fails after the last update."""
 
+import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from launch.console.errors import FolderError
 from launch.console.interrupts import Interrupts
 from launch.display import curves
 from launch.display.terminal import Terminal
 from launch.run_folder.directory import RunDirectory
-from launch.run_folder.mirror import create_run
+from launch.run_folder.mirror import create_run, discard
 from launch.training import training
 from launch.training.saving import Saving
 from policies.settings.settings import Settings
@@ -62,6 +65,92 @@ def test_what_happens_after_the_last_update_costs_nothing_of_a_run(
         assert local
     else:
         assert RunDirectory.open(place).checkpoints.choose("latest")[0] == 12 and not local
+
+
+def train_while(run: RunDirectory, happens: Callable[[int], object], begun: bool = False) -> int:
+    """Trains in a recorded run's folder, of 6 updates, while something happens after each update was learned.
+
+    Args:
+        run: the run, locked.
+        happens: is told the update.
+        begun: a checkpoint of update 1 is begun, and never written by itself.
+
+    Returns:
+        The updates that were learned.
+    """
+    settings = Settings(updates=6, samples_every=100, checkpoint_every=1 if begun else 100)
+    lines = iter(record(run.path.parent / "other", settings).updates()[1:])
+    folders: list[Path] = []
+    algo: Any = SimpleNamespace(
+        updates=0,
+        get_state=lambda not_components: {},
+        save_to_path=lambda folder, state: (Path(folder) / "weights").write_text(f"learned {algo.updates}"),
+        learners=SimpleNamespace(
+            begin_save=folders.append,
+            saved=lambda: False,
+            finish_save=lambda: folders[-1].with_name("optimizer").write_text("moments"),
+        ),
+    )
+
+    def learn() -> dict[str, Any]:
+        algo.updates += 1
+        happens(algo.updates)
+        return {"cory": {**next(lines), "samples": [], "collapsed": False}}
+
+    algo.train = learn
+    terminal = Terminal(settings, sys.stdout, bar=False)
+    interrupts = Interrupts(lambda: None)
+    with terminal, Saving(run, 2, pytest.fail) as saving:
+        training._Run(run, settings, terminal, interrupts, debug=True)._loop(algo, saving)
+    return int(algo.updates)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_whose_folder_is_renamed_saves_its_update_there_and_says_where_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool, replaced: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = record(Path("runs/run"), Settings(updates=6), updates=[0])
+
+    def rename(update: int) -> None:
+        if update == 2:
+            Path("runs").rename("kept")
+            if replaced:
+                Path("runs/run").mkdir(parents=True)
+
+    with pytest.raises(FolderError, match="was renamed to kept/run during training"):
+        train_while(run, rename, begun)
+    moved = RunDirectory(Path("kept/run"))
+    assert moved.checkpoints.updates() == [2]
+    weights = moved.checkpoints.choose("latest")[1] / "weights"
+    assert weights.read_text() == "learned 2"
+    assert [line["update"] for line in moved.updates()] == [0, 1, 2]
+    assert "kept/run" in training._how_to_go_on(run)
+    assert not replaced or not list(Path("runs/run").iterdir())
+
+
+def test_a_run_whose_folder_is_removed_ends_in_a_sentence_and_makes_none_anew(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", Settings(updates=6), updates=[0])
+    with pytest.raises(FolderError, match="run is gone: it was removed, or moved to another disk"):
+        train_while(run, lambda update: shutil.rmtree(run.path))
+    assert not run.path.exists()
+    run.path.mkdir()
+    (run.path / "config.yaml").write_text("of another run")
+    discard(run)
+    assert (run.path / "config.yaml").exists()
+
+
+def test_an_update_that_failed_half_way_is_not_saved_where_the_folder_was_renamed(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", Settings(updates=6), updates=[0, 1])
+
+    def fail(update: int) -> None:
+        run.path.rename(tmp_path / "kept")
+        raise ValueError("half way")
+
+    with pytest.raises(FolderError, match="was renamed"):
+        train_while(run, fail)
+    assert RunDirectory(tmp_path / "kept").checkpoints.updates() == []
 
 
 class SignalledLate(int):

@@ -1,0 +1,76 @@
+"""`~` at the start of a path is the home directory wherever a path is taken; no folder is ever called `~`."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+import cory_rllib
+from cory_env.named import load_function
+from cory_env.rewards import number
+from cory_env.tasks.rows import parse_source, read_queries
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
+from launch.commands import train, tune
+from launch.console.errors import CommandError
+from launch.console.parser import local_path, path_or_uri
+from policies.settings.settings import SettingsError, make_settings
+from tests.launch.conftest import Cory
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+def test_settings_and_data_expand_it_and_a_reward_s_settings_do(home: Path) -> None:
+    paths = {"data": "~/q.jsonl?query=text", "eval_data": "~/e.csv", "start_from": "~/runs/a"}
+    settings = make_settings({"task": "custom", "model": ["~/m", "org/model"], **paths, "reward": "r:f"})
+    assert (settings.data, settings.eval_data) == (f"{home}/q.jsonl?query=text", f"{home}/e.csv")
+    assert (settings.model, settings.start_from) == ([f"{home}/m", "org/model"], f"{home}/runs/a")
+    assert parse_source("hub:~/shards?split=test") == (f"hub:{home}/shards", {"split": "test"})
+    assert make_settings({"start_from": "s3://bucket/~/run"}).start_from == "s3://bucket/~/run"
+    found = load_function(f"{number.__name__}:last_number?template=~/t.txt&other=a~/b")
+    assert found.keywords == {"template": f"{home}/t.txt", "other": "a~/b"}  # type: ignore[attr-defined]
+    (home / "q.jsonl").write_text(json.dumps({"query": "Why?"}) + "\n")
+    assert [query.text for query in read_queries("~/q.jsonl")] == ["Why?"]
+    (home / "m").symlink_to(DEFAULT_TOKENIZER)
+    assert len(load_tokenizer("~/m")) == len(load_tokenizer())
+
+
+def test_a_home_directory_that_is_not_there_is_told_of() -> None:
+    said = "There is no home directory ~nobody-here. Write ./~nobody-here if a file or folder has that name."
+    with pytest.raises(SettingsError) as raised:
+        make_settings({"data": "~nobody-here/q.jsonl"})
+    assert str(raised.value).endswith(f": {said}")
+    with pytest.raises(argparse.ArgumentTypeError, match="no home directory ~nobody-here"):
+        local_path("~nobody-here/x")
+
+
+def test_folders_that_a_command_writes_to_expand_it(home: Path) -> None:
+    assert train.parse(["--out=~/runs/a"]).out == f"{home}/runs/a"
+    assert train.parse(["--resume=~/a"]).resume == f"{home}/a"
+    assert tune.parse(["--out=~/s"]).out == home / "s" and tune.parse(["--resume=~/s"]).resume == home / "s"
+    assert local_path("~/x") == home / "x" and path_or_uri("file://~/x") == "file://~/x"
+    with pytest.raises(CommandError, match=f"{home}/none"):
+        cory_rllib.load_run("~/none")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["generate", "~/none", "x"], ["serve", "~/none"], ["watch", "~/none"], ["evaluate", "~/none"]),
+        *(["export", "~/none", "--out", "~/e"], ["compare", "~/none", "~/b"], ["report", "~/none"], ["runs", "~/none"]),
+        *(["plot", "~/none"], ["train", "--resume", "~/none"], ["tune", "--resume", "~/none"]),
+        *([command, "~/none.yaml"] for command in ("train", "plan", "validate", "tune", "study")),
+        *([command, "imdb-tiny", "-c", "~/none.yaml"] for command in ("train", "plan", "validate", "tune")),
+        ["evaluate", str(DEFAULT_TOKENIZER), "-c", "~/none.yaml"],
+    ],
+)
+def test_every_command_looks_for_files_there(words: list[str], home: Path, cory_here: Cory) -> None:
+    ended = cory_here(*words, *(["--list"] if words[0] == "study" else []))
+    assert ended.returncode == 2 and f"{home}/none" in ended.stderr, ended.stderr
+    assert [entry.name for entry in home.parent.iterdir()] == ["home"]
