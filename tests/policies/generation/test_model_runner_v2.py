@@ -14,7 +14,6 @@ from policies.generation.installed import vllm_build
 
 TESTS = Path(__file__).parents[2]
 TRITON = TESTS / ".triton"
-FILES = ("test_vllm_generator", "test_weight_transfer", "test_conversations")
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,11 +23,14 @@ pytestmark = [
 ]
 
 
-def test_what_holds_of_engines_on_a_cpu_holds_with_the_model_runner_of_gpus() -> None:
+@pytest.mark.parametrize(
+    ("file", "least"), [("test_vllm_generator", 20), ("test_weight_transfer", 6), ("test_conversations", 3)]
+)
+def test_what_holds_of_engines_on_a_cpu_holds_with_the_model_runner_of_gpus(file: str, least: int) -> None:
     own = {"VLLM_USE_V2_MODEL_RUNNER": "1", "PYTHONPATH": f"{TESTS / 'triton_on_cpu'}:{TRITON}:{TESTS.parent}"}
-    files = [str(Path(__file__).with_name(f"{name}.py")) for name in FILES]
+    path = str(Path(__file__).with_name(f"{file}.py"))
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--timeout=1200", *files],
+        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--timeout=1200", path],
         cwd=TESTS.parent,
         env=os.environ | own,
         capture_output=True,
@@ -36,5 +38,4 @@ def test_what_holds_of_engines_on_a_cpu_holds_with_the_model_runner_of_gpus() ->
     )
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
     counts = re.search(r"(\d+) passed", ran.stdout)
-    assert counts and int(counts[1]) >= 25 and "skipped" not in ran.stdout, ran.stdout[-2000:]
-    print(ran.stdout.splitlines()[-1])
+    assert counts and int(counts[1]) >= least and "skipped" not in ran.stdout, ran.stdout[-2000:]
