@@ -29,8 +29,8 @@ turn, and the last response is the answer; the earlier ones are its `drafts` (do
   POST /v1/completions        a policy goes on from a text as it is; the chain answers it as a query
   GET  /v1/models, /health
 
-Several clients are answered at once. Ctrl-C, SIGTERM or SIGHUP ends it when the answers that it has begun are written, which
-have 5 s; another one ends it at once.
+Several clients are answered at once. Ctrl-C, SIGTERM or SIGHUP ends it when the answers that it has begun are written,
+which have 5 s; another one ends it at once.
 
 examples:
   cory serve runs/demo
