@@ -38,8 +38,8 @@ class Fields(BaseModel):
     task: str = of_task("imdb")
     """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, or your own (docs/tasks.md)."""
     data: str | None = of_task(None)
-    """The training queries, instead of the task's own: a .jsonl, .json, .csv, .tsv or .parquet file, `hub:OWNER/NAME` or
-    `hub:FOLDER`. Settings may follow: `?query=COLUMN`, and for `hub:` also `&split=train&config=...&revision=...`."""
+    """The training queries, instead of the task's own: a .jsonl, .json, .csv, .tsv or .parquet file, `hub:OWNER/NAME`,
+    or `hub:FOLDER`. Settings may follow: `?query=COLUMN`, and for `hub:` `&split=train&config=...&revision=...`."""
     eval_data: str | None = of_task(None)
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
     validation: bool = of_task(True, earlier=False)
