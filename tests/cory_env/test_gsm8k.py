@@ -1,6 +1,7 @@
 """The task gsm8k: its prompts, its data, and its reward on all of the real data where that is at hand."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow
@@ -21,7 +22,7 @@ ROWS = [
 ]
 
 
-def write(path: Path, rows: list[dict[str, str]]) -> Path:
+def write(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 

@@ -12,7 +12,7 @@ import yaml
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer, tokens_holding
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from launch.commands.export import main
 from launch.models.exported import whole_model
 from launch.models.trained import open_trained
@@ -60,7 +60,7 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
     model.save_pretrained(base)
     (base / "README.md").write_text("---\nlicense: mit\n---\n# Base\n")
     settings = Settings(model=str(base), num_agents=1, temperature=1.5, chat=True, system="Be kind.", num_runners=1)
-    settings = settings.model_copy(update={"prompt": "Write\n```python\n{query}\n```", "stop": "\n"})
+    settings = settings.model_copy(update={"prompt": "Write\n```python\n{query}\n```"})
     run = record(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
 
@@ -70,7 +70,7 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
     loaded = AutoModelForCausalLM.from_pretrained(out)
     assert (loaded.dtype, loaded.config.resid_pdrop) == (torch.bfloat16, 0.3)
     generation = GenerationConfig.from_pretrained(out)
-    assert generation.eos_token_id == [tokenizer.eos_token_id, 5, 7, *tokens_holding(tokenizer, "\n")]
+    assert generation.eos_token_id == [tokenizer.eos_token_id, 5, 7]
     assert (generation.do_sample, generation.temperature, generation.top_k, generation.top_p) == (True, 1.5, 0, 1.0)
     assert generation.repetition_penalty in (None, 1.0)
     assert (out / "additional_chat_templates").stat().st_mode & 0o777 == 0o755  # others may look into it
@@ -80,7 +80,6 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["license"] == "mit"
     assert "{'role': 'system', 'content': 'Be kind.'}" in card
-    assert "A response is the text before `'\\n'`: cut it there." in card
     assert "As pioneer:\n````\nWrite\n```python\n{query}\n```\n````\n" in card
 
 
