@@ -17,11 +17,11 @@ Measured are, as the largest difference of a response token's log-probability in
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -47,6 +47,7 @@ SECONDS = 420
 LORA = {"weights": "lora", "lora_rank": 4}
 PROMPTS = [[5, 6, 7], [8], list(range(9, 40))]
 LONGEST_PROMPT, LONGEST_RESPONSE = 40, 8
+_FORK = multiprocessing.get_context("fork")
 
 
 def main() -> int:
@@ -55,14 +56,12 @@ def main() -> int:
     parser.add_argument("families", nargs="*", metavar="MODEL_TYPE")
     parser.add_argument("--learner-only", action="store_true", help="leave vLLM out, and keep what is known of it")
     parser.add_argument("--at-most", type=int, default=10_000, metavar="N", help="of those that are not in the table")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # in the process of a family
     options = parser.parse_args()
-    if options.one:
-        print("ROW " + json.dumps(measure(options.families[0], engine=not options.learner_only)), flush=True)
-        return 0
     table = read_table()
     todo = options.families or [name for name in FAMILIES if name not in table["families"]][: options.at_most]
     failed = 0
+    if todo:
+        _import_all()
     for name in todo:
         row = _in_own_process(name, options.learner_only)
         failed += "error" in row
@@ -102,22 +101,35 @@ def write_table(table: Mapping[str, Any]) -> None:
 
 
 def _in_own_process(name: str, learner_only: bool) -> dict[str, Any]:
-    words = [sys.executable, "-m", "benchmarks.families", "--one", name, *["--learner-only"] * learner_only]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            process.wait(SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-        log.seek(0)
-        text = log.read()
-    rows = [line.removeprefix("ROW ") for line in text.splitlines() if line.startswith("ROW ")]
-    if not rows:
-        print(text[-3000:], file=sys.stderr)
-        return {"error": f"exit code {process.returncode}: {_last(text)}"}
-    row: dict[str, Any] = json.loads(rows[-1])
-    return row
+    """Measures a family in a process that has this one's imports, which take longer than all else."""
+    with tempfile.NamedTemporaryFile("w+") as log, tempfile.NamedTemporaryFile("w+") as row:
+        process = _FORK.Process(target=_measure_into, args=(name, not learner_only, row.name, log.name))
+        process.start()
+        process.join(SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        text = row.read()
+        if not text:
+            print(log.read()[-3000:], file=sys.stderr)
+            log.seek(0)
+            return {"error": f"exit code {process.exitcode}: {_last(log.read())}"}
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _measure_into(name: str, engine: bool, row: str, log: str) -> None:
+    with open(log, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    Path(row).write_text(json.dumps(measure(name, engine)), encoding="utf-8")
+
+
+def _import_all() -> None:
+    for module in ("launch.models.exported", "launch.models.weight_files", "policies.rllib.causal_lm_module", "peft"):
+        importlib.import_module(module)
+    for module in ("entrypoints.llm", "v1.engine.core", "v1.worker.cpu_worker", "model_executor.models.transformers"):
+        importlib.import_module(f"vllm.{module}")
 
 
 def _last(text: str) -> str:
@@ -192,7 +204,9 @@ def _in_short(error: Exception) -> str:
     """What an error says, without what belongs to this sweep, or to memory."""
     text = str(error) if isinstance(error, EngineFailure) else f"{type(error).__name__}: {error}"
     text = re.sub(r"EngineStartError: vLLM could not start an engine for `[^`]*`: ", "", " ".join(text.split()))
-    return text.partition(" If memory is short")[0].rstrip(".")[:400]
+    # vLLM lists all that it knows, and pydantic what it was given.
+    text = re.sub(r" (If memory is short|Supported architectures:|\[type=).*", "", text)
+    return text.rstrip(".,")[:400]
 
 
 def _rounded(value: float | None) -> float | None:
@@ -258,9 +272,8 @@ class EngineProcess:
     """A process in which vLLM runs, apart from the learner: vLLM changes classes of transformers in its process."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=engine_process, args=(other,), daemon=True)
+        self._connection, other = _FORK.Pipe()
+        self._process = _FORK.Process(target=engine_process, args=(other,), daemon=True)
         self._process.start()
         other.close()
 
