@@ -51,7 +51,7 @@ from policies.role_exchange import exchange_due
 from policies.rollout.playing import Playing
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Packed, Runners, WeightSyncError, end
-from policies.self_test import prove
+from policies.self_test import SyncCheck
 from policies.settings.files import DEFAULT_PRESET, read_preset
 from policies.settings.settings import Settings, make_settings, put_over, refuse_unknown
 
@@ -184,8 +184,8 @@ class Cory(Algorithm):
         self.runners.check_started()
         self.runners.send(self.updates)
         self.playing = Playing(self.settings, self.runners, len(self.task.train))
-        self.evaluator = Evaluator(self.settings, self.task, self.runners, self.learners)
-        self.probes = prove(self.settings, self.task, self.runners, self.learners) if self.settings.self_test else {}
+        self.sync_check = SyncCheck(self.settings, self.task, self.runners, self.learners)
+        self.evaluator = Evaluator(self.settings, self.task, self.runners, self.learners, self.sync_check)
 
     @property
     def report(self) -> Report:
@@ -218,10 +218,9 @@ class Cory(Algorithm):
             LearnerError: a learner's process died, or stands still.
         """
         started, self._seconds = time.perf_counter(), {}
-        update, mapping = self.updates, self.mapping
+        update, mapping, s = self.updates, self.mapping, self.settings
 
         # 1. The chain answers: pioneer, then observer.
-        s = self.settings
         with self._timed("rollout"):
             played = self.playing.play(update, mapping)
         episodes = [episode for of_team in played for rollout in of_team for episode in rollout.episodes]
@@ -239,6 +238,7 @@ class Cory(Algorithm):
 
             # 3. Each response is paid for what it brought about, and compared with what was to be expected.
             figures = {name: measure(each, s.report_kl_coef) for name, each in rows.items()}
+            self.sync_check.check_update(figures, played, update)
             for name, rewards in pay(rows, s.credited, self.estimations).items():
                 rows[name]["rewards"] = rewards
                 columns, estimated = self.estimations[name].estimate(rows[name])
@@ -273,6 +273,7 @@ class Cory(Algorithm):
             self.playing.finish()
         with self._timed("sync"):
             self.runners.send(self.updates)
+            self.sync_check.check_learned()
 
         # 7. What happened. Roles are exchanged after this, by `RoleExchange`.
         returns = float(np.mean([episode.get_return() for episode in episodes]))

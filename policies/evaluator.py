@@ -23,6 +23,7 @@ from policies.rollout.chain_runner import Rollout
 from policies.rollout.dealing import Deal
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners
+from policies.self_test import SyncCheck
 from policies.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -34,17 +35,20 @@ Known = dict[tuple[tuple[str, str, int], ...], dict[str, dict[str, float]]]
 class Evaluator:
     """Lets the present weights answer; always the same queries with the same seeds.
 
-    Its methods raise RewardError, GenerationError and LearnerError, as an update does.
+    Its methods raise RewardError, GenerationError, LearnerError and WeightSyncError, as an update does.
     """
 
-    def __init__(self, settings: Settings, task: Task, runners: Runners, learners: Learners) -> None:
-        """Takes who plays, and who knows how likely a response is."""
+    def __init__(
+        self, settings: Settings, task: Task, runners: Runners, learners: Learners, sync_check: SyncCheck
+    ) -> None:
+        """Takes who plays, who knows how likely a response is, and what compares the two."""
         self.settings = settings
         self.task = task
         self.tokenizers = settings.make_tokenizers()
         self._bare: dict[str, Chain] = {}
         self.runners = runners
         self.learners = learners
+        self.sync_check = sync_check
 
     def held_out(self) -> dict[str, Any]:
         """Evaluation in training, on the validation queries: each policy alone, and the chain's last answer.
@@ -140,6 +144,8 @@ class Evaluator:
         rollouts = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split=split)
         rows = rows_of([episode for rollout in rollouts for episode in rollout.episodes])
         scored = {name: rows[name] | scores for name, scores in self.learners.score(rows).items()}
+        for name, each in scored.items():
+            self.sync_check.check_rows(name, each)
         figures = {}
         for position, role in enumerate(mapping.roles) if scored else ():
             of_role = at_position(scored[mapping(role)], position)

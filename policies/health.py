@@ -8,8 +8,6 @@
 | `kl`            | policy  | KL to the reference per token beyond its limit: the language of the base model is lost |
 | `dragged_down`  | role    | a later role does worse than the pioneer, whose response it sees: it is misled by it   |
 | `one_sided`     | role    | one role earns far more than another: it takes all the reward                          |
-| `drift`         | policy  | sampler and learner disagree on log-probabilities: training is on other weights;       |
-|                 |         | not with `max_lag`, where their weights differ by an update                            |
 
 The first three are collapse. A signature that holds for `health_patience` updates in a row is a warning until it ends.
 """
@@ -71,19 +69,9 @@ class Health:
 
     def _signs(self, report: dict[str, Any]) -> Iterator[Sign]:
         for module_id, figures in report["policy"].items():
-            yield from self._signs_of_policy(module_id, figures)
+            first = self.state["first_eos_rate"][module_id]
+            yield from signs_of_collapse(self.settings, module_id, figures, first, self.settings.responses)
         yield from self._signs_of_roles(report["role"])
-
-    def _signs_of_policy(self, of: str, figures: dict[str, float]) -> Iterator[Sign]:
-        s = self.settings
-        yield from signs_of_collapse(s, of, figures, self.state["first_eos_rate"][of], s.responses)
-        if s.max_lag == 0 and figures["sampler_gap_mean"] > s.max_sampler_gap:
-            yield Sign(
-                "drift",
-                of,
-                f"{of} is sampled from other weights, or by other arithmetic, than it learns with: mean |sampler - "
-                f"learner| log-probability {figures['sampler_gap_mean']:.2g} (max_sampler_gap {s.max_sampler_gap:g}).",
-            )
 
     def _signs_of_roles(self, roles: dict[str, dict[str, float]]) -> Iterator[Sign]:
         s = self.settings

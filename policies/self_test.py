@@ -1,13 +1,15 @@
-"""Proof at start that new weights reach the generation engine.
+"""The weight-sync check: the generation engine samples by the learner's weights, at start and while it trains.
 
 Engines keep old weights silently in more than one way: a tied head packed once at load time, activations cached
 under the old weights, an update that never arrives. In bf16 the gap of one small update drowns in rounding. So every
-policy is perturbed strongly once, and the engine's log-probabilities must follow the learner's there and back.
+policy is perturbed strongly once, and the engine's log-probabilities must follow the learner's there and back. What is
+sampled later is compared with the learner's log-probabilities too: an engine that stopped following differs by more
+with every update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +20,19 @@ from policies.generation.generator import Response
 from policies.learning.rows import Rows, make_rows
 from policies.models.weights import Weights
 from policies.rllib.learners import Learners
-from policies.rollout.runners import Runners
+from policies.rollout.chain_runner import Rollout
+from policies.rollout.runners import Runners, WeightSyncError
 from policies.settings.settings import Settings
 
 _NOISE = 0.1  # of each parameter's root mean square; 0.3 takes 30 layers so far that bf16's rounding grows tenfold
 _ZERO = 0.15  # for tensors that are all zeros, as an adapter's second half is at start; less drowns in bf16's rounding
 _ALLOWED = {torch.float32: 0.005, torch.bfloat16: 0.05}
 """Share of the perturbation's effect that may stay unexplained, beside twice the rounding gap, by the compute type."""
+_MAX_DIFF = {torch.float32: 0.001, torch.bfloat16: 0.05}
+"""Most mean |sampler - learner| log-probability, in nats a token, by the compute type: several times what rounding
+brings."""
+_PROBES = 16
+"""Queries of a check that has no responses of an update's own."""
 
 
 class SelfTestFailure(RuntimeError):
@@ -61,33 +69,108 @@ def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.
     return {name: moved(array) for name, array in weights.items()}
 
 
-def prove(settings: Settings, task: Task, runners: Runners, learners: Learners) -> dict[str, Probe]:
-    """Tests every LLM on one runner: all run the same code on the same versions.
+class SyncCheck:
+    """Checks that engines sample by the learner's weights."""
 
-    Raises:
-        SelfTestFailure: an engine does not follow.
-    """
-    tokenizers = settings.make_tokenizers()
+    def __init__(self, settings: Settings, task: Task, runners: Runners, learners: Learners) -> None:
+        """Tests every LLM on one runner, if the settings ask for it: all run the same code on the same versions.
 
-    def test(name: str) -> Probe:
-        chain = settings.make_chain(task, tokenizers, (name,))
-        prompts = [chain.build_prompt(query, [])[0] for query in chain.task.train[:16]]
-        longest = [token for prompt in prompts * chain.max_prompt for token in prompt][: chain.max_prompt]
+        Raises:
+            SelfTestFailure: an engine does not follow.
+        """
+        self.settings, self.task, self.runners, self.learners = settings, task, runners, learners
+        self._followed = False
+        """Whether an engine has been seen to sample by weights that were learned."""
+        self.probes = {name: self._test(name) for name in settings.modules} if settings.self_test else {}
+        """What the test at start found, by LLM."""
+
+    def check_update(
+        self, figures: Mapping[str, Mapping[str, float]], played: Sequence[Sequence[Rollout]], update: int
+    ) -> None:
+        """Checks an update's responses, if they were sampled by the weights that scored them.
+
+        Args:
+            figures: by LLM, what `measure` gives for its responses.
+            played: the rollouts that they are of, by team.
+            update: its number, from 0, which is the version of the learner's weights.
+
+        Raises:
+            WeightSyncError: the engine samples by other probabilities.
+        """
+        if all(rollout.version == update for of_team in played for rollout in of_team):
+            for name, each in figures.items():
+                self.check(name, each["sampler_gap_mean"])
+
+    def check_learned(self) -> None:
+        """Checks the first weights that were learned, if the next update's responses are not sampled by them.
+
+        Raises:
+            WeightSyncError: an engine samples by other probabilities.
+        """
+        if self.settings.max_lag and not self._followed:
+            for name in self.settings.modules:
+                rows = self._sample(name, self._prompts(name))
+                self.check_rows(name, rows | self.learners.score({name: rows})[name])
+            self._followed = True
+
+    def check_rows(self, name: str, rows: Rows) -> None:
+        """Checks scored rows that were sampled by the weights that scored them.
+
+        Raises:
+            WeightSyncError: the engine samples by other probabilities.
+        """
+        self.check(name, _mean_diff(rows, rows["logprobs"]))
+
+    def check(self, name: str, diff: float) -> None:
+        """Checks an LLM's mean |sampler - learner| log-probability, in nats a token.
+
+        Raises:
+            WeightSyncError: it is beyond the limit.
+        """
+        limit = self.settings.max_sampler_gap or _MAX_DIFF[self._dtype(name)]
+        if not diff <= limit:  # nor is NaN
+            other = "use backend=transformers, or " if self.settings.backend == "vllm" else ""
+            raise WeightSyncError(
+                f"The generation engine of {name} does not sample by the weights that {name} learns: mean |sampler - "
+                f"learner| log-probability is {diff:.2g} nats a token, and max_sampler_gap is {limit:g}. If the two "
+                f"only round differently, raise max_sampler_gap; else {other}report this with the model."
+            )
+
+    def _test(self, name: str) -> Probe:
+        prompts = self._prompts(name)
+        longest = self.settings.max_prompt
+        prompts.append([token for prompt in prompts * longest for token in prompt][:longest])
 
         def load(weights: Weights) -> None:
-            runners.load_one(name, weights)
+            self.runners.load_one(name, weights)
 
         def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
-            return runners.call_one("probe", module_id=name, prompts=prompts, seeds=range(len(prompts)))
+            return self._generate(name, prompts)
 
         def score(weights: Weights, rows: Rows) -> torch.Tensor:
-            return learners.score_under(name, weights, rows)["logprobs"]
+            return self.learners.score_under(name, weights, rows)["logprobs"]
 
-        dtype = learners.ask(lambda learner: learner.policies[name].model.dtype if name in learner.policies else None)
-        allowed, given = _ALLOWED[dtype], [*prompts, longest]
-        return self_test(learners.weights(name), given, load, generate, score, name, allowed, settings.backend)
+        allowed, backend = _ALLOWED[self._dtype(name)], self.settings.backend
+        return self_test(self.learners.weights(name), prompts, load, generate, score, name, allowed, backend)
 
-    return {name: test(name) for name in settings.modules}
+    def _prompts(self, name: str) -> list[list[int]]:
+        chain = self.settings.make_chain(self.task, self.settings.make_tokenizers(), (name,))
+        return [chain.build_prompt(query, [])[0] for query in chain.task.train[:_PROBES]]
+
+    def _generate(self, name: str, prompts: Sequence[Sequence[int]]) -> list[Response]:
+        responses: list[Response] = self.runners.call_one(
+            "probe", module_id=name, prompts=prompts, seeds=range(len(prompts))
+        )
+        return responses
+
+    def _sample(self, name: str, prompts: Sequence[Sequence[int]]) -> Rows:
+        return _rows(prompts, self._generate(name, prompts))
+
+    def _dtype(self, name: str) -> torch.dtype:
+        """What an LLM's learner computes in."""
+        return self.learners.ask(
+            lambda learner: learner.policies[name].model.dtype if name in learner.policies else None
+        )
 
 
 def self_test(
@@ -118,8 +201,7 @@ def self_test(
     other = perturb(weights, seed=0)
 
     def gap(rows: Rows, under: Weights) -> float:
-        difference = (rows["sampler_logprobs"] - score(under, rows)).abs() * rows["mask"]
-        return float(difference.sum() / rows["mask"].sum())
+        return _mean_diff(rows, score(under, rows))
 
     first = _rows(prompts, generate(prompts))
     before = gap(first, weights)
@@ -141,6 +223,12 @@ def self_test(
             f"{backend}, torch and the model."
         )
     return found
+
+
+def _mean_diff(rows: Rows, logprobs: torch.Tensor) -> float:
+    """Mean |sampler - learner| log-probability, in nats a token."""
+    difference = (rows["sampler_logprobs"] - logprobs).abs() * rows["mask"]
+    return float(difference.sum() / rows["mask"].sum())
 
 
 def _rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:

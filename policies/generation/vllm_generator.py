@@ -14,10 +14,11 @@ import torch
 
 from policies.generation import vllm_lora
 from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
+from policies.generation.vllm_errors import explained
 from policies.generation.vllm_in_process import classes_kept, share_groups, threads_kept
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
-from policies.models.model_check import head_width, key_value_heads
+from policies.models.model_check import ModelError, head_width, key_value_heads, load_config
 from policies.models.weights import Weights, in_shared_memory
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 32
 """Of a CPU engine's KV cache; of vLLM's own choice, 128, short contexts leave most empty."""
 _STEP_TOKENS = 4096  # prompt tokens that a CPU engine takes in one step
+_MEMORY_ADVICE = "lower max_prompt, max_response, queries or num_agents"
 _POLL_SECONDS = 0.25
 _DEATH_SECONDS = 10.0
 """An engine that loses a worker first says that the present call failed, and dies then; it takes at most so long."""
@@ -150,15 +152,10 @@ class VLLMGenerator:
         """
         from vllm import LLM
 
-        try:
-            with threads_kept(), classes_kept() if self._arguments.get("enforce_eager") else nullcontext():
-                engine = LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
-        except Exception as error:  # of any kind: vLLM's own, pydantic's, torch's
-            raise EngineStartError(
-                f"vLLM could not start an engine for `{self._paths[name]}`: {type(error).__name__}: "
-                f"{' '.join(str(error).split()).rstrip('.')}. If memory is short, lower max_prompt, max_response, "
-                "queries or num_agents."
-            ) from error
+        kept = classes_kept() if self._arguments.get("enforce_eager") else nullcontext()
+        what = f"start an engine for `{self._paths[name]}`"
+        with explained(what, EngineStartError, _MEMORY_ADVICE), threads_kept(), kept:
+            engine = LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
         if self.in_process:
             share_groups(engine)
         return engine
@@ -167,9 +164,7 @@ class VLLMGenerator:
         """KV cache of each of an engine's devices for `max_sequences` full contexts; by default a CPU engine asks for
         most of the machine's memory.
         """
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
+        config = load_config(path, trust_remote_code).get_text_config()
         width = head_width(config)
         heads = max(key_value_heads(config) // self.tensor_parallel, 1)
         size = 2 if self._arguments["dtype"] == "bfloat16" else 4
@@ -189,7 +184,7 @@ class VLLMGenerator:
             raise EngineStartError(
                 f"vLLM needs {needed / 2**30:.1f} GiB for the KV caches of this runner's engines ({max_sequences} "
                 f"responses at once, {self._arguments['max_model_len']} tokens each), but {free / 2**30:.1f} GiB of "
-                "memory are free. Lower max_prompt, max_response, queries or num_agents."
+                f"memory are free. {_MEMORY_ADVICE.capitalize()}."
             )
 
     def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
@@ -272,8 +267,14 @@ class VLLMGenerator:
         return ended
 
     def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
-        """See `Generator.load`. Only a path crosses to the engine."""
-        with in_shared_memory(weights) as path, self.watched(module_id) as engine:
+        """See `Generator.load`. Only a path crosses to the engine.
+
+        Raises:
+            ModelError: vLLM cannot replace the weights of such a model.
+        """
+        what = f"replace the weights of `{self._paths[self._engine_of(module_id)]}`"
+        told = explained(what, ModelError, _MEMORY_ADVICE)
+        with in_shared_memory(weights) as path, self.watched(module_id) as engine, told:
             if self.lora is None:
                 read = engine.collective_rpc("load_safetensors", args=(path,))
             else:

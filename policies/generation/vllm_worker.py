@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import safe_open
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
@@ -175,6 +176,7 @@ class _Reload:
             digest: takes the tensors as they come.
         """
         self._model, self._definition, self._digest = model, definition, digest
+        self._converts = bool(get_model_conversion_mapping(definition, add_legacy=False))
         self._loaded: set[str] = set()
         self._untouched: set[str] = set()
         """Layers that got nothing, whatever the model says that it loaded."""
@@ -206,7 +208,8 @@ class _Reload:
         for name, tensor in weights:
             if self._digest is not None:
                 self._digest.add(name, tensor)
-            yield from revert_weight_conversion(self._definition, {name: tensor}).items()
+            stored = {name: tensor}
+            yield from (revert_weight_conversion(self._definition, stored) if self._converts else stored).items()
 
     def stale(self) -> list[str]:
         """The names of the model's weights that were not loaded, but for those that no learner changes."""
@@ -230,7 +233,7 @@ def _detach_expert_kernels(model: Any) -> list[tuple[Any, Any]]:
     """
     if not current_platform.is_cpu():
         return []
-    methods = (getattr(module, "quant_method", None) for module in model.modules())
+    methods: list[Any] = [getattr(module, "quant_method", None) for module in model.modules()]
     kernels = [(method, method.moe_kernel) for method in methods if getattr(method, "moe_kernel", None) is not None]
     for method, _ in kernels:
         method.moe_kernel = None

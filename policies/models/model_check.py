@@ -132,6 +132,10 @@ def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"`{path}` comes with Python code of its own. If you trust it, set trust_remote_code=true."
+            ) from error
         raise ModelError(f"No language model was found at `{path}`: {first_line(error)}") from error
     kind = type(config)
     if config.is_encoder_decoder or (kind in MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder):

@@ -29,7 +29,7 @@ def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with
     make_cory: MakeCory, way: dict[str, Any]
 ) -> None:
     algorithm = make_cory(**way, backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3)
-    for probe in algorithm.probes.values():
+    for probe in algorithm.sync_check.probes.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports = [algorithm.train()["cory"] for _ in range(3)]
     for report in reports:

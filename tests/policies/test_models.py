@@ -126,7 +126,7 @@ def test_vllm_has_an_engine_of_its_own_size_for_each_llm(make_cory: MakeCory, sm
     if tokenizer == "its own":
         own = {"model": [BUNDLED_LM, "drafts-llama-tiny"], **DRAFTS}
     algorithm = make_cory(**own, backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3)
-    for probe in algorithm.probes.values():
+    for probe in algorithm.sync_check.probes.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports: list[dict[str, Any]] = [algorithm.train()["cory"] for _ in range(2)]
     assert all(report["sampler_gap_max"] < 1e-3 and report["weight_version_lag"] == 0 for report in reports)

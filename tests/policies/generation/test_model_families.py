@@ -37,13 +37,15 @@ SHAPE: dict[str, Any] = {
 }
 GROUPED = {**SHAPE, "num_key_value_heads": 1}  # as all but the oldest models of these families
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+PADDED = {"pad_token_id": 0}  # the default is beyond a small vocabulary
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32},
     "gpt_neox": {"num_key_value_heads": None},
-    "olmo2": {"pad_token_id": 0},
-    "smollm3": {"pad_token_id": 0},
+    "gptj": {"num_key_value_heads": None, "rotary_dim": 16},
+    "olmo2": PADDED,
+    "smollm3": PADDED,
     "mixtral": EXPERTS,
-    "olmoe": {**EXPERTS, "pad_token_id": 0},
+    "olmoe": {**EXPERTS, **PADDED},
     "glm4_moe": {
         **EXPERTS,
         "head_dim": 32,
@@ -72,8 +74,8 @@ def save_model(folder: Path, family: str, tied: bool, vocab_size: int = 99, **to
     """
     tokens = {"bos_token_id": 0, "eos_token_id": 0, **tokens}
     shape = SHAPE if family == "gpt2" else GROUPED
-    shape = {**shape, **OF_FAMILY.get(family, {}), "vocab_size": vocab_size, "tie_word_embeddings": tied, **tokens}
-    config = CONFIG_MAPPING[family](**{name: value for name, value in shape.items() if value is not None})
+    shape = {name: value for name, value in {**shape, **OF_FAMILY.get(family, {})}.items() if value is not None}
+    config = CONFIG_MAPPING[family](vocab_size=vocab_size, tie_word_embeddings=tied, **shape, **tokens)
     model = AutoModelForCausalLM.from_config(config)
     randomise(model, seed=0)
     model.save_pretrained(folder)

@@ -98,6 +98,6 @@ def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_
 def test_a_runner_trains_with_an_engine_over_two_devices(make_cory: MakeCory, way: dict[str, Any]) -> None:
     settings = {"backend": "vllm", "num_runners": 1, "num_agents": 1, "runner_threads": 2, "tensor_parallel": 2}
     algorithm = make_cory(**settings, **way, self_test=True, lr=1e-3)
-    assert algorithm.probes["llm_1"].perturbed < 1e-3 < algorithm.probes["llm_1"].moved
+    assert algorithm.sync_check.probes["llm_1"].perturbed < 1e-3 < algorithm.sync_check.probes["llm_1"].moved
     for report in [algorithm.train()["cory"] for _ in range(2)]:
         assert report["sampler_gap_max"] < 1e-3 and report["weight_version_lag"] == 0

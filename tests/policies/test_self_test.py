@@ -1,0 +1,79 @@
+"""What is sampled while a run trains is compared with the learner: an engine that stops following ends the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.generation.generator import Loaded
+from policies.generation.transformers_generator import TransformersGenerator
+from policies.models.weights import Weights, checksum
+from policies.rollout.runners import WeightSyncError
+from policies.self_test import perturb
+from tests.policies.conftest import MakeCory
+
+
+class Deaf(TransformersGenerator):
+    """Says that it took new weights, and keeps the old ones."""
+
+    def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
+        return Loaded(version, checksum(weights))
+
+
+def deafen(runner: Any) -> None:
+    runner.generator.__class__ = Deaf
+
+
+STALE = (
+    r"engine of llm_1 does not sample by the weights that llm_1 learns: .* is 0\.\d+ nats a token, and max_sampler_gap "
+    r"is 0\.001\. If"
+)
+
+
+@pytest.mark.parametrize("self_test", [True, False])
+def test_an_engine_that_ignores_new_weights_after_the_start_ends_the_run_in_the_next_update(
+    make_cory: MakeCory, self_test: bool
+) -> None:
+    algorithm = make_cory(self_test=self_test, eval_every=100)
+    algorithm.env_runner_group.foreach_env_runner(deafen)
+    algorithm.train()  # by the initial weights, which it has
+    with pytest.raises(WeightSyncError, match=STALE):
+        algorithm.train()
+    assert algorithm.updates == 1
+
+
+def test_with_max_lag_it_ends_as_soon_as_it_should_have_new_weights(make_cory: MakeCory) -> None:
+    algorithm = make_cory(self_test=True, max_lag=1, num_runners=1, eval_every=100)
+    algorithm.env_runner_group.foreach_env_runner(deafen)
+    with pytest.raises(WeightSyncError, match=STALE):
+        algorithm.train()
+
+
+def test_with_max_lag_an_evaluation_finds_an_engine_that_stops_following_later(make_cory: MakeCory) -> None:
+    algorithm = make_cory(max_lag=1, num_runners=1, eval_every=3)
+    for _ in range(2):
+        algorithm.train()
+    algorithm.env_runner_group.foreach_env_runner(deafen)
+    with pytest.raises(WeightSyncError, match=STALE):
+        algorithm.train()
+
+
+def test_other_weights_of_one_policy_are_found_and_its_name_told(make_cory: MakeCory) -> None:
+    algorithm = make_cory()
+    algorithm.train()
+    stale = perturb(algorithm.weights("llm_2"), seed=0)
+    algorithm.runners.call_one("load_weights", weights={"llm_2": stale}, version=algorithm.updates)
+    with pytest.raises(WeightSyncError, match="engine of llm_2 does not"):
+        algorithm.train()
+
+
+def test_the_limit_follows_the_compute_type_unless_it_is_set(make_cory: MakeCory) -> None:
+    strict = make_cory().sync_check
+    strict.check("llm_1", 0.0009)
+    for diff in (0.0011, float("nan")):
+        with pytest.raises(WeightSyncError, match=r"max_sampler_gap is 0\.001"):
+            strict.check("llm_1", diff)
+    with pytest.raises(WeightSyncError, match=r"max_sampler_gap is 0\.05"):
+        make_cory(dtype="bf16").sync_check.check("llm_1", 0.06)
+    make_cory(max_sampler_gap=0.2).sync_check.check("llm_1", 0.1)
