@@ -23,7 +23,7 @@ WINDOW = 8  # shorter than the rows that are compared
 _SCALE = 0.3  # of random weights: attention is then as sharp as a trained model's, so a soft cap or a sink shows
 _EMBEDDING_SCALE = 0.05  # with more, a tied head only repeats the last token
 
-_SIZES: dict[str, int] = {
+_SIZES: dict[str, float] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "lru_width", "attention_hidden_size"), HIDDEN),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"), HEADS),
     **dict.fromkeys(("head_dim", "v_head_dim"), HEAD_WIDTH),
@@ -37,7 +37,7 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state", "state_size"), 16),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "attn_layer_period", "expert_layer_period"), 2),
     "ffn_hidden_size": 4 * HIDDEN,  # of Falcon, from which vLLM reads no other width
-    "logit_scale": 1,
+    "logit_scale": 1.0,
     "qk_head_dim": 32,
     "attn_layer_offset": 1,
     "mamba_d_ssm": 2 * HIDDEN,
