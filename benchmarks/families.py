@@ -17,18 +17,16 @@ Measured are, as the largest difference of a response token's log-probability in
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import multiprocessing
 import os
-import re
-import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks.family_engine import FORK, LORA, PROMPTS, engine_figures, make_learner, moved, noting
 
 TABLE = Path(__file__).parents[1] / "policies" / "models" / "families.json"
 FAMILIES: tuple[str, ...] = (
@@ -44,9 +42,6 @@ FAMILIES: tuple[str, ...] = (
 PACKAGES = ("transformers", "vllm", "torch", "peft")
 SECONDS = 420
 """A family's time."""
-LORA = {"weights": "lora", "lora_rank": 4}
-PROMPTS = [[5, 6, 7], [8], list(range(9, 40))]
-LONGEST_PROMPT, LONGEST_RESPONSE = 40, 8
 
 
 def main() -> int:
@@ -55,20 +50,21 @@ def main() -> int:
     parser.add_argument("families", nargs="*", metavar="MODEL_TYPE")
     parser.add_argument("--learner-only", action="store_true", help="leave vLLM out, and keep what is known of it")
     parser.add_argument("--at-most", type=int, default=10_000, metavar="N", help="of those that are not in the table")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # in the process of a family
     options = parser.parse_args()
-    if options.one:
-        print("ROW " + json.dumps(measure(options.families[0], engine=not options.learner_only)), flush=True)
-        return 0
     table = read_table()
     todo = options.families or [name for name in FAMILIES if name not in table["families"]][: options.at_most]
     failed = 0
+    if todo:
+        _import_all()
     for name in todo:
+        table = read_table()  # another sweep may have written meanwhile
+        known = table["families"].pop(name, {})
+        write_table(table)  # what is measured must not depend on what is known
         row = _in_own_process(name, options.learner_only)
         failed += "error" in row
-        table = read_table()  # another sweep may have written meanwhile
-        if options.learner_only and "vllm" in table["families"].get(name, {}):
-            row["vllm"] = table["families"][name]["vllm"]
+        if options.learner_only and "vllm" in known:
+            row["vllm"] = known["vllm"]
+        table = read_table()
         table["families"][name] = row
         write_table(table)
         print(f"{name}: {json.dumps(row)}", flush=True)
@@ -102,22 +98,35 @@ def write_table(table: Mapping[str, Any]) -> None:
 
 
 def _in_own_process(name: str, learner_only: bool) -> dict[str, Any]:
-    words = [sys.executable, "-m", "benchmarks.families", "--one", name, *["--learner-only"] * learner_only]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            process.wait(SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-        log.seek(0)
-        text = log.read()
-    rows = [line.removeprefix("ROW ") for line in text.splitlines() if line.startswith("ROW ")]
-    if not rows:
-        print(text[-3000:], file=sys.stderr)
-        return {"error": f"exit code {process.returncode}: {_last(text)}"}
-    row: dict[str, Any] = json.loads(rows[-1])
-    return row
+    """Measures a family in a process that has this one's imports, which take longer than all else."""
+    with tempfile.NamedTemporaryFile("w+") as log, tempfile.NamedTemporaryFile("w+") as row:
+        process = FORK.Process(target=_measure_into, args=(name, not learner_only, row.name, log.name))
+        process.start()
+        process.join(SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        text = row.read()
+        if not text:
+            print(log.read()[-3000:], file=sys.stderr)
+            log.seek(0)
+            return {"error": f"exit code {process.exitcode}: {_last(log.read())}"}
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _measure_into(name: str, engine: bool, row: str, log: str) -> None:
+    with open(log, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    Path(row).write_text(json.dumps(measure(name, engine)), encoding="utf-8")
+
+
+def _import_all() -> None:
+    for module in ("launch.models.exported", "launch.models.weight_files", "policies.rllib.causal_lm_module", "peft"):
+        importlib.import_module(module)
+    for module in ("entrypoints.llm", "v1.engine.core", "v1.worker.cpu_worker", "model_executor.models.transformers"):
+        importlib.import_module(f"vllm.{module}")
 
 
 def _last(text: str) -> str:
@@ -147,76 +156,15 @@ def measure(name: str, engine: bool) -> dict[str, Any]:
         model.config.bos_token_id = model.config.eos_token_id = 0
         model.generation_config.eos_token_id = 0
         model.save_pretrained(path)
-        row |= _noting("export", lambda: {"export": export_difference(path, {}, f"{folder}/full")})
-        row |= _noting("lora", lambda: {"lora_export": export_difference(path, LORA, f"{folder}/lora")})
+        row |= noting("export", lambda: {"export": export_difference(path, {}, f"{folder}/full")})
+        row |= noting("lora", lambda: {"lora_export": export_difference(path, LORA, f"{folder}/lora")})
         if engine:
             row["vllm"] = engine_figures(path, row["lora_layers"])
     return row
 
 
-def engine_figures(path: str, layers: Sequence[str]) -> dict[str, Any]:
-    """What vLLM makes of a model, with all weights of its own and with an adapter."""
-    figures: dict[str, Any] = {}
-    engine = EngineProcess()
-    try:
-        part: dict[str, Any] = {}
-        figures = _noting("error", lambda: follow(engine, path, {}, part)) | part
-        if not engine.alive():
-            engine = EngineProcess()
-        if "model" in figures:
-            part = {}
-            of_lora = _noting("error", lambda: follow(engine, path, LORA, part)) | part
-            if "error" in of_lora and "model" in of_lora:  # the engine runs, so some layers may be to blame
-                part = {}
-                barred = barred_layers(engine, path, layers)
-                usable = {**LORA, "lora_targets": ",".join(name for name in layers if name not in barred)}
-                if barred and usable["lora_targets"]:
-                    of_lora = _noting("error", lambda: follow(engine, path, usable, part)) | part
-                    of_lora["barred"] = barred
-            figures |= {f"lora_{name}": value for name, value in of_lora.items() if name != "model"}
-        return figures
-    finally:
-        engine.end()
-
-
-def _noting(key: str, measurement: Any) -> dict[str, Any]:
-    try:
-        figures: dict[str, Any] = measurement()
-        return figures
-    except Exception as error:
-        traceback.print_exc()
-        return {key: _in_short(error)}
-
-
-def _in_short(error: Exception) -> str:
-    """What an error says, without what belongs to this sweep, or to memory."""
-    text = str(error) if isinstance(error, EngineFailure) else f"{type(error).__name__}: {error}"
-    text = re.sub(r"EngineStartError: vLLM could not start an engine for `[^`]*`: ", "", " ".join(text.split()))
-    return text.partition(" If memory is short")[0].rstrip(".")[:400]
-
-
 def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.1e}")
-
-
-def make_learner(path: str, settings: Mapping[str, Any]) -> Any:
-    """One LLM as a learner holds it."""
-    from policies.learning.policy_model import PolicyModel
-    from policies.rllib.causal_lm_module import module_config
-    from policies.settings.settings import make_settings
-
-    config = module_config(make_settings({"model": path, "dtype": "fp32", **settings}), "llm_1")
-    return PolicyModel(config.pop("model"), **config)
-
-
-def moved(learner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The learner's weights, and others far from them, which it then has."""
-    from policies.self_test import perturb
-
-    old = learner.state()
-    new = perturb(old, seed=1, noise=0.5)
-    learner.load(new)
-    return old, new
 
 
 def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> float:
@@ -248,148 +196,6 @@ def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> fl
     rows = make_rows(PROMPTS, answers, [[0.0] * len(each) for each in answers], [0.0] * 3, [False] * 3)
     again = make_learner(folder, {}).score(rows)["logprobs"]
     return float(f"{((learner.score(rows)['logprobs'] - again).abs() * rows['mask']).max():.1e}")
-
-
-class EngineFailure(Exception):
-    """What an engine, or its process, failed with."""
-
-
-class EngineProcess:
-    """A process in which vLLM runs, apart from the learner: vLLM changes classes of transformers in its process."""
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=engine_process, args=(other,), daemon=True)
-        self._process.start()
-        other.close()
-
-    def ask(self, *question: Any) -> Any:
-        """Returns its answer.
-
-        Raises:
-            EngineFailure: what it said.
-        """
-        try:
-            self._connection.send(question)
-            ok, answer = self._connection.recv()
-        except (EOFError, OSError):
-            raise EngineFailure("vLLM's process died") from None
-        if not ok:
-            raise EngineFailure(answer)
-        return answer
-
-    def alive(self) -> bool:
-        """Tells whether it can be asked."""
-        return self._process.is_alive()
-
-    def end(self) -> None:
-        """Kills it."""
-        self._process.kill()
-        self._process.join()
-
-
-def follow(engine: EngineProcess, path: str, settings: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """Starts an engine, and compares its log-probabilities with the learner's before and after an update.
-
-    Args:
-        engine: where it starts.
-        path: the model.
-        settings: `LORA`, or nothing.
-        result: gets the figures one by one, so that those before an error are known.
-
-    Raises:
-        EngineFailure: what the engine's process said.
-    """
-    from policies.models.weights import checksum
-    from policies.settings.settings import make_settings
-
-    def load(state: Mapping[str, Any]) -> Any:
-        weights = {name.removeprefix("lm."): array for name, array in state.items() if name.startswith("lm.")}
-        loaded = engine.ask("load", weights)
-        if loaded.checksum != checksum(weights):
-            raise EngineFailure("The engine read other weights than were sent.")
-        return loaded
-
-    lora = make_settings(settings).lora
-    result["model"] = engine.ask("start", path, lora)
-    learner = make_learner(path, settings)
-    if lora is not None:
-        load(learner.state())
-    result["before"] = _gap(learner, engine.ask("generate"))
-    old, new = moved(learner)
-    if stale := load(new).stale:
-        result["not_loaded"] = list(stale)
-    responses = engine.ask("generate")
-    result["after"] = _gap(learner, responses)
-    learner.load(old)
-    result["stale"] = _gap(learner, responses)
-    return result
-
-
-def barred_layers(engine: EngineProcess, path: str, layers: Sequence[str]) -> dict[str, str]:
-    """Tries an adapter on each kind of layer alone, and returns those that vLLM cannot adapt, and why."""
-    barred = {}
-    for name in layers:
-        part: dict[str, Any] = {}
-        settings = {**LORA, "lora_targets": name}
-        figures = _noting("error", lambda: follow(engine, path, settings, part)) | part  # noqa: B023 (called at once)
-        if "error" in figures:
-            barred[name] = figures["error"]
-        elif figures["after"] > 1e-3:
-            barred[name] = f"log-probabilities are off by {figures['after']:.2g} nats"
-    return barred
-
-
-def _gap(learner: Any, responses: Sequence[Any]) -> float:
-    from policies.learning.rows import make_rows
-
-    none = [0.0] * len(responses)
-    tokens, logprobs = [each.tokens for each in responses], [each.logprobs for each in responses]
-    rows = make_rows(PROMPTS, tokens, logprobs, none, [False] * len(responses))
-    difference = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
-    return float(f"{float(difference.max()):.1e}")
-
-
-def engine_process(connection: Connection) -> None:
-    """What runs in the engine's process: answers until the other end is closed."""
-    import torch
-
-    from policies.generation.generator import Sampling
-    from policies.generation.vllm_generator import VLLMGenerator
-
-    torch.set_num_threads(1)
-    lengths: dict[str, Any] = {"max_prompt": LONGEST_PROMPT, "max_response": LONGEST_RESPONSE, "max_sequences": 4}
-    generator: Any = None
-    while True:
-        try:
-            question, *arguments = connection.recv()
-        except EOFError:
-            return
-        answer: Any
-        try:
-            if question == "start":
-                path, lora = arguments
-                if generator is None or lora is None or generator.lora is None:  # layers are an adapter's own
-                    if generator is not None:
-                        generator.close()
-                    generator = VLLMGenerator(
-                        {"llm_1": path}, dtype="fp32", device=torch.device("cpu"), lora=lora, **lengths
-                    )
-                (engine,) = generator.engines.values()
-                (answer,) = engine.collective_rpc(_model_class)
-            elif question == "load":
-                answer = generator.load("llm_1", arguments[0], 1)
-            else:
-                answer = generator.generate(PROMPTS, "llm_1", Sampling(1.0, LONGEST_RESPONSE, range(3), [0]))
-            connection.send((True, answer))
-        except Exception as error:
-            traceback.print_exc()
-            connection.send((False, f"{type(error).__name__}: {' '.join(str(error).split())}"))
-
-
-def _model_class(worker: Any) -> str:
-    return type(worker.model_runner.get_model()).__name__
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def read_table() -> Table:
 
 def learner_row(model_type: str) -> dict[str, Any]:
     """What was measured of a family's code in the installed version of transformers; empty: nothing."""
-    return read_table().families.get(model_type, {}) if _is_measured("transformers") else {}
+    row = read_table().families.get(model_type, {}) if _is_measured("transformers") else {}
+    return {} if "error" in row else row
 
 
 def engine_row(model_type: str) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def check_family(
         _check_targets(path, lora, trust_remote_code)
         if backend == "vllm":
             _check_engine_targets(path, family.model_type, lora)
-    if backend == "vllm" and device == "cpu":
+    if backend == "vllm" and device == "cpu" and _is_measured(path, family.model_type, trust_remote_code):
         fault, fault_of_full = (engine_fault(family.model_type, adapters) for adapters in (lora is not None, False))
         if fault is not None:
             other = "weights=full or " if fault_of_full is None else ""
@@ -95,6 +95,12 @@ def _examined(path: str, trust_remote_code: bool) -> Family:
         )
     attention = needed_attention(config, trust_remote_code) or model.config._attn_implementation
     return Family(kind, padding, attention, tuple(linear_layers(model)), _engine_words(kind))
+
+
+def _is_measured(path: str, model_type: str, trust_remote_code: bool) -> bool:
+    """Whether vLLM takes a model for what the table has: it goes by the class that a checkpoint names."""
+    named = load_config(path, trust_remote_code).architectures or []
+    return not named or learner_row(model_type).get("class") in named
 
 
 def _check_targets(path: str, lora: Lora, trust_remote_code: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from policies.models.families import LIMIT, learner_row
 
@@ -23,7 +23,7 @@ WINDOW = 8  # shorter than the rows that are compared
 _SCALE = 0.3  # of random weights: attention is then as sharp as a trained model's, so a soft cap or a sink shows
 _EMBEDDING_SCALE = 0.05  # with more, a tied head only repeats the last token
 
-_SIZES: dict[str, int] = {
+_SIZES: dict[str, float] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "lru_width", "attention_hidden_size"), HIDDEN),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"), HEADS),
     **dict.fromkeys(("head_dim", "v_head_dim"), HEAD_WIDTH),
@@ -37,7 +37,7 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state", "state_size"), 16),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "attn_layer_period", "expert_layer_period"), 2),
     "ffn_hidden_size": 4 * HIDDEN,  # of Falcon, from which vLLM reads no other width
-    "logit_scale": 1,
+    "logit_scale": 1.0,
     "qk_head_dim": 32,
     "attn_layer_offset": 1,
     "mamba_d_ssm": 2 * HIDDEN,
@@ -65,7 +65,7 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     What decides how the family computes is kept: kinds of layers, grouped keys, soft caps, tied heads, biases.
 
     Args:
-        config: of a causal LM; it is not changed.
+        config: of a causal LM; it is not changed. Of a family with more than text, that of its text part.
     """
     tiny = copy.deepcopy(config)
     old = {name: value for name, value in config.to_dict().items() if not isinstance(value, PreTrainedConfig)}
@@ -93,7 +93,7 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
             setattr(tiny, name, [[value[0][0], 1]])
             tiny.attention_layers = list(value[0][0])
         elif name in ("rope_parameters", "rope_scaling") and isinstance(value, Mapping):
-            setattr(tiny, name, _plain_rope(value))
+            setattr(tiny, name, _rope(value))
     tiny.vocab_size = VOCABULARY
     return tiny
 
@@ -112,11 +112,14 @@ def tiny_model(
     Raises:
         CannotShrink: the family's code does not take the small configuration.
     """
+    text = config.get_text_config()
+    if text is not config and type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise CannotShrink(f"{text.model_type} is no causal language model")
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(
-                shrink(config),
+                shrink(text),
                 trust_remote_code=trust_remote_code,
                 dtype=torch.float32,
                 **({"attn_implementation": attention} if attention else {}),
@@ -152,10 +155,12 @@ def _first(value: Any, default: int) -> int | None:
     return None if value is None else default
 
 
-def _plain_rope(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary embeddings without scaling, whose lists of factors belong to a width."""
+def _rope(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary embeddings, per kind of layer or for all; without a scaling whose lists of factors belong to a width."""
     if any(isinstance(each, Mapping) for each in value.values()):
-        return {name: _plain_rope(each) for name, each in value.items() if isinstance(each, Mapping)}
+        return {name: _rope(each) for name, each in value.items() if isinstance(each, Mapping)}
+    if not any(isinstance(each, list) for each in value.values()):
+        return dict(value)
     kept = {name: value[name] for name in ("rope_theta", "partial_rotary_factor") if value.get(name) is not None}
     return {"rope_type": "default", **kept}
 

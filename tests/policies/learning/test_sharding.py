@@ -84,6 +84,7 @@ def rank(number: int, cases: list[tuple[str, str, dict[str, Any]]], out: str) ->
     mesh = learner_mesh(1, RANKS, "cpu")["shard"]
     for case, (model, weights, others) in enumerate(cases):
         learner = make_learner(model, weights, mesh, **others)
+        learner.model.check_forward()
         assert all(isinstance(parameter, DTensor) for parameter in learner.model.parameters())
         held = sum(tensor.numel() for tensor in learner.model.own())
         figures = learn(learner, range(2))
