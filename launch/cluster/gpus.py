@@ -20,7 +20,7 @@ def check_gpus(settings: Settings) -> None:
         return
     for name in GPU_SETTINGS:
         if value := getattr(settings, name):
-            from policies.models.cuda import check_cuda  # brings torch along
+            from policies.generation.cuda import check_cuda  # brings torch along
 
             check_cuda(name, value, capability=False)
     if settings.backend == "vllm":

@@ -191,9 +191,10 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     checked = points(search.settings, search.axes)
     tracking.check(search.settings)
     session.quiet_libraries(options.debug)
-    for settings in () if resume else asking(checked):
-        preflight.check(settings)
-        starting_policies(settings)
+    for settings in asking(checked):
+        check_gpus(settings)
+        if not resume:
+            preflight.check(settings)
     kinds = check_comparable(
         folder if resume else None,
         asking(checked),
@@ -201,8 +202,6 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         lambda text: print(text, file=sys.stderr),
         options.allow_changes,
     )
-    for settings in asking(checked):
-        check_gpus(settings)
     if not resume:
         search = search._replace(settings=search.settings.with_chat_date())
     origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
@@ -216,42 +215,36 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     voice.say(_what(search))
     voice.say(f"Search folder: {folder}" + (" (going on)" if resume else ""))
     budget = Budget(options.max_updates, options.max_minutes)
-    interrupts = Interrupts(
-        lambda: voice.say("Running trials finish their update and are saved. Ctrl-C again aborts at once.", True)
-    )
+    stopping = "Running trials finish their update and are saved. Ctrl-C again aborts at once."
+    interrupts = Interrupts(lambda: voice.say(stopping, True))
     go_on = f"Go on with:\n  {resume_command(folder)}"
     started = time.monotonic()
     with lock, interrupts:
         try:
             with folder_watched(folder, lambda path: f"Go on with: {resume_command(path)}") as handle:
                 placed = search._replace(settings=placed_settings(search.settings, kinds.values()))
-                trials = run_trials(
-                    folder, placed, voice, interrupts, budget, handle, resume=resume, debug=options.debug
-                )
+                how = {"resume": resume, "debug": options.debug}
+                trials = run_trials(folder, placed, voice, interrupts, budget, handle, **how)
                 results = results_of(trials, search.axes, search.settings)
                 exit_code = report(results, search, folder, voice, time.monotonic() - started)
-        except FolderError:
-            raise
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
             return interrupts.exit_code
-        except CommandError:
-            if new and not begun(folder):  # as where there is no room
+        except CommandError as error:
+            if new and not begun(folder) and not isinstance(error, FolderError):  # as where there is no room
                 shutil.rmtree(folder)
             raise
         if any(result.status == UNFINISHED for result in results) or len(results) < search.trials:
-            if interrupts.requested is None and budget.spent:
-                voice.say(f"The budget is spent after {counted(budget.taken, 'update')}. {go_on}", True)
-                return exit_code
-            voice.say(f"Stopped. {go_on}", True)
-            return interrupts.exit_code
+            spent = interrupts.requested is None and budget.spent
+            reason = f"The budget is spent after {counted(budget.taken, 'update')}." if spent else "Stopped."
+            voice.say(f"{reason} {go_on}", True)
+            return exit_code if spent else interrupts.exit_code
     return exit_code
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
     for name in ("samples", "seeds", "concurrent", "max_updates"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
+        if (value := getattr(options, name)) is not None and value < 1:
             raise CommandError(f"--{name.replace('_', '-')} {value}: at least 1.")
     if options.max_minutes is not None and not 0 < options.max_minutes < math.inf:
         raise CommandError(f"--max-minutes {options.max_minutes:g}: above 0.")

@@ -41,7 +41,7 @@ def check_vllm_build(device: str) -> None:
     Raises:
         DeviceError: it does not.
     """
-    from policies.models.cuda import DeviceError, cuda_problem  # brings torch along
+    from policies.generation.cuda import DeviceError, cuda_problem  # brings torch along
 
     build = vllm_build()
     if build in (None, device):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from policies.generation.cuda import DeviceError
 from policies.generation.installed import check_vllm_build
-from policies.models.cuda import DeviceError
 from policies.models.language_model import compute_dtype, empty_language_model
 from policies.models.lora import Lora
 

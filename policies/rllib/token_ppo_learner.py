@@ -16,13 +16,13 @@ from ray.rllib.core.rl_module import MultiRLModule, MultiRLModuleSpec
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from policies.generation.cuda import check_cuda
 from policies.generation.generator import Loaded
 from policies.learning.averaging import means, move_to_mean
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
 from policies.learning.sharding import learner_mesh
 from policies.learning.stored_policy import begin_save, writing_group
-from policies.models.cuda import check_cuda
 from policies.models.weights import Weights, checksum
 from policies.settings.settings import Settings
 

@@ -16,6 +16,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import reward_episodes, reward_so_far
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Split
+from policies.generation.cuda import check_cuda
 from policies.generation.generator import (
     GenerationError,
     Generator,
@@ -25,7 +26,6 @@ from policies.generation.generator import (
     Sampling,
     sampling_seed,
 )
-from policies.models.cuda import check_cuda
 from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
 from policies.rollout.dealing import Deal

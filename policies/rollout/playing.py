@@ -51,7 +51,7 @@ class Playing:
         A batch of which all rewards of a team failed is skipped (`on_reward_error=skip`), and the next one played.
 
         Returns:
-            The rollouts of the skipped batches, and then those of the update.
+            The rollouts of the skipped batches, without their chains, and then those of the update.
 
         Raises:
             RewardError: more than `MAX_SKIPPED_BATCHES` batches in a row would be skipped.
@@ -67,7 +67,7 @@ class Playing:
             ]
             if not failed:
                 return [*skipped, *batch]
-            skipped += batch
+            skipped += [[_emptied(rollout) for rollout in of_team] for of_team in batch]
             self.skipped_batches += 1
             llms = ", ".join(llm for team in failed for llm in team.as_dict().values())
             answered = f" that {llms} answered" if len(failed) < len(batch) else ""
@@ -115,3 +115,9 @@ class Playing:
         for k, team in enumerate(teams):
             arguments = {"stream": batch, "mapping": team, "split": "train", "siblings": s.num_siblings}
             yield deals[k * size : (k + 1) * size], arguments
+
+
+def _emptied(rollout: Rollout) -> Rollout:
+    """A rollout of a skipped batch: all its chains are dropped, those of teams whose rewards were computed too."""
+    dropped = rollout.dropped_chains + len(rollout.episodes)
+    return rollout._replace(episodes=[], deals=[], samples=[], dropped_chains=dropped, reward_parts={})

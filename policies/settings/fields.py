@@ -366,11 +366,6 @@ class Fields(BaseModel):
         return self.hyperparameters.kl_in_loss
 
     @property
-    def algorithm(self) -> str:
-        """What the field calls the learning of one policy."""
-        return {"gae": "PPO", "dr_grpo": "Dr. GRPO"}.get(self.advantage, self.advantage.upper())
-
-    @property
     def lora(self) -> Lora | None:
         """What the adapters are like; None: there are none."""
         if self.weights == "full":

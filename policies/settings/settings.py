@@ -56,6 +56,11 @@ class Settings(Fields):
         return self.choosing(found)["combined_reward"]
 
     @property
+    def algorithm(self) -> str:
+        """What the field calls the learning of one policy."""
+        return {"gae": "PPO", "dr_grpo": "Dr. GRPO"}.get(self.advantage, self.advantage.upper())
+
+    @property
     def credited(self) -> Credit:
         """Who is paid for what.
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from policies.generation import installed
+from policies.generation.cuda import DeviceError
 from policies.generation.installed import vllm_installed
 from policies.generation.vllm_generator import BLOCK_TOKENS, EngineStartError, VLLMGenerator
-from policies.models.cuda import DeviceError
 from policies.models.lora import Lora
 from policies.models.model_names import BUNDLED_LM, model_path
 

@@ -15,8 +15,8 @@ from launch.commands import plan as plan_command
 from launch.commands.train import main
 from policies.cory import CoryConfig
 from policies.generation import installed
+from policies.generation.cuda import DeviceError
 from policies.generation.installed import vllm_build
-from policies.models.cuda import DeviceError
 from policies.settings import gpus
 from policies.settings.files import presets, read_preset
 from policies.settings.gpus import CLUSTER_VARIABLES, has_gpu, run_elsewhere

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from policies.models import cuda
-from policies.models.cuda import DeviceError, check_cuda, cuda_problem, driver_version
+from policies.generation import cuda
+from policies.generation.cuda import DeviceError, check_cuda, cuda_problem, driver_version
 
 CLOSED = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC version: 12.2.0\n"
