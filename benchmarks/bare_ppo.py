@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from policies.models.language_model import choose_attention, compute_dtype, load_language_model
+from policies.models.language_model import compute_dtype, eager_is_faster, load_language_model
 from policies.settings.settings import Settings
 
 
@@ -41,7 +41,8 @@ class BarePPO:
         self.adam = torch.optim.Adam(self.parameters, lr=settings.lr)
         self.dtype = compute_dtype(settings.dtype, torch.device("cpu"))
         for lm in (self.lm, self.reference):
-            choose_attention(lm, self.dtype, torch.device("cpu"), settings.max_prompt + settings.max_response)
+            if eager_is_faster(self.dtype, torch.device("cpu"), settings.max_prompt + settings.max_response):
+                lm.set_attn_implementation("eager")
         self.random = np.random.default_rng(settings.seed)
 
     def update(self, samples: Sequence[Sample], reported: bool) -> None:

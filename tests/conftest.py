@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,13 @@ TOGETHER = {
     ),
 }
 """Files that run in one process, as importing vLLM takes some ten seconds, and what `tests.preloaded` imports eight."""
+
+
+@pytest.fixture(autouse=True)
+def import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes back what commands that run in this process add to where modules are found."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
-from cory_env.named import parse_spec
+from cory_env.named import parse_spec, search_working_folder
 from cory_env.pickled import is_pickled, shown
 from cory_env.tasks.rows import HUB
 from launch.console.errors import CommandError
@@ -15,6 +15,8 @@ from policies.settings.settings import BY_CONTENT, Settings
 
 NAMED = (*BY_CONTENT, "start_from")
 """Settings that name files or folders."""
+_added: list[str] = []
+"""Folders of runs that were added to `sys.path`, the latest first."""
 
 
 def located(
@@ -75,18 +77,26 @@ def module_file(function: str) -> Path | None:
 def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> None:
     """Lets this process, and those that it starts, import the modules of functions from where a run had them.
 
-    Only of those that are not found otherwise, and after all other folders.
+    Only modules that are not found otherwise: the run's folder comes after all others, the present one included, but
+    before those that were added for other runs.
 
     Args:
         functions: their names.
         paths: where the run's files lay.
     """
+    before, latest = {*_added}, [path for path in _added if path in sys.path]
+    search_working_folder()
     for name in functions:
-        recorded = paths.get(shown(name))
-        if module_file(name) is None and recorded is not None and Path(recorded).is_file():
+        recorded, file = paths.get(shown(name)), module_file(name)
+        if recorded is None or not Path(recorded).is_file():
+            continue
+        if file is None or any(file.is_relative_to(folder) for folder in before):
             folder = str(Path(recorded).parents[parse_spec(name)[0].count(".")])
-            sys.path.append(folder)
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder)))
+            latest = [folder, *(path for path in latest if path != folder)]
+    inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [*(path for path in sys.path if path not in before), *latest]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*(path for path in inherited if path not in before), *latest])
+    _added[:] = latest
 
 
 def _locate(key: str, value: str, paths: Mapping[str, str], needed: bool, settable: bool, absolute: bool) -> str:

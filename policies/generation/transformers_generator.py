@@ -15,8 +15,8 @@ from policies.models.adapters import adapted
 from policies.models.language_model import (
     Quantization,
     base_dtype,
-    choose_attention,
     compute_dtype,
+    eager_is_faster,
     left_padded,
     load_language_model,
     shared_base,
@@ -80,14 +80,16 @@ class TransformersGenerator:
         self.base: PreTrainedModel | None = None  # held, so that a learner of this process finds it
         self.own: dict[str, dict[str, Tensor]] = {}
         """Per LLM what `load` replaces: all parameters, or the adapter's."""
+        eager = eager_is_faster(self.dtype, device, longest)
         for module_id, path in models.items():
             if lora is None:
                 model = load_language_model(path, trust_remote_code).to(device)
             else:
-                self.base = shared_base(path, device, trust_remote_code, base_dtype(dtype, device), quantization)
+                stored = base_dtype(dtype, device)
+                self.base = shared_base(path, device, trust_remote_code, stored, quantization, eager=eager)
                 model = adapted(self.base, lora)
-            if longest is not None:
-                choose_attention(model, self.dtype, device, longest)
+            if eager:
+                model.set_attn_implementation("eager")
             model.generation_config = GenerationConfig()  # its own may hold penalties
             self.models[module_id] = model
             own = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)

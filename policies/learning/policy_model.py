@@ -23,8 +23,8 @@ from policies.models.families import LIMIT
 from policies.models.language_model import (
     Quantization,
     base_dtype,
-    choose_attention,
     compute_dtype,
+    eager_is_faster,
     hollow_language_model,
     load_language_model,
     master_dtype,
@@ -138,11 +138,13 @@ class PolicyModel(nn.Module):
             self.lm = load_language_model(path, trust_remote_code, master)
         else:
             where = torch.device(device)
-            base = shared_base(path, where, trust_remote_code, base_dtype(dtype, where), quantization)
+            base = shared_base(
+                path, where, trust_remote_code, base_dtype(dtype, where), quantization, eager=self._eager(where)
+            )
             self.lm = adapted(base, lora)
             self._reference.append(base)
-        for lm in (self.lm, *self._reference):
-            self._choose_attention(lm, torch.device(device))
+        if self._eager(torch.device(device)):
+            self.lm.set_attn_implementation("eager")
         if gradient_checkpointing:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
         self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
@@ -163,15 +165,15 @@ class PolicyModel(nn.Module):
         reference = self.lm
         if not base:
             reference = hollow_language_model(self.path, self.trust_remote_code, computed).requires_grad_(False)
-            self._choose_attention(reference, torch.device(mesh.device_type))
+            if self._eager(torch.device(mesh.device_type)):
+                reference.set_attn_implementation("eager")
             shard(reference, blocks_of(reference), mesh)
             fill(reference, self.path, self.trust_remote_code, mesh)
         self._reference.append(reference)
 
-    def _choose_attention(self, lm: PreTrainedModel, device: torch.device) -> None:
-        """Gives an LM its attention for all of the run, so that policy and reference, scoring and training agree."""
-        if self._longest is not None:
-            choose_attention(lm, compute_dtype(self._dtype, device), device, self._longest)
+    def _eager(self, device: torch.device) -> bool:
+        """Whether attention is eager in all of the run: for policy and reference, in scoring and training."""
+        return eager_is_faster(compute_dtype(self._dtype, device), device, self._longest)
 
     def train(self, mode: bool = True) -> Self:
         """Switches the mode, which in the LM only gradient checkpointing may see.
@@ -205,8 +207,8 @@ class PolicyModel(nn.Module):
             computed = base_dtype(self._dtype, self.device)
             master = master_dtype(computed)
             matrices = None if computed == master else computed
-            self._reference = [shared_base(self.path, self.device, self.trust_remote_code, master, matrices=matrices)]
-            self._choose_attention(self._reference[0], self.device)
+            how = {"matrices": matrices, "eager": self._eager(self.device)}
+            self._reference = [shared_base(self.path, self.device, self.trust_remote_code, master, **how)]
         return self._reference[0]
 
     def forward(self, rows: Rows) -> tuple[Tensor, Tensor | None]:

@@ -162,10 +162,11 @@ def shared_base(
     quantization: Quantization = "none",
     *,
     matrices: torch.dtype | None = None,
+    eager: bool = False,
 ) -> PreTrainedModel:
     """Returns the frozen initial policy pi_0: the reference, and with adapters the base of all policies.
 
-    One object per process, device, types and quantization, however many policies ask for it.
+    One object per process, device, types, quantization and attention, however many policies ask for it.
 
     Args:
         path: folder or hub id.
@@ -175,13 +176,14 @@ def shared_base(
         quantization: of its linear layers.
         matrices: type of its linear layers, where it is another. If autocast computes in that type, nothing else comes
             out: it would cast them at every pass.
+        eager: compute attention by plain matrix products (`eager_is_faster`).
 
     Raises:
         ModelError: there is no such model, or it cannot be loaded so.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    key = (path, str(device), dtype, quantization, matrices)
+    key = (path, str(device), dtype, quantization, matrices, eager)
     model = _frozen.get(key)
     if model is None:
         model = load_language_model(path, trust_remote_code, dtype, quantization).requires_grad_(False)
@@ -189,6 +191,8 @@ def shared_base(
             store_matrices(model, matrices)
         if quantization == "none":
             model = model.to(device)
+        if eager:
+            model.set_attn_implementation("eager")
         _frozen[key] = model
     return model
 
@@ -252,8 +256,8 @@ def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def choose_attention(model: PreTrainedModel, dtype: torch.dtype, device: torch.device, longest: int) -> None:
-    """Gives a model the attention that trains fastest, once: two implementations would score one row differently.
+def eager_is_faster(dtype: torch.dtype, device: torch.device, longest: int | None) -> bool:
+    """Whether a run trains faster with eager attention. Decided once, as two implementations score a row differently.
 
     Plain matrix products where all bf16 rows are short, on a CPU, else what transformers chose for the family, as a
     rule PyTorch's fused one. Forward and backward of 64 rows, 5 M parameters: plain takes 0.78 of the fused one's time
@@ -262,13 +266,11 @@ def choose_attention(model: PreTrainedModel, dtype: torch.dtype, device: torch.d
     plain one's time at 60 tokens, 1.25 times at 128 and 1.07 times at 200.
 
     Args:
-        model: as it was loaded.
         dtype: the compute type.
         device: where it computes.
-        longest: tokens of the longest row that it will see.
+        longest: tokens of the longest row of the run; None: not known.
     """
-    if device.type == "cpu" and dtype == torch.bfloat16 and longest <= _SHORT:
-        model.set_attn_implementation("eager")
+    return device.type == "cpu" and dtype == torch.bfloat16 and longest is not None and longest <= _SHORT
 
 
 def _attention(config: PreTrainedConfig, trust_remote_code: bool) -> dict[str, str]:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from policies.learning.sharding import blocks_of
 from policies.models.adapters import adapted
-from policies.models.language_model import choose_attention, store_matrices
+from policies.models.language_model import eager_is_faster, store_matrices
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 
@@ -67,8 +67,8 @@ def kept(
     try:
         with _quiet(), FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
-            if plain:
-                choose_attention(model, computed, torch.device("cpu"), length)
+            if plain and eager_is_faster(computed, torch.device("cpu"), length):
+                model.set_attn_implementation("eager")
             return _count(model, rows, length, computed)
     except RuntimeError:  # of many kinds: there are no values to look at
         one = rows * length * config.hidden_size * computed.itemsize / 2.0

@@ -131,9 +131,9 @@ def gap(padded: Tensor, single: list[Tensor]) -> float:
 def test_a_reference_with_matrices_in_bf16_scores_as_one_whose_matrices_autocast_casts(path: str) -> None:
     module, rows = build(path, dtype="bf16"), ragged()
     whole = module.score(rows)["reference_logprobs"]
-    lean = shared_base(path, torch.device("cpu"), matrices=torch.bfloat16)
+    cpu = torch.device("cpu")
+    lean = shared_base(path, cpu, matrices=torch.bfloat16, eager=module._eager(cpu))
     assert {parameter.dtype for parameter in lean.parameters()} == {torch.float32, torch.bfloat16}
-    module._choose_attention(lean, torch.device("cpu"))
     module._reference = [lean]
     assert torch.equal(module.score(rows)["reference_logprobs"], whole)
 

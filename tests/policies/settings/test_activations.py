@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralC
 
 from policies.models.adapters import adapted
 from policies.models.language_model import (
-    choose_attention,
+    eager_is_faster,
     empty_language_model,
     load_language_model,
     store_matrices,
@@ -31,7 +31,8 @@ def measured(path: str, computed: torch.dtype, lora: Lora | None) -> float:
     model = adapted(model.requires_grad_(False), lora) if lora else model
     if computed == torch.bfloat16:
         store_matrices(model, computed)
-    choose_attention(model, computed, torch.device("cpu"), LENGTH)
+    if eager_is_faster(computed, torch.device("cpu"), LENGTH):
+        model.set_attn_implementation("eager")
     weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     found: dict[int, Tensor] = {}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from launch.cluster.gpus import check_gpus
@@ -31,6 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Has this machine look like one with packages and a GPU, or without."""
     for name in CLUSTER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests of this process may have joined one
 
     def look_like(packages: dict[str, str], gpu: bool) -> None:
         def version(name: str) -> str:

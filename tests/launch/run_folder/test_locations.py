@@ -1,0 +1,38 @@
+"""Where modules of a run's functions are found by a process that looks at several runs."""
+
+from pathlib import Path
+
+import pytest
+
+from cory_env.rewarding.worker import RewardWorker
+from launch.run_folder.locations import add_module_folders, module_file
+
+REWARD = "of_a_run:value"
+
+
+def folder_with_reward(folder: Path, value: int) -> dict[str, str]:
+    folder.mkdir()
+    file = folder / "of_a_run.py"
+    file.write_text(f"def value(completions):\n    return [{value}.0] * len(completions)\n")
+    return {REWARD: str(file)}
+
+
+def score() -> list[float | None]:
+    with RewardWorker(REWARD, timeout=30) as worker:
+        return worker.rewards(["q"], ["c"], {})
+
+
+def test_each_run_s_own_module_is_imported_and_the_present_folder_s_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (folder_with_reward(tmp_path / f"run_{value}", value) for value in (1, 2))
+    folder_with_reward(tmp_path / "here", 3)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert module_file(REWARD) is None
+    for paths, value in ((first, 1.0), (second, 2.0), (first, 1.0)):
+        add_module_folders([REWARD], paths)
+        assert score() == [value]
+    monkeypatch.chdir(tmp_path / "here")
+    add_module_folders([REWARD], second)
+    assert score() == [3.0]
