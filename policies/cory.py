@@ -240,7 +240,7 @@ class Cory(TemporaryLogdir, Algorithm):
 
             # 3. Each response is paid for what it brought about, and compared with what was to be expected.
             figures = {name: measure(each, s.report_kl_coef) for name, each in rows.items()}
-            self.sync_check.check_update(figures, played, update)
+            self.sync_check.check_update(rows, played, update)
             for name, rewards in pay(rows, s.credited, self.estimations).items():
                 rows[name]["rewards"] = rewards
                 columns, estimated = self.estimations[name].estimate(rows[name])

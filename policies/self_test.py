@@ -84,13 +84,11 @@ class SyncCheck:
         self.probes = {name: self._test(name) for name in settings.modules} if settings.self_test else {}
         """What the test at start found, by LLM."""
 
-    def check_update(
-        self, figures: Mapping[str, Mapping[str, float]], played: Sequence[Sequence[Rollout]], update: int
-    ) -> None:
+    def check_update(self, rows: Mapping[str, Rows], played: Sequence[Sequence[Rollout]], update: int) -> None:
         """Checks an update's responses, if they were sampled by the weights that scored them.
 
         Args:
-            figures: by LLM, what `measure` gives for its responses.
+            rows: by LLM, scored.
             played: the rollouts that they are of, by team.
             update: its number, from 0, which is the version of the learner's weights.
 
@@ -98,8 +96,8 @@ class SyncCheck:
             WeightSyncError: the engine samples by other probabilities.
         """
         if all(rollout.version == update for of_team in played for rollout in of_team):
-            for name, each in figures.items():
-                self.check(name, each["sampler_gap_mean"])
+            for name, each in rows.items():
+                self.check_rows(name, each)
 
     def check_learned(self) -> None:
         """Checks the first weights that were learned, if the next update's responses are not sampled by them.
@@ -116,17 +114,14 @@ class SyncCheck:
     def check_rows(self, name: str, rows: Rows) -> None:
         """Checks scored rows that were sampled by the weights that scored them.
 
-        Raises:
-            WeightSyncError: the engine samples by other probabilities.
-        """
-        self.check(name, _mean_diff(rows, rows["logprobs"]))
-
-    def check(self, name: str, diff: float) -> None:
-        """Checks an LLM's mean |sampler - learner| log-probability, in nats a token.
+        Not if these weights have diverged to what is not finite: the update refuses that itself (`NonFiniteUpdate`).
 
         Raises:
-            WeightSyncError: it is beyond the limit.
+            WeightSyncError: mean |sampler - learner| log-probability, in nats a token, is beyond the limit.
         """
+        if not rows["logprobs"].isfinite().all():
+            return
+        diff = _mean_diff(rows, rows["logprobs"])
         limit = self.settings.max_sampler_gap or _MAX_DIFF[self._dtype(name)]
         if not diff <= limit:  # nor is NaN
             other = "use backend=transformers, or " if self.settings.backend == "vllm" else ""

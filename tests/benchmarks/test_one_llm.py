@@ -16,7 +16,13 @@ WITHOUT = (
 )
 
 
-@pytest.mark.parametrize("words", [[], ["--lora-rank", "2", "--advantage", "reinforce", "--gradient-checkpointing"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["--lora-rank", "2", "--advantage", "reinforce", "--gradient-checkpointing"],
+    ],
+)
 def test_one_llm_is_trained_and_measured_without_ray_vllm_or_an_environment(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, check=True)
     head, update, *found = done.stdout.splitlines()

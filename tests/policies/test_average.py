@@ -62,6 +62,7 @@ def test_a_share_of_the_way_leaves_the_rest_of_the_distance(make_cory: MakeCory)
     assert apart(part) == pytest.approx(0.75 * apart(whole), rel=1e-3)
 
 
+@pytest.mark.slow  # `test_cory` has it without averaging, which follows from the update counter
 def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates_with_averaging(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:

@@ -21,7 +21,10 @@ pytestmark = [
     "way",
     [
         pytest.param({"weights": "full", "num_runners": 1}, marks=pytest.mark.slow),
-        {"weights": "full", "num_runners": 1, "weight_transfer": "gloo", "num_learners": 2},
+        {"weights": "full", "num_runners": 1, "weight_transfer": "gloo", "num_learners": 1},
+        pytest.param(
+            {"weights": "full", "num_runners": 1, "weight_transfer": "gloo", "num_learners": 2}, marks=pytest.mark.slow
+        ),
         pytest.param({"weights": "lora", "num_runners": 1}, marks=pytest.mark.slow),
         {"weights": "lora", "num_runners": 0},
     ],

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from policies.generation.generator import Loaded
 from policies.generation.transformers_generator import TransformersGenerator
+from policies.learning.rows import Rows, make_rows
 from policies.models.weights import Weights, checksum
 from policies.rollout.runners import WeightSyncError
 from policies.self_test import perturb
@@ -50,6 +52,7 @@ def test_with_max_lag_it_ends_as_soon_as_it_should_have_new_weights(make_cory: M
         algorithm.train()
 
 
+@pytest.mark.slow
 def test_with_max_lag_an_evaluation_finds_an_engine_that_stops_following_later(make_cory: MakeCory) -> None:
     algorithm = make_cory(max_lag=1, num_runners=1, eval_every=3)
     for _ in range(2):
@@ -68,12 +71,19 @@ def test_other_weights_of_one_policy_are_found_and_its_name_told(make_cory: Make
         algorithm.train()
 
 
+def rows_apart(diff: float, logprob: float = -1.0) -> Rows:
+    """A row of which sampler and learner differ by so much in each token."""
+    rows = make_rows([[1]], [[2, 3]], [[logprob + diff] * 2], [0.0], [False])
+    return rows | {"logprobs": torch.full((1, 2), logprob)}
+
+
 def test_the_limit_follows_the_compute_type_unless_it_is_set(make_cory: MakeCory) -> None:
     strict = make_cory().sync_check
-    strict.check("llm_1", 0.0009)
+    strict.check_rows("llm_1", rows_apart(0.0009))
+    strict.check_rows("llm_1", rows_apart(0.0, logprob=float("nan")))  # the learner's own; its update is refused
     for diff in (0.0011, float("nan")):
         with pytest.raises(WeightSyncError, match=r"max_sampler_gap is 0\.001"):
-            strict.check("llm_1", diff)
+            strict.check_rows("llm_1", rows_apart(diff))
     with pytest.raises(WeightSyncError, match=r"max_sampler_gap is 0\.05"):
-        make_cory(dtype="bf16").sync_check.check("llm_1", 0.06)
-    make_cory(max_sampler_gap=0.2).sync_check.check("llm_1", 0.1)
+        make_cory(dtype="bf16").sync_check.check_rows("llm_1", rows_apart(0.06))
+    make_cory(max_sampler_gap=0.2).sync_check.check_rows("llm_1", rows_apart(0.1))

@@ -87,7 +87,7 @@ def test_what_was_played_ahead_counts_for_the_weights_and_roles_of_then_alone(
     assert (report["roles"]["pioneer"], report["weight_version_lag"]) == ("llm_2", 0)
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_queries_of_a_runner_that_is_killed_while_it_plays_ahead_are_played_all_the_same(
     make_cory: MakeCory, tmp_path: Path, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
