@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MAX_PROMPT = 128
 MAX_RESPONSE = 15  # the paper's longest IMDB response
+_MASKS = 100_000  # queries of which is kept what they are in prompts
 
 Observed = Literal["all", "last", "best"]
 """Which earlier responses an agent sees: all of them, the last one, or the one with the best task reward."""
@@ -164,6 +165,7 @@ class Chain:
         templates = (task.prompt_template, task.observer_template, task.reference_separator)
         written = [literal for template in templates for literal in literals(template)]
         self.control = ControlTokens(tokenizer, self._hidden, [*written, self.chat.written] if self.chat else written)
+        self._masks: dict[int, tuple[Query, Query]] = {}  # by identity: a query's columns may be of any type
         self._columns = {name for template in templates for name in placeholders(template)}  # that prompts hold
         self._unembedded = {token: text for text, token in vocab.items() if token >= self.num_embeddings}
         pad: int = tokenizer.pad_token_id or 0
@@ -241,6 +243,14 @@ class Chain:
 
     def _masked(self, query: Query) -> Query:
         """Returns a query whose texts become no control tokens in a prompt: nearly always itself."""
+        known = self._masks.get(id(query))
+        if known is None or known[0] is not query:
+            if len(self._masks) >= _MASKS:  # a server's queries are new ones each time
+                self._masks.clear()
+            known = self._masks[id(query)] = query, self._mask(query)
+        return known[1]
+
+    def _mask(self, query: Query) -> Query:
         mask = self.control.mask
         texts = {
             name: value if isinstance(value, str) else str(value)

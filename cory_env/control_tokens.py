@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _STAND_INS = range(0xD800, 0xE000)
 """Surrogates, which no text that can be tokenized has by themselves."""
+_TAG = re.compile(r"</?\w+>")
+"""Parts of a message that templates may write, and look for in earlier ones, such as `<think>`; they mark no turns."""
 _BEFORE = ("a", "0", "(", "\n")
 """Texts that stand before the second part of a prompt while it is tokenized, so that it does not begin a text."""
 
@@ -48,7 +50,8 @@ class ControlTokens:
         in_templates = {token for text in written for token in tokenizer(text, add_special_tokens=False)["input_ids"]}
         spellings: set[str] = set()
         for number, token in tokenizer.added_tokens_decoder.items():
-            marks = is_mark(token.content) and (number in ends or number in in_templates)
+            in_template = number in in_templates and not _TAG.fullmatch(token.content)
+            marks = is_mark(token.content) and (number in ends or in_template)
             if token.special or number in tokenizer.all_special_ids or marks:
                 spellings.add(token.content)
                 if token.normalized and self._normalize is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from cory_env.home import expand_home
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus
-from launch.console.errors import IN_JOB, CommandError
+from launch.console.errors import IN_JOB, CommandError, FolderError
 from launch.models.trained import Stored, Trained, open_trained
 from launch.run_folder import environment
 from launch.run_folder.directory import RUNS, RunDirectory
@@ -213,8 +213,9 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
 
     try:
         code = to_the_end(directory, settings, None, max_failures=max_failures, quiet=quiet, debug=False)
-    except CommandError:
-        discard(directory)
+    except CommandError as error:
+        if not isinstance(error, FolderError):  # its user has moved it
+            discard(directory)
         raise
     finally:
         directory.unlock()

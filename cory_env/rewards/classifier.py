@@ -24,7 +24,7 @@ def load(model: str, device: str = "") -> tuple["PreTrainedTokenizerBase", "PreT
     return _load(model, device)  # the cache takes arguments by name for others than those by place
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=8)
 def _load(model: str, device: str) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -44,7 +44,7 @@ def _load(model: str, device: str) -> tuple["PreTrainedTokenizerBase", "PreTrain
     return tokenizer, classifier
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=8)
 def control_tokens(tokenizer: "PreTrainedTokenizerBase", written: str = "") -> ControlTokens:
     """Returns the tokens that judged text must not become.
 

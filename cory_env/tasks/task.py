@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -13,6 +13,17 @@ Split = Literal["train", "validation", "test"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Where an object lies in memory, which its `repr` shows if its class defines none."""
+
+
+def _in_order(value: object) -> object:
+    """Returns a value whose `repr` is the same in every process, which that of a set is not."""
+    if isinstance(value, set | frozenset):
+        return sorted(repr(_in_order(each)) for each in value)
+    if isinstance(value, Mapping):
+        return {key: _in_order(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_order(each) for each in value]
+    return value
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,7 @@ class Query:
         """CRC-32 of the query and its columns, whatever order these have; of an object that has no value to show, of
         its type.
         """
-        row = repr((self.raw, sorted(self.columns.items())))
+        row = repr((_in_order(self.raw), sorted((name, _in_order(value)) for name, value in self.columns.items())))
         return zlib.crc32(_ADDRESS.sub("", row).encode("utf-8", "surrogatepass"))
 
 

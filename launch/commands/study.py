@@ -83,6 +83,7 @@ def _command(options: argparse.Namespace) -> int:
     from launch.cluster import session
     from launch.console.output import own_output
     from launch.display.terminal import Voice
+    from launch.run_folder.layout import SOURCES
     from launch.run_folder.locks import folder_watched
     from launch.run_folder.storage import check_place
     from launch.study.definition import load
@@ -90,7 +91,7 @@ def _command(options: argparse.Namespace) -> int:
     from launch.study.runs import Job, jobs
     from launch.study.tables import arms_table, plan_table
     from launch.training.comparable import check_comparable, write_comparable
-    from launch.training.start import starting_policies
+    from policies.models.cached_folder import locked
 
     where = [word for word in options.words if "=" not in word]
     if options.list and not where:
@@ -126,8 +127,6 @@ def _command(options: argparse.Namespace) -> int:
     asked = jobs(study, options.out, able, options.seeds)
     done = {job: job.found() for job in asked}
     todo = [job for job, run in done.items() if run is None or (options.retry and run.status == "failed")]
-    for job in {job.arm.name: job for job in todo if not job.begun}.values():
-        starting_policies(study.settings(job.arm, job.seed))
     voice = Voice(own_output(), len(asked), done=len(asked) - len(todo), quiet=options.quiet)
     voice.say(f"{study.about}\nStudy folder: {options.out}")
     for arm in arms:
@@ -138,8 +137,11 @@ def _command(options: argparse.Namespace) -> int:
         return 0
     session.quiet_libraries(options.debug)
     kinds = {job.arm.name: study.settings(job.arm, job.seed) for job in todo}.values()
-    sources = check_comparable(options.out, kinds, _prepared, lambda text: voice.say(text, True), options.allow_changes)
-    write_comparable(options.out, sources)
+    with locked(options.out / f".{SOURCES}.lock"):  # other processes may share the study
+        sources = check_comparable(
+            options.out, kinds, _prepared, lambda text: voice.say(text, True), options.allow_changes
+        )
+        write_comparable(options.out, sources)
     with folder_watched(options.out, lambda path: f"Give the same command with --out {path}.") as folder:
         return _perform(todo, done, voice, folder, options.allow_changes)
 

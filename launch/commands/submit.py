@@ -26,6 +26,8 @@ KEPT = {"train": "run", "tune": "search"}
 """Commands that keep what they do, and go on with it."""
 FILES, FUNCTIONS = ("data", "eval_data", "model", "start_from"), ("reward", "credit", "task")
 """Settings that name files, and those that name functions, `module:function`."""
+OPTIONS = ("--config", "--in", "--over")
+"""Options of commands that may name files after `=`."""
 ELSEWHERE = (
     "Write it into a file on the nodes and name that with --secrets FILE, or set it in the environment of the nodes."
 )
@@ -205,9 +207,9 @@ def named_files(words: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]
     pairs = [word.partition("=") for word in words[1:]]
     given = {key for key, equals, _ in pairs if equals}
     for word, (key, equals, value) in zip(words[1:], pairs, strict=True):
-        if equals:
+        if equals and (key in (*FILES, *FUNCTIONS) or key in OPTIONS):
             yield from ((word, path) for path in _paths(key, scalar(value, lists=True), folder))
-        elif not {"/", "."}.isdisjoint(word) and (folder / word).exists():
+        elif not equals and not {"/", "."}.isdisjoint(word) and (folder / word).exists():
             yield word, word
             if Path(word).suffix in (".yaml", ".yml") and (folder / word).is_file():
                 for name, entry in _entries(read_yaml((folder / word).read_text(encoding="utf-8"), word)):

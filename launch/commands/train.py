@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.console.errors import IN_JOB, CommandError
+from launch.console.errors import IN_JOB, CommandError, FolderError
 from launch.console.parser import Parser, local_path, path_or_uri, run
 from launch.console.shell import one_line
 from policies.settings.settings import BY_CONTENT, RESUMABLE
@@ -194,7 +194,7 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
         sources.write(found.path)
     else:
         starting_policies(settings)  # before there is a folder
-        settings = settings.with_chat_date()
+        settings = present = settings.with_chat_date()
     run_directory = found or create(place, request.name, settings, sources, origin)
     held.callback(run_directory.unlock)
 
@@ -209,8 +209,9 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
             quiet=options.quiet,
             debug=options.debug,
         )
-    except CommandError:
-        discard(run_directory)
+    except CommandError as error:
+        if not isinstance(error, FolderError):  # its user has moved it
+            discard(run_directory)
         raise
 
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 
 RUNS = Path("runs")
+_UNFINISHED = (f".{CONFIG}.new", f".{SOURCES}.new")
 """Where the folders lie of which nobody said where."""
 
 
@@ -202,8 +203,9 @@ class RunDirectory:
         self.unlock()
 
     def _entries(self) -> list[Path]:
-        """Returns what lies in the folder, but for what says who may write there."""
-        return [entry for entry in self.path.iterdir() if not entry.name.startswith((LOCK, LEASE))]
+        """Returns what lies in the folder, but for what says who may write there, and what a kill left unfinished."""
+        entries = (entry for entry in self.path.iterdir() if not entry.name.startswith((LOCK, LEASE)))
+        return [entry for entry in entries if entry.name not in _UNFINISHED]
 
     def _leave(self) -> None:
         """Removes the folder if it was made for this run, and nothing else is in it."""
@@ -213,7 +215,7 @@ class RunDirectory:
     def _clear(self) -> None:
         """Removes a run that ended before anything of it was saved."""
         own = (CONFIG, SOURCES, RUN_ID, self.log.name, self.metrics.path.name, self.samples.path.name)
-        files = (*own, WANDB_ID, MLFLOW_ID, TRACKIO_ID)
+        files = (*own, WANDB_ID, MLFLOW_ID, TRACKIO_ID, *_UNFINISHED)
         for entry in self.path.iterdir():
             if entry.name in files:
                 entry.unlink()

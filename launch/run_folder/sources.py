@@ -214,7 +214,7 @@ def compare_llms(before: Sources, settings: Settings, now: Mapping[str, LLM]) ->
             changes[Change("model", f"The model {_named(name, before)}{which}")] = None
         if old["tokenizer"] != new["tokenizer"]:
             changes[Change("tokenizer", f"The tokenizer of {_named(name, before)}")] = None
-        if old["chat_template"] != new["chat_template"]:
+        if None not in (templates := (old["chat_template"], new["chat_template"])) and templates[0] != templates[1]:
             changes[Change("chat_template", f"The chat template of {_named(name, before)}")] = None
     return list(changes)
 

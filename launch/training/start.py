@@ -61,7 +61,7 @@ def create(place: str | None, name: str, settings: Settings, sources: Sources, o
         run_directory.write_settings(settings, origin)
         sources.write(run_directory.path)
         run_directory.mirror(settings.keep_checkpoints)
-    except CommandError:
+    except (CommandError, OSError):
         discard(run_directory)
         raise
     return run_directory

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from policies.generation.generator import GenerationError
 from policies.models.model_check import ModelError
 
 _LONGEST = 300  # characters of what vLLM says
@@ -48,7 +49,7 @@ def explained(what: str, kind: type[Exception], memory_advice: str) -> Iterator[
 
     try:
         yield
-    except (EngineDeadError, ModelError):
+    except (EngineDeadError, GenerationError, ModelError):
         raise
     except Exception as error:
         raise kind(f"vLLM could not {what}: {explain(error, memory_advice)}") from error

@@ -207,8 +207,10 @@ class PolicyModel(nn.Module):
             computed = base_dtype(self._dtype, self.device)
             master = master_dtype(computed)
             matrices = None if computed == master else computed
-            how = {"matrices": matrices, "eager": self._eager(self.device)}
-            self._reference = [shared_base(self.path, self.device, self.trust_remote_code, master, **how)]
+            eager = self._eager(self.device)
+            self._reference = [
+                shared_base(self.path, self.device, self.trust_remote_code, master, matrices=matrices, eager=eager)
+            ]
         return self._reference[0]
 
     def forward(self, rows: Rows) -> tuple[Tensor, Tensor | None]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from policies.models.families import engine_row
+from policies.models.families import read_table
 from policies.models.language_model import master_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
@@ -100,9 +100,10 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
     """The names of a model's linear layers that can carry an adapter, without where they are.
 
     Left out are the output head; layers that compute in a way of their own, such as the router of a mixture of experts;
-    layers whose weight their block multiplies with itself, past the adapter; and those that vLLM is known not to adapt.
+    layers whose weight their block multiplies with itself, past the adapter; and those that vLLM is known not to adapt,
+    whatever is installed here: what an adapter consists of must not depend on the machine.
     """
-    barred = engine_row(model.config.model_type).get("lora_barred", {})
+    barred = read_table().families.get(model.config.model_type, {}).get("vllm", {}).get("lora_barred", {})
     return [name for name in _linear_layers(model)[0] if name not in barred]
 
 

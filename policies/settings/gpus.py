@@ -57,7 +57,7 @@ def _can_share(values: Mapping[str, Any]) -> bool:
     """Tells whether a run's processes, and the packages here, can share one GPU."""
     backend = values.get("backend") or ("vllm" if vllm_installed() else "transformers")
     return (
-        values.get("num_learners") in (None, 0, 1)  # several need a GPU each
+        values.get("num_learners") in (None, 0)  # processes that are asked for are given what they are to have
         and values.get("shards_per_policy") in (None, 1)
         and values.get("tensor_parallel") in (None, 1)
         and not (backend == "vllm" and vllm_build() == "cpu")

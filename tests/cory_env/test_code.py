@@ -223,9 +223,9 @@ def test_the_program_in_a_completion_is_its_first_block_or_all_of_it() -> None:
 
 
 def test_settings_stand_in_the_reward_s_name_and_what_is_wrong_with_them_is_told_at_the_start() -> None:
-    slow = "import time\ndef f(): time.sleep(3); return 1"
-    with RewardWorker(f"cory_env.rewards.code:all_passed?sandbox={sandbox()}&seconds=2", timeout=60) as worker:
-        assert worker.rewards(["?"] * 2, [slow, slow.replace("3", "0")], {"tests": [["assert f() == 1"]] * 2}) == [
+    slow = "import time\ndef f(): time.sleep(30); return 1"
+    with RewardWorker(f"cory_env.rewards.code:all_passed?sandbox={sandbox()}&seconds=5", timeout=60) as worker:
+        assert worker.rewards(["?"] * 2, [slow, slow.replace("30", "0")], {"tests": [["assert f() == 1"]] * 2}) == [
             0.0,
             1.0,
         ]

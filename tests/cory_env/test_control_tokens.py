@@ -169,6 +169,17 @@ def test_marks_of_a_template_count_that_are_not_special_and_other_added_tokens_a
     assert "<｜User｜>" not in Chain(task(), not_special()).control._spellings  # no template writes it
 
 
+def test_tags_that_a_template_writes_around_a_thought_are_text() -> None:
+    tokenizer = not_special()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<｜User｜>{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+    )
+    chain = Chain(task(), tokenizer, chat=True)
+    assert "<think></think>" in chain.chat.written  # type: ignore[union-attr]
+    assert not {"<think>", "</think>"} & set(chain.control._spellings) and "<｜User｜>" in chain.control._spellings
+
+
 def test_a_gold_answer_that_spells_the_end_of_a_response_is_rewarded_whole() -> None:
     class Gold(Task):
         def gold(self, query: Query) -> str:

@@ -1,6 +1,9 @@
 """Tasks by name, their data files and their templates."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -242,3 +245,17 @@ def test_a_task_of_a_package_of_one_s_own_is_named_by_its_function(
     ):
         with pytest.raises(ValueError, match=why):
             make_task(f"own_package.sayings:{name}", **given)
+
+
+def test_a_query_s_checksum_is_the_same_in_every_process_also_for_sets() -> None:
+    code = (
+        "from cory_env.tasks import Query; "
+        "print(Query(0, 'a', {'one': {'x', 'y', 'z'}, 'more': [{'k': frozenset('abc')}]}).checksum)"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(seen) == 1

@@ -37,12 +37,16 @@ COMMANDS = [
     ("generate", "/shared/run", "--in", "data.jsonl", "--out", "/shared/answers.jsonl"),
     ("train", "imdb-tiny", "model=owner/model", "data=hub:owner/data?split=train", "reward=installed.module:f"),
     ("train", "t.yaml", "data=/shared/other.jsonl", "start_from=s3://bucket/run"),
+    ("train", "t.yaml", "stop=.", "system=runs"),  # text, although there are such folders
 ]
 
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_whose_files_are_uploaded_is_sent(project: Path, words: tuple[str, ...]) -> None:
-    (project / ".gitignore").write_text("runs/\n*.bin\n")
+    (project / ".gitignore").write_text("runs/\n*.bin\n*.log\n")
+    (project / "runs").mkdir()
+    for name in ("runs/one.txt", "debug.log"):
+        (project / name).touch()
     submitted(project, *words)
 
 

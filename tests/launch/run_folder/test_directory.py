@@ -71,6 +71,15 @@ def test_a_run_that_ended_before_anything_was_saved_makes_room(tmp_path: Path) -
     assert not run.exists() and run.updates() == []
 
 
+def test_what_a_kill_left_of_the_first_files_makes_room(tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml.new").write_text("task: im")
+    RunDirectory.create(tmp_path).unlock()  # killed before there was a run
+    record(tmp_path, SETTINGS, updates=[]).unlock()
+    (tmp_path / ".sources.json.new").write_text('{"llms": ')
+    run = RunDirectory.create(tmp_path)
+    assert not run.exists() and not list(tmp_path.glob(".*.new"))
+
+
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(CommandError, match="not empty"):

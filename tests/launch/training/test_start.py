@@ -1,14 +1,18 @@
 """Runs that start from another run's policies."""
 
 import json
+import shutil
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from launch.commands import train
 from launch.console.errors import CommandError
 from launch.models.trained import POLICIES, open_trained
 from launch.run_folder.checkpoints import BEST
+from launch.run_folder.directory import RunDirectory
 from launch.search.search import Search, check_same, with_start
 from launch.search.space import pinned, read_axes
 from launch.training.start import starting_policies
@@ -85,3 +89,35 @@ def test_a_run_starts_from_another_ones_policies_and_keeps_the_model_as_its_refe
     lines = [[json.loads(line) for line in (tmp_path / run / "metrics.jsonl").open()] for run in ("first", "second")]
     ends, starts = lines[0][-1]["evaluation"], lines[1][0]["evaluation"]
     assert starts["llm_1"]["kl"] == pytest.approx(ends["llm_1"]["kl"], rel=1e-3) and starts["llm_1"]["kl"] > 1e-4
+
+
+def test_a_run_trains_with_the_date_that_its_folder_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_model: str
+) -> None:
+    """Each time that today's date is asked for, it is another day."""
+    model = Path(shutil.copytree(small_model, tmp_path / "dated"))
+    (model / "chat_template.jinja").write_text(
+        "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    )
+
+    class Days(date):
+        passed = 0
+
+        @classmethod
+        def today(cls) -> "Days":
+            cls.passed += 1
+            return cls(2030, 1, cls.passed)
+
+    taken: list[Settings] = []
+
+    def note(run: RunDirectory, settings: Settings, *_: object, **__: object) -> int:
+        assert run.settings().chat_date == settings.chat_date
+        taken.append(settings)
+        return 0
+
+    monkeypatch.setattr("policies.settings.settings.date", Days)
+    monkeypatch.setattr("launch.training.training.train", note)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    assert train.main([*SMALL, f"model={model}", "chat=true", "max_prompt=64", "--out", "run"]) == 0
+    assert [settings.chat_date for settings in taken] == ["2030-01-01"]

@@ -188,10 +188,11 @@ def test_a_tracker_whose_process_is_killed_is_left_out_with_a_warning_and_the_ot
         timeout=150,
     )
     assert (written.returncode, written.stderr) == (0, "")
-    assert written.stdout == 2 * (
-        "Warning: Weights & Biases has failed (ConnectionResetError: Connection lost). The run does without it; "
-        "metrics.jsonl has all numbers.\n"
+    lost = (
+        r"Warning: Weights & Biases has failed \(ConnectionResetError: .*\). The run does without it; "
+        r"metrics\.jsonl has all numbers\.\n"
     )
+    assert re.fullmatch(2 * lost, written.stdout), written.stdout
     kept = b"".join(file.read_bytes() for file in (run.path / "tensorboard").iterdir())
     assert kept.count(b"policy/llm_1/kl") == 2 * 3
 

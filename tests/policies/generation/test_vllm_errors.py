@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
+from policies.generation.generator import GenerationError
 from policies.generation.installed import vllm_installed
-from policies.generation.vllm_errors import explain
+from policies.generation.vllm_errors import explain, explained
 from policies.generation.vllm_generator import EngineStartError, VLLMGenerator
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
@@ -119,3 +120,11 @@ def test_memory_is_named_where_it_is_the_cause() -> None:
         with pytest.raises((RuntimeError, MemoryError)) as raised:
             take()
         assert explain(raised.value, advice).endswith(f"Memory is short: {advice}.")
+
+
+def test_an_error_after_which_weights_are_sent_again_stays_what_it_is() -> None:
+    with pytest.raises(GenerationError, match="other weights"), explained("load", ModelError, "lower queries"):
+        raise GenerationError("The workers read other weights.")
+    said = r"vLLM could not load: ValueError: no such name\. "
+    with pytest.raises(ModelError, match=said), explained("load", ModelError, "lower queries"):
+        raise ValueError("no such name")

@@ -64,7 +64,8 @@ def test_the_build_of_vllm_is_known_by_its_package(machine: Machine, packages: d
         (CUDA, {"gpus_per_runner": None, "gpus_per_learner": None}, 0.5, 0.5),
         (CUDA, {"num_runners": 0}, 0.5, 0.5),
         (CUDA, {"num_runners": 3}, 0.1666, 0.5),
-        (CUDA, {"num_learners": 1, "num_runners": 2}, 0.25, 0.5),
+        (CUDA, {"num_learners": 0, "num_runners": 2}, 0.25, 0.5),
+        (CUDA, {"num_learners": 1, "num_runners": 2}, 0, 0),
         ({}, {}, 0.5, 0.5),
         (CPU, {"backend": "transformers"}, 0.5, 0.5),
         (CUDA, {"weights": "lora", "quantization": "nf4", "backend": "transformers"}, 0.5, 0.5),
@@ -95,7 +96,7 @@ def test_learner_and_runners_share_a_gpu_unless_something_else_is_asked_for(
 def test_all_runners_fit_on_the_gpu_beside_the_learner(machine: Machine) -> None:
     machine(CUDA, gpu=True)
     for count in range(1, 60):
-        settings = make_settings({"num_runners": count, "num_learners": 1})
+        settings = make_settings({"num_runners": count})
         assert sum(kind.count * kind.gpus for kind in processes(settings)) <= 1
         assert settings.gpus_per_runner > 0
 
