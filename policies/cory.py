@@ -30,25 +30,26 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
+from policies.compat.ray import TemporaryLogdir
 from policies.evaluator import Evaluator
 from policies.generation.installed import tell_of_slow
 from policies.health import COLLAPSE, Health
 from policies.learning.credit import check_scheme, pay
-from policies.learning.estimation import Estimation, not_flat
+from policies.learning.estimation import Estimation
 from policies.learning.measures import measure
+from policies.learning.rows import Rows
 from policies.learning.sharding import blocks_of
 from policies.models.language_model import empty_language_model
 from policies.models.weights import Weights
 from policies.report import PhaseTimer, Report, learning_figures, measure_roles, update_report
 from policies.rllib.causal_lm_module import CausalLMModule
 from policies.rllib.learners import LearnerError, Learners
-from policies.rllib.log_folder import TemporaryLogdir
 from policies.rllib.token_batch import rows_of
 from policies.rllib_settings import alike_measured, derive, refuse_ours, refuse_search_spaces
 from policies.role_exchange import exchange_due
 from policies.rollout.playing import Playing
 from policies.rollout.role_mapping import RoleMapping
-from policies.rollout.runners import Packed, Runners, WeightSyncError, end
+from policies.rollout.runners import Runners, WeightSyncError, check_started, end
 from policies.self_test import SyncCheck
 from policies.settings.files import DEFAULT_PRESET, read_preset
 from policies.settings.overrides import apply_overrides
@@ -177,11 +178,11 @@ class Cory(TemporaryLogdir, Algorithm):
             super().setup(config)
         except IndexError:  # RLlib looks for spaces at the first runner, which did not start
             if self.env_runner_group is not None:
-                Runners(self.env_runner_group, self.settings, self._packed).check_started()
+                check_started(self.env_runner_group)
             raise
+        check_started(self.env_runner_group)
         self.learners: Learners = self.learner_group
-        self.runners = Runners(self.env_runner_group, self.settings, self._packed, self.learners.transfer)
-        self.runners.check_started()
+        self.runners = Runners(self.env_runner_group, self.settings, self.learners)
         self.runners.task_checksum = self.task.checksum
         self.start = WarmStart(self.settings, self.learners)
         self.runners.send(self.updates)
@@ -225,9 +226,8 @@ class Cory(TemporaryLogdir, Algorithm):
 
         # 1. The chain answers: pioneer, then observer.
         with timer.phase("rollout"):
-            played = self.playing.play(update, mapping)
-        episodes = [episode for of_team in played for rollout in of_team for episode in rollout.episodes]
-        rows = rows_of(episodes)
+            rollout = self.playing.play(update, mapping)
+        rows = rows_of(rollout.episodes)
 
         if s.max_lag and update + 1 < s.updates:  # the runners go on with the next update
             due = exchange_due(s, self.updates_since_exchange + 1)
@@ -235,23 +235,23 @@ class Cory(TemporaryLogdir, Algorithm):
 
         with timer.phase("learn"):
             # 2. Every LLM scores its own responses.
-            for name, scores in self.learners.score(rows).items():
+            for name, scores in self.learners.score(rows, keep=True).items():
                 rows[name] |= scores
 
             # 3. Each response is paid for what it brought about, and compared with what was to be expected.
             figures = {name: measure(each, s.report_kl_coef) for name, each in rows.items()}
-            self.sync_check.check_update(rows, played, update)
+            self.sync_check.check_update(rows, rollout, update)
+            columns: dict[str, Rows] = {}
             for name, rewards in pay(rows, s.credited, self.estimations).items():
-                rows[name]["rewards"] = rewards
-                columns, estimated = self.estimations[name].estimate(rows[name])
-                rows[name] |= columns
+                columns[name], estimated = self.estimations[name].estimate(rows[name] | {"rewards": rewards})
+                columns[name]["rewards"] = rewards
+                rows[name] |= columns[name]
                 figures[name] |= estimated
             of_role = measure_roles(rows, mapping, s.report_kl_coef)
 
-            # 4. Every LLM learns from its own responses.
+            # 4. Every LLM learns from its own responses, which its learners have kept.
             coefs = {name: estimation.kl_coef for name, estimation in self.estimations.items()}
-            taught = {name: not_flat(each) for name, each in rows.items()} if s.drop_flat_groups else rows
-            results = self.learners.learn(taught, update, coefs)
+            results = self.learners.learn(columns, update, coefs)
             for name, estimation in self.estimations.items():
                 estimation.adapt(rows[name]["kl"])
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
@@ -274,9 +274,9 @@ class Cory(TemporaryLogdir, Algorithm):
             self.sync_check.check_learned()
 
         # 7. What happened. Roles are exchanged after this, by `RoleExchange`.
-        returns = float(np.mean([episode.get_return() for episode in episodes]))
+        returns = float(np.mean([episode.get_return() for episode in rollout.episodes]))
         self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
-        steps = len(episodes) * self.settings.num_agents
+        steps = len(rollout.episodes) * s.num_agents
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
         for name, each in figures.items():
             each |= {key: float(self.metrics.peek((LEARNER_RESULTS, name, key))) for key in learning_figures(s.critic)}
@@ -285,7 +285,7 @@ class Cory(TemporaryLogdir, Algorithm):
             "exchanges": self.exchanges,
             "exchanged": False,
             "averaged": averaged,
-            **update_report(played, update, mapping, figures, of_role),
+            **update_report(rollout, update, mapping, figures, of_role),
         }
         self._report["health"] = self.health.observe(self._report)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
@@ -293,7 +293,7 @@ class Cory(TemporaryLogdir, Algorithm):
             with timer.phase("evaluate"):
                 self._report |= self.evaluator.held_out()
             self.combined_reward = s.worth(self._report)
-        self._report["seconds"] = timer.seconds(played)
+        self._report["seconds"] = timer.seconds(rollout.counters)
 
     def exchange_roles(self) -> None:
         """Rotates the roles (paper: role exchange). No weights move; but for `reset_on_exchange`, all else stays."""
@@ -314,9 +314,6 @@ class Cory(TemporaryLogdir, Algorithm):
     def weights(self, module_id: str) -> Weights:
         """An LLM's present weights, without its value head, by Hugging Face names."""
         return self.learners.weights(module_id)
-
-    def _packed(self, module_id: str) -> Packed:
-        return self.learners.packed(module_id)
 
     # State, and the end.
 

@@ -121,13 +121,12 @@ def measure_influence(algorithm: Cory, queries: int = 300, split: Split = "test"
     """
     count = min(queries, len(algorithm.task.queries(split)))
     deals = [Deal(query, sample) for query in range(count) for sample in range(drafts)]
-    rollouts = algorithm.runners.play(
+    rollout = algorithm.runners.play(
         deals, stream=EVALUATION_STREAM, mapping=algorithm.mapping, split=split, siblings=drafts
     )
     chains: dict[int, list[Any]] = {}
-    for rollout in rollouts:
-        for deal, sample in zip(rollout.deals, rollout.samples, strict=True):
-            chains.setdefault(deal.query, []).append(sample["responses"])
+    for deal, sample in zip(rollout.deals, rollout.samples, strict=True):
+        chains.setdefault(deal.query, []).append(sample["responses"])
     whole = [each for each in chains.values() if len(each) == drafts**2]
     firsts = range(0, drafts**2, drafts)
     return Played(

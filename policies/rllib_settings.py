@@ -13,6 +13,7 @@ from ray.tune.search.sample import Domain
 from ray.util.debug import log_once
 
 from cory_env import cory_v0
+from policies.compat.ray import keep_runner_states
 from policies.rllib.causal_lm_module import CausalLMModule, module_config
 from policies.rllib.token_ppo_learner import TokenPPOLearner
 from policies.role_exchange import RoleExchange
@@ -68,7 +69,7 @@ def derive(config: AlgorithmConfig, s: Settings) -> None:
         merge_env_runner_states=False,
         broadcast_env_runner_states=True,
     )
-    config._dont_auto_sync_env_runner_states = True  # weights go through ChainRunner.load_weights, and are checked
+    keep_runner_states(config)
     # RLlib asks for no GPU for a driver that generates.
     config.resources(custom_resources_for_main_process={"GPU": processes(s)[0].gpus})
     config.learners(

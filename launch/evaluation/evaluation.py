@@ -247,8 +247,8 @@ def answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spli
     first = algo.settings.modules[0]  # which holds the mean while that is in the lineup
     players = tuple(first if module == AVERAGE else module for module in lineup.modules)
     mapping = RoleMapping(role_names(len(players)), players)
-    rollouts, figures = algo.evaluator.measure([Deal(query, sample) for query, sample in deals], mapping, split)
-    played = [each for r in rollouts for each in zip(r.deals, r.samples, r.episodes, strict=True)]
+    rollout, figures = algo.evaluator.measure([Deal(query, sample) for query, sample in deals], mapping, split)
+    played = zip(rollout.deals, rollout.samples, rollout.episodes, strict=True)
     chains: list[MeasuredChain] = []
     for row, (deal, sample, episode) in enumerate(played):
         chain = MeasuredChain(query=deal.query, sample=deal.sample, responses=[])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar, cast
 
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
-from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.framework import get_device
 
 from cory_env.chain import Chain
@@ -29,44 +28,13 @@ from policies.generation.generator import (
 from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
 from policies.rollout.dealing import Deal
-from policies.rollout.episodes import as_rllib_episode, as_text, reward_parts
+from policies.rollout.engines import make_generator
+from policies.rollout.episodes import Rollout, as_rllib_episode
 from policies.rollout.game import Game, InPlay
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 T = TypeVar("T")
-
-
-class Rollout(NamedTuple):
-    """What one call of `sample` brings back."""
-
-    episodes: list[MultiAgentEpisode]
-    """One per chain whose reward could be computed, in the order dealt."""
-    deals: list[Deal]
-    """What was dealt, per episode."""
-    samples: list[dict[str, Any]]
-    """The same chains as text: query, and per role the policy, response and task reward."""
-    version: int
-    """Version of the weights that generated them."""
-    tokens: int
-    """Response tokens generated."""
-    truncated_prompts: int
-    """Prompts whose reference was cut."""
-    dropped_chains: int
-    """Chains dropped because their reward failed (`on_reward_error: skip`)."""
-    rollout_seconds: float
-    reward_seconds: float
-    reward_parts: dict[str, dict[str, list[float]]]
-    """By role, what each of several reward functions gave; nothing where there is one."""
-
-
-class Played(NamedTuple):
-    """A chain whose reward could be computed."""
-
-    deal: Deal
-    episode: ChainEpisode
-    responses: Sequence[Response]
-    task_rewards: Sequence[float]
 
 
 class ChainRunner(StatelessRunner):
@@ -116,41 +84,12 @@ class ChainRunner(StatelessRunner):
         """Starts the generation backend, on the device that Ray gave this runner.
 
         Raises:
-            DeviceError: PyTorch or vLLM cannot compute there.
+            DeviceError, EngineStartError: as of `make_generator`.
         """
-        s = self.settings
-        if s.gpus_per_runner:
-            check_cuda("gpus_per_runner", s.gpus_per_runner)
+        if self.settings.gpus_per_runner:
+            check_cuda("gpus_per_runner", self.settings.gpus_per_runner)
         device = get_device(self.config, self.config.num_gpus_per_env_runner)
-        common: dict[str, Any] = {
-            "dtype": s.dtype,
-            "device": device,
-            "trust_remote_code": s.trust_remote_code,
-            "lora": s.lora,
-        }
-        if s.backend == "vllm":
-            from policies.generation.vllm_generator import VLLMGenerator
-
-            self.generator = VLLMGenerator(
-                s.model_paths,
-                **common,
-                max_prompt=s.max_prompt,
-                max_response=s.max_response,
-                max_sequences=min(s.chains, 256),
-                seed=s.seed,
-                gpu_share=s.gpus_per_runner,
-                tensor_parallel=s.tensor_parallel,
-                in_process=bool(self.worker_index) or device.type == "cpu",  # on a GPU not beside the driver's learner
-                timeout=s.generation_timeout,
-                weight_transfer=s.weight_transfer,
-            )
-        else:
-            from policies.generation.transformers_generator import TransformersGenerator
-
-            longest = s.max_prompt + s.max_response
-            self.generator = TransformersGenerator(
-                s.model_paths, **common, quantization=s.quantization, longest=longest
-            )
+        self.generator = make_generator(self.settings, device, in_driver=not self.worker_index)
 
     def sample(
         self,
@@ -196,27 +135,24 @@ class ChainRunner(StatelessRunner):
         dealt = [(deal, ChainEpisode(chain, queries[deal.query])) for deal in deals]
         game = Game(dealt, siblings, ask, partial(self._reward, reward_so_far))
         self.generator.converse(game.start(), game.follow)
-        episodes = [playing.episode for playing in game.chains]
-        scores = self._reward(reward_episodes, episodes)
+        chains = game.chains
+        rewards = self._reward(reward_episodes, [playing.episode for playing in chains])
         seconds = time.perf_counter() - started
-        played = [
-            Played(*playing, task_rewards)
-            for playing, found in zip(game.chains, scores, strict=True)
-            if len(task_rewards := [reward for reward in found if reward is not None]) == len(found)
+        episodes = [
+            as_rllib_episode(*playing, cast(list[float], of_chain), mapping)
+            for playing, of_chain in zip(chains, rewards, strict=True)
+            if None not in of_chain
         ]
-        self.env_steps += len(played) * len(chain.roles)
-        return Rollout(
-            episodes=[as_rllib_episode(*each, mapping) for each in played],
-            deals=[each.deal for each in played],
-            samples=[as_text(each.episode, each.task_rewards, mapping) for each in played],
-            version=version,
-            tokens=game.tokens,
-            truncated_prompts=sum(sum(episode.truncated) for episode in episodes),
-            dropped_chains=len(episodes) - len(played),
-            rollout_seconds=seconds - self._reward_seconds,
-            reward_seconds=self._reward_seconds,
-            reward_parts=reward_parts(chain.roles, [each.task_rewards for each in played]),
-        )
+        self.env_steps += len(episodes) * len(chain.roles)
+        counters = {
+            "version": version,
+            "tokens": game.tokens,
+            "truncated_prompts": sum(sum(playing.episode.truncated) for playing in chains),
+            "dropped_chains": len(chains) - len(episodes),
+            "rollout_seconds": seconds - self._reward_seconds,
+            "reward_seconds": self._reward_seconds,
+        }
+        return Rollout(episodes, counters)
 
     def _check_versions(self, mapping: RoleMapping, version: int) -> None:
         """Refuses to sample from other weights than those asked for."""
