@@ -15,13 +15,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_LEARNER_GROUP
-from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -31,6 +29,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from policies.compat.ray import TemporaryLogdir
+from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import tell_of_slow
 from policies.health import COLLAPSE, Health
@@ -42,25 +41,21 @@ from policies.learning.sharding import blocks_of
 from policies.models.language_model import empty_language_model
 from policies.models.weights import Weights
 from policies.report import PhaseTimer, Report, learning_figures, measure_roles, update_report
-from policies.rllib.causal_lm_module import CausalLMModule
 from policies.rllib.learners import LearnerError, Learners
 from policies.rllib.token_batch import rows_of
-from policies.rllib_settings import alike_measured, derive, refuse_ours, refuse_search_spaces
 from policies.role_exchange import exchange_due
 from policies.rollout.playing import Playing
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners, WeightSyncError, check_started, end
 from policies.self_test import SyncCheck
-from policies.settings.files import DEFAULT_PRESET, read_preset
-from policies.settings.overrides import apply_overrides
-from policies.settings.settings import Settings, make_settings, refuse_unknown
+from policies.settings.settings import Settings
 from policies.settings.start import find_start
 from policies.warm_start import WarmStart
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
 
-class CoryConfig(AlgorithmConfig):
+class CoryConfig(ChainConfig):
     """Configures `Cory`. Everything is a flat setting; RLlib's own fields follow from them.
 
         config = CoryConfig.from_preset("imdb-tiny", updates=60)  # or from the paper's settings: CoryConfig().cory(...)
@@ -75,45 +70,6 @@ class CoryConfig(AlgorithmConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         """Starts from the paper's settings."""
         super().__init__(algo_class=algo_class or Cory)
-        self.cory_settings: dict[str, Any] = {}
-
-    @classmethod
-    def from_preset(cls, name: str = DEFAULT_PRESET, **settings: Any) -> Self:
-        """Starts from a preset, with settings of one's own over it, as `cory train NAME key=value ...` does.
-
-        Raises:
-            SettingsError: there is no such preset, or a key is unknown.
-        """
-        return cls().cory(**apply_overrides(read_preset(name), settings))
-
-    def cory(self, **settings: Any) -> Self:
-        """Sets any of `Settings`' keys; those not named keep their value. A `reward` may be a function itself.
-
-        Raises:
-            SettingsError: a key is unknown; values are checked when the algorithm is built.
-        """
-        refuse_unknown(settings)
-        self.cory_settings = alike_measured(self.cory_settings, settings)
-        return self
-
-    @property
-    def settings(self) -> Settings:
-        """The validated settings.
-
-        Raises:
-            SettingsError: a value is wrong, contradicts another, or is a search space.
-        """
-        refuse_search_spaces(self.cory_settings)
-        return make_settings(self.cory_settings)
-
-    def training(self, **settings: Any) -> Self:
-        """RLlib's training settings, of which those do nothing here that `cory` has under another name.
-
-        Raises:
-            SettingsError: one of these is set; names ours.
-        """
-        refuse_ours(settings)
-        return super().training(**settings)
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Cory:
         """Builds the algorithm, for which Ray starts on this machine unless it was started or joined before.
@@ -124,25 +80,6 @@ class CoryConfig(AlgorithmConfig):
         find_start(self.settings)
         algorithm: Cory = super().build_algo(*args, **kwargs)
         return algorithm
-
-    def build_learner_group(self, *, rl_module_spec: MultiRLModuleSpec | None = None, **kwargs: Any) -> Learners:
-        """RLlib's word for what learns."""
-        spec = rl_module_spec or self.get_multi_rl_module_spec(env=kwargs.get("env"), spaces=kwargs.get("spaces"))
-        return Learners(config=self.copy(), module_spec=spec, placement_group=kwargs.get("placement_group"))
-
-    def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """RLlib's word for what an LLM is."""
-        return RLModuleSpec(module_class=CausalLMModule)
-
-    def validate(self) -> None:
-        """Checks the settings and derives RLlib's fields from them.
-
-        Raises:
-            SettingsError: a value is wrong or contradicts another.
-        """
-        if not self._is_frozen:
-            derive(self, self.cory(chat_date=self.settings.with_chat_date().chat_date).settings)  # one date everywhere
-        super().validate()
 
 
 class Cory(TemporaryLogdir, Algorithm):

@@ -21,7 +21,7 @@ FLOORS = {
             "checkpoint",
             "cory",
             "warm_start",
-            "rllib_settings",
+            "config",
             "role_exchange",
             "evaluator",
         ),
