@@ -6,6 +6,7 @@ import inspect
 from functools import lru_cache
 from typing import NamedTuple
 
+from policies.compat.transformers import attention_of
 from policies.models.adapters import linear_layers, refuse_targets
 from policies.models.families import LIMIT, engine_fault, engine_row, installed_version, learner_row
 from policies.models.language_model import empty_language_model
@@ -93,7 +94,7 @@ def _examined(path: str, trust_remote_code: bool) -> Family:
             f"`{path}` is of the family {kind}, whose code takes no position_ids: padded prompts would get other "
             "positions than alone. Set model to one of another family."
         )
-    attention = needed_attention(config, trust_remote_code) or model.config._attn_implementation
+    attention = needed_attention(config, trust_remote_code) or attention_of(model)
     return Family(kind, padding, attention, tuple(linear_layers(model)), _engine_words(kind))
 
 

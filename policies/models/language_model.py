@@ -252,8 +252,8 @@ def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
         return torch.float64 if setting == "fp64" else torch.float32
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if fast else torch.float32
+    able = torch.cpu.get_capabilities()
+    return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_tile") else torch.float32
 
 
 def eager_is_faster(dtype: torch.dtype, device: torch.device, longest: int | None) -> bool:

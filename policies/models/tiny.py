@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from policies.compat.transformers import attention_of
 from policies.models.families import LIMIT, learner_row
 
 VOCABULARY = 128
@@ -217,7 +218,7 @@ def attention_difference(config: PreTrainedConfig, trust_remote_code: bool = Fal
         CannotShrink: the family's code does not take a small configuration.
     """
     chosen = tiny_model(config, trust_remote_code=trust_remote_code)
-    if chosen.config._attn_implementation == "eager":
+    if attention_of(chosen) == "eager":
         return None
     eager = tiny_model(config, trust_remote_code=trust_remote_code, attention="eager")
     return _largest(_logprobs(chosen, _rows()), _logprobs(eager, _rows()))
