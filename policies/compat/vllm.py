@@ -1,4 +1,4 @@
-"""vLLM (0.32) beside its public interfaces: what an engine does to its process, undone; how one that dies is noticed."""
+"""vLLM (0.32) beside its public interfaces: what an engine does to its process, undone; how its death is noticed."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def check_cuda(setting: str, value: float, *, capability: bool = True) -> None:
         return
     raise DeviceError(
         f"{setting}={value:g} asks for a GPU, but {problem}. Check the driver (`nvidia-smi`) and PyTorch's build "
-        "(`make install LOCK=gpu`); a container needs `--gpus all` or a device plugin. To compute on the CPU, set gpus_per_runner=0 "
-        "gpus_per_learner=0 backend=transformers."
+        "(`make install LOCK=gpu`); a container needs `--gpus all` or a device plugin. To compute on the CPU, set "
+        "gpus_per_runner=0 gpus_per_learner=0 backend=transformers."
     )
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from policies.models.families import needed_attention
 from policies.models.model_check import ModelError, first_line, load_config
-from policies.models.tiny import needed_attention
 
 _SHORT = 128  # tokens of a row
 _frozen: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()
@@ -275,7 +275,7 @@ def eager_is_faster(dtype: torch.dtype, device: torch.device, longest: int | Non
 
 def _attention(config: PreTrainedConfig, trust_remote_code: bool) -> dict[str, str]:
     """What a model's class has to be told of the attention that its definition needs."""
-    needed = needed_attention(config, trust_remote_code)
+    needed = needed_attention(config)
     return {} if needed is None else {"attn_implementation": needed}
 
 

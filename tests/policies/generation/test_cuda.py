@@ -7,7 +7,7 @@ import torch
 
 from policies.generation.cuda import DeviceError, check_cuda, cuda_problem
 
-OLD = "The NVIDIA driver on your system is too old (found version 12040). Please update your GPU driver.\nAlternatively, ..."
+OLD = "The NVIDIA driver on your system is too old (found version 12040). Please update it.\nAlternatively, ..."
 
 
 @pytest.mark.parametrize(

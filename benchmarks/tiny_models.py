@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from policies.compat.transformers import attention_of
-from policies.models.families import LIMIT, learner_row
 
 VOCABULARY = 128
 HEADS, HEAD_WIDTH = 4, 32  # the narrowest heads that vLLM's attention on a CPU takes
@@ -164,40 +163,6 @@ def _rope(value: Mapping[str, Any]) -> dict[str, Any]:
         return dict(value)
     kept = {name: value[name] for name in ("rope_theta", "partial_rotary_factor") if value.get(name) is not None}
     return {"rope_type": "default", **kept}
-
-
-def needed_attention(config: PreTrainedConfig, trust_remote_code: bool = False) -> str | None:
-    """Returns the attention implementation that a model's definition needs; None: any that transformers offers.
-
-    PyTorch's fused attention silently leaves out a soft cap on the scores, for example; the eager implementation has
-    it. A family that is not in the table is asked by a tiny model with both.
-    """
-    if has_soft_cap(config):
-        return "eager"
-    row = learner_row(config.model_type)
-    difference = (
-        row["attention_difference"] if row else _difference_of(config.to_json_string(), config, trust_remote_code)
-    )
-    return "eager" if difference is not None and not difference < LIMIT else None
-
-
-def has_soft_cap(config: PreTrainedConfig) -> bool:
-    """Tells whether a model caps its attention scores."""
-    values = config.get_text_config().to_dict()
-    return any(value and "att" in name and "cap" in name for name, value in values.items())
-
-
-_differences: dict[str, float | None] = {}
-
-
-def _difference_of(key: str, config: PreTrainedConfig, trust_remote_code: bool) -> float | None:
-    """What `attention_difference` returns, once per configuration; None where a small model cannot tell."""
-    if key not in _differences:
-        try:
-            _differences[key] = attention_difference(config, trust_remote_code)
-        except CannotShrink:
-            _differences[key] = None  # decided by `PolicyModel.check_forward`, on the model itself
-    return _differences[key]
 
 
 def padding_difference(model: PreTrainedModel) -> float:
