@@ -17,16 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.utils.metrics import (
-    ENV_RUNNER_RESULTS,
-    EPISODE_RETURN_MEAN,
-    LEARNER_RESULTS,
-    NUM_ENV_STEPS_SAMPLED_LIFETIME,
-)
 
 from policies.compat.ray import TemporaryLogdir
 from policies.config import ChainConfig
@@ -40,7 +33,7 @@ from policies.learning.rows import Rows
 from policies.learning.sharding import blocks_of
 from policies.models.language_model import empty_language_model
 from policies.models.weights import Weights
-from policies.report import PhaseTimer, Report, learning_figures, measure_roles, update_report
+from policies.report import PhaseTimer, Report, log_update, measure_roles, update_report
 from policies.rllib.learners import LearnerError, Learners
 from policies.rllib.token_batch import rows_of
 from policies.role_exchange import exchange_due
@@ -53,6 +46,9 @@ from policies.settings.start import find_start
 from policies.warm_start import WarmStart
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
+
+_COUNTERS = ("updates", "updates_since_exchange", "exchanges", "combined_reward")
+"""Attributes of the algorithm that are part of its state as they are."""
 
 
 class CoryConfig(ChainConfig):
@@ -191,9 +187,7 @@ class Cory(TemporaryLogdir, Algorithm):
             results = self.learners.learn(columns, update, coefs)
             for name, estimation in self.estimations.items():
                 estimation.adapt(rows[name]["kl"])
-        self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        for name, each in figures.items():
-            self.metrics.log_dict(each, key=(LEARNER_RESULTS, name), window=1)
+        log_update(self.metrics, rollout, figures, results, s)
         self.updates += 1
         self.updates_since_exchange += 1
 
@@ -211,12 +205,6 @@ class Cory(TemporaryLogdir, Algorithm):
             self.sync_check.check_learned()
 
         # 7. What happened. Roles are exchanged after this, by `RoleExchange`.
-        returns = float(np.mean([episode.get_return() for episode in rollout.episodes]))
-        self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
-        steps = len(rollout.episodes) * s.num_agents
-        self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-        for name, each in figures.items():
-            each |= {key: float(self.metrics.peek((LEARNER_RESULTS, name, key))) for key in learning_figures(s.critic)}
         self._report = {
             "update": self.updates,
             "exchanges": self.exchanges,
@@ -265,13 +253,9 @@ class Cory(TemporaryLogdir, Algorithm):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, the update counter, and who plays which role."""
         state: dict[str, Any] = super().get_state(*args, **kwargs)
-        state["cory"] = {
-            "updates": self.updates,
+        state["cory"] = {name: getattr(self, name) for name in _COUNTERS} | {
             "total_updates": self.settings.updates,
-            "updates_since_exchange": self.updates_since_exchange,
-            "exchanges": self.exchanges,
             "rotation": self.mapping.rotation,
-            "combined_reward": self.combined_reward,
             "skipped_batches": self.playing.skipped_batches,
             "health": self.health.state,
             "estimations": {name: estimation.state() for name, estimation in self.estimations.items()},
@@ -287,13 +271,11 @@ class Cory(TemporaryLogdir, Algorithm):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
         super().set_state(state)
-        if "cory" in state:
-            kept = state["cory"]
-            self.updates, self.exchanges = kept["updates"], kept["exchanges"]
+        if kept := state.get("cory"):
+            for name in _COUNTERS:
+                setattr(self, name, kept[name])
             self.settings.hyperparameters.warn_if_rescheduled(kept["total_updates"], self.updates)
-            self.updates_since_exchange = kept["updates_since_exchange"]
             self.health.state = kept["health"]
-            self.combined_reward = kept["combined_reward"]
             self.playing.skipped_batches = kept["skipped_batches"]
             self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
             for name, estimation in kept["estimations"].items():

@@ -8,11 +8,19 @@ from contextlib import contextmanager
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    EPISODE_RETURN_MEAN,
+    LEARNER_RESULTS,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+)
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from policies.learning.measures import MEASURED, mean_of, measure
 from policies.learning.rows import Rows, at_position
 from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
+from policies.settings.settings import Settings
 
 SAMPLES_SHOWN = 4
 OF_ROLE = (*MEASURED, "task_reward_std", "explained_variance")
@@ -68,9 +76,31 @@ class Report(TypedDict):
     """By phase: `rollout`, `reward`, `learn`, `sync`, `evaluate`, and the `total`."""
 
 
-def learning_figures(critic: bool) -> tuple[str, ...]:
-    """The figures that are reported of an LLM's learning itself."""
-    return ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if critic else ()))
+def log_update(
+    metrics: MetricsLogger,
+    rollout: Rollout,
+    figures: dict[str, dict[str, float]],
+    results: list[dict[str, Any]],
+    settings: Settings,
+) -> None:
+    """Logs an update where RLlib's own results show it, and completes the figures of the LLMs.
+
+    Args:
+        metrics: of the algorithm.
+        rollout: what was played.
+        figures: by LLM; those of its learning are added.
+        results: of the learners.
+        settings: of the run.
+    """
+    metrics.aggregate(results, key=LEARNER_RESULTS)
+    returns = float(np.mean([episode.get_return() for episode in rollout.episodes]))
+    metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
+    steps = len(rollout.episodes) * settings.num_agents
+    metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
+    learned = ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if settings.critic else ()))
+    for name, each in figures.items():
+        metrics.log_dict(each, key=(LEARNER_RESULTS, name), window=1)
+        each |= {key: float(metrics.peek((LEARNER_RESULTS, name, key))) for key in learned}
 
 
 def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: float) -> dict[str, dict[str, float]]:

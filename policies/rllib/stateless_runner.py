@@ -20,6 +20,9 @@ class StatelessRunner(EnvRunner, Checkpointable):
         steps, self.env_steps = self.env_steps, 0
         return {NUM_ENV_STEPS_SAMPLED: steps}
 
+    def assert_healthy(self) -> None:
+        """One that could be built is."""
+
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """There is none."""
         return {}

@@ -44,6 +44,8 @@ class ChainRunner(StatelessRunner):
     copy of the model.
     """
 
+    generator: Generator
+
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         """Builds task, reward process and generation backend.
 
@@ -53,8 +55,6 @@ class ChainRunner(StatelessRunner):
         """
         super().__init__(config=config, **kwargs)
         self.settings: Settings = self.config.settings
-        self.generator: Generator | None = None
-        self.rewards: RewardWorker | None = None
         self._versions: dict[str, int] = {}
         self._reward_seconds = 0.0
         self.make_env()
@@ -117,7 +117,7 @@ class ChainRunner(StatelessRunner):
             GenerationError: the engine failed, or other weights are loaded than asked for.
             RewardError: the reward failed and `on_reward_error` is `stop`.
         """
-        assert mapping is not None and self.generator is not None
+        assert mapping is not None
         chain = self.chain(tuple(mapping.as_dict().values()))
         self._check_versions(mapping, version)
         queries = chain.task.queries(split)
@@ -164,15 +164,13 @@ class ChainRunner(StatelessRunner):
         self, score: Callable[[RewardWorker, Sequence[ChainEpisode]], T], episodes: Sequence[ChainEpisode]
     ) -> T:
         """Asks for rewards, and counts the seconds that takes."""
-        assert self.rewards is not None
-        asked = time.perf_counter()
-        found = score(self.rewards, episodes)
-        self._reward_seconds += time.perf_counter() - asked
-        return found
+        started = time.perf_counter()
+        rewards = score(self.rewards, episodes)
+        self._reward_seconds += time.perf_counter() - started
+        return rewards
 
     def probe(self, module_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         """Responses to raw prompts: what the self-test compares with the learner."""
-        assert self.generator is not None
         ends = self.chain((module_id,)).stop_token_ids
         sampling = Sampling(self.settings.temperature, self.settings.max_response, seeds, ends)
         return self.generator.generate(prompts, module_id, sampling)
@@ -190,7 +188,6 @@ class ChainRunner(StatelessRunner):
         Raises:
             GenerationError: the engine failed, and was started anew.
         """
-        assert self.generator is not None
         loaded = {}
         for module_id in sorted(weights):
             loaded[module_id] = self.generator.load(module_id, weights[module_id], version)
@@ -200,7 +197,7 @@ class ChainRunner(StatelessRunner):
     def transfer(self, *, step: str, module_id: str, argument: Any, version: int) -> Loaded | None:
         """A step in which a learner sends weights past the driver; see `VLLMGenerator.transfer`."""
         self._versions.pop(module_id, None)  # in the middle of it the engine holds neither old nor new weights
-        loaded: Loaded | None = self.generator.transfer(step, module_id, argument, version)  # type: ignore[union-attr]
+        loaded: Loaded | None = self.generator.transfer(step, module_id, argument, version)  # type: ignore[attr-defined]
         if loaded is not None:
             self._versions[module_id] = version
         return loaded
@@ -211,20 +208,11 @@ class ChainRunner(StatelessRunner):
         """Observation and action space of every LLM, and of the environment as a whole."""
         observation, action = self.env.observation_space(), self.env.action_space()
         whole = (dict.fromkeys(self.env.roles, observation), dict.fromkeys(self.env.roles, action))
-        own = {name: self.chain((name,)) for name in self.settings.modules}
-        return {
-            INPUT_ENV_SPACES: whole,
-            INPUT_ENV_SINGLE_SPACES: whole,
-            **{name: (of.observation_space(), of.action_space()) for name, of in own.items()},
-        }
-
-    def assert_healthy(self) -> None:
-        """Raises AssertionError where there is no backend."""
-        assert self.generator is not None
+        chains = {name: self.chain((name,)) for name in self.settings.modules}
+        spaces = {name: (chain.observation_space(), chain.action_space()) for name, chain in chains.items()}
+        return {INPUT_ENV_SPACES: whole, INPUT_ENV_SINGLE_SPACES: whole, **spaces}
 
     def stop(self) -> None:
         """Ends the engines and the reward process."""
-        if self.generator is not None:
-            self.generator.close()
-        if self.rewards is not None:
-            self.rewards.close()
+        self.generator.close()
+        self.rewards.close()
