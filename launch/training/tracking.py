@@ -13,8 +13,7 @@ from launch.console.credentials import without_passwords
 from launch.console.errors import CommandError, reason
 from launch.run_folder.layout import METRICS, TENSORBOARD
 from launch.run_folder.records import Sample, Update, plain
-from launch.training.local_dashboard import Trackio
-from launch.training.services import MLflow, Tracker, WeightsAndBiases
+from launch.training.services import MLflow, Tracker, Trackio, WeightsAndBiases
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
