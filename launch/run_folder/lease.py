@@ -48,6 +48,18 @@ class Owner(NamedTuple):
         """Whether it was renewed lately."""
         return time.time() - self.time < STALE
 
+    def __str__(self) -> str:
+        """As messages name it."""
+        return f"{self.process} on {self.host}"
+
+    @classmethod
+    def read(cls, content: bytes | None) -> Self | None:
+        """Reads the record's content; None: there is none, or it was cut off."""
+        try:
+            return None if content is None else cls(**json.loads(content))
+        except (ValueError, TypeError):
+            return None
+
 
 class Lease:
     """This process's lease on a run in storage, while it is entered as a context."""
@@ -74,7 +86,7 @@ class Lease:
         if owner is not None and owner.is_alive and not self._is_owner(owner):
             silent = max(time.time() - owner.time, 0.0)
             raise Held(
-                f"{self._storage.uri} is in use by another run (process {owner.process} on {owner.host}, heard of "
+                f"{self._storage.uri} is in use by another run (process {owner}, heard of "
                 f"{silent:.0f} s ago). Stop it, or name another place with --out. If it was killed, try again in "
                 f"{max(STALE - silent, 1.0):.0f} s."
             )
@@ -99,7 +111,7 @@ class Lease:
         """
         owner = self._owner()
         if not self._is_owner(owner):  # none: who took it over has ended
-            other = f"process {owner.process} on {owner.host}" if owner else "another process"
+            other = f"process {owner}" if owner else "another process"
             raise Lost(
                 f"{self._storage.uri} was taken over by {other}, as this one had not been heard of for {STALE:.0f} s. "
                 f"What this one did is in {self._folder} on {platform.node()}."
@@ -112,7 +124,7 @@ class Lease:
                 self.renew()
 
     def _owner(self) -> Owner | None:
-        return read_owner(self._storage.read(LEASE))
+        return Owner.read(self._storage.read(LEASE))
 
     def _is_owner(self, owner: Owner | None) -> bool:
         return owner is not None and owner.writer == self._writer
@@ -120,21 +132,3 @@ class Lease:
     def _write(self) -> None:
         owner = Owner(self._writer, platform.node(), os.getpid(), time.time())
         self._storage.write(LEASE, json.dumps(owner._asdict()).encode())
-
-
-def read_owner(content: bytes | None) -> Owner | None:
-    """Reads the record of a run's owner.
-
-    Args:
-        content: of the object; None: there is none.
-    """
-    try:
-        return None if content is None else Owner(**json.loads(content))
-    except (ValueError, TypeError):  # cut off
-        return None
-
-
-def lease_holder(content: bytes | None) -> str | None:
-    """Returns the living process that a record, as of `read_owner`, names, as `123 on host`, or None."""
-    owner = read_owner(content)
-    return f"{owner.process} on {owner.host}" if owner is not None and owner.is_alive else None

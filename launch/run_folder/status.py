@@ -9,7 +9,7 @@ from launch.console.errors import CommandError
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import Checkpoints, name_of
 from launch.run_folder.layout import CHECKPOINTS, CONFIG, LEASE, LOCK, REFUSED
-from launch.run_folder.lease import lease_holder
+from launch.run_folder.lease import Owner
 from launch.run_folder.locks import lock_holder
 from launch.run_folder.records import Update, best_of
 from launch.run_folder.run import Run
@@ -125,10 +125,9 @@ def read_status(place: str | Path) -> RunStatus:
     """
     run = read_run(place, (*LOOKED_AT, REFUSED_FILES))
     # First: what a process records before it ends must not be missed.
-    if run.storage is None:
-        process = lock_holder(run.path) or lease_holder(run.read(LEASE))
-    else:
-        process = lease_holder(run.storage.read(LEASE))
+    owner = Owner.read((run.storage or run).read(LEASE))
+    process = lock_holder(run.path) if run.storage is None else None
+    process = process or (str(owner) if owner is not None and owner.is_alive else None)
     updates = run.updates()
     written = run.metrics.path.stat().st_mtime if updates else None
     stored = is_uri(str(place))

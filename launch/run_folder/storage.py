@@ -9,13 +9,13 @@ import contextlib
 import hashlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from launch.console.credentials import secret_in
 from launch.console.errors import IN_JOB, CommandError
-from launch.console.interrupts import held
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, name_of, update_of
 from launch.run_folder.layout import CHECKPOINTS, CONFIG, FINAL, METRICS, ORIGIN, SAMPLES, SOURCES, WRITERS
@@ -165,26 +165,15 @@ class Storage:
                 return file.read()
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a file atomically: a reader, or a kill, finds the old content or the new.
-
-        Leaving an object store's stream, even by an exception, ends the file there. So signals wait.
+        """Writes a small file atomically: a reader, or a kill, finds the old content or the new.
 
         Raises:
             StorageError: storage cannot be written.
         """
-        path = self._at(name)
-        target = path if self._is_object_store else f"{path}.{secrets.token_hex(4)}.part"
-        with self._reported("written"), held():
-            try:
-                self._make_parent(path)
-                with self._files.open_output_stream(target) as stream:
-                    stream.write(content)
-                if target != path:
-                    self._files.move(target, path)
-            except OSError:
-                if target != path:
-                    self._discard(target)
-                raise
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            self._upload(Path(file.name), name)
 
     def remove(self, name: str) -> None:
         """Removes a file.
@@ -231,16 +220,16 @@ class Storage:
         # Metrics before manifests, as on the disk: a checkpoint never lacks its lines.
         for name in sorted(local, key=lambda name: PurePosixPath(name).name == manifest.NAME):
             parts = PurePosixPath(name).parts
-            if parts[0] != CHECKPOINTS:
-                if not any(part.startswith(".") for part in parts):
-                    self._upload_changed(local[name], name)
-            elif parts[1] in missing:
-                self._upload_of_checkpoint(local[name], name)
+            if parts[1] in missing if parts[0] == CHECKPOINTS else not any(part.startswith(".") for part in parts):
+                self._upload_changed(local[name], name)
         if best in kept:
             self.write(f"{CHECKPOINTS}/{BEST}", f"{name_of(best)}\n".encode())
         folders = {name.split("/")[1] for name in remote if name.startswith(f"{CHECKPOINTS}/") and name.count("/") > 1}
         for checkpoint in folders.difference(map(name_of, kept)):
-            self._remove_checkpoint(f"{CHECKPOINTS}/{checkpoint}", remote)
+            if f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}" in remote:
+                self.remove(f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}")
+            with self._reported("written"):
+                self._files.delete_dir(self._at(f"{CHECKPOINTS}/{checkpoint}"))
         self._damaged.clear()
 
     def download(self, folder: Path, patterns: Sequence[str]) -> None:
@@ -279,37 +268,33 @@ class Storage:
                 return
             self._damaged.add(update)
 
-    @property
-    def _is_object_store(self) -> bool:
-        return self._files.type_name in OBJECT_STORES
-
     def _at(self, name: str) -> str:
         return f"{self._base}/{name}"
 
     def _upload_changed(self, file: Path, name: str) -> None:
-        try:
+        with contextlib.suppress(FileNotFoundError):  # another library's, removed meanwhile
             state = _state(file)
-            content = file.read_bytes() if self._uploaded.get(name) != state else None
-        except FileNotFoundError:  # another library's, removed meanwhile
-            return
-        if content is not None:
-            self.write(name, content)
-            self._uploaded[name] = state
+            if self._uploaded.get(name) != state:
+                self._upload(file, name)
+                self._uploaded[name] = state
 
-    def _upload_of_checkpoint(self, file: Path, name: str) -> None:
-        """Uploads a file of a checkpoint: its manifest atomically, and before that what the manifest vouches for."""
+    def _upload(self, file: Path, name: str) -> None:
+        """Uploads a file atomically. No signal interrupts Arrow, which would end an object in an object store early."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
-        if file.name == manifest.NAME:
-            self.write(name, file.read_bytes())
-            return
         path = self._at(name)
+        target = path if self._files.type_name in OBJECT_STORES else f"{path}.{secrets.token_hex(4)}.part"
         with self._reported("written"):
+            if target != path:
+                self._files.create_dir(str(PurePosixPath(path).parent), recursive=True)
             try:
-                self._make_parent(path)
-                copy_files(str(file), path, LocalFileSystem(), self._files, chunk_size=CHUNK)
+                copy_files(str(file), target, LocalFileSystem(), self._files, chunk_size=CHUNK)
+                if target != path:
+                    self._files.move(target, path)
             except OSError:
-                self._discard(path)
+                if target != path:
+                    with contextlib.suppress(OSError):
+                        self._files.delete_file(target)
                 raise
 
     def _download(self, name: str, file: Path, time: int | None) -> None:
@@ -326,21 +311,6 @@ class Storage:
                 beside.replace(file)
         finally:
             beside.unlink(missing_ok=True)
-
-    def _remove_checkpoint(self, checkpoint: str, names: Iterable[str]) -> None:
-        if f"{checkpoint}/{manifest.NAME}" in names:
-            self.remove(f"{checkpoint}/{manifest.NAME}")
-        with self._reported("written"):
-            self._files.delete_dir(self._at(checkpoint))
-
-    def _make_parent(self, path: str) -> None:
-        if not self._is_object_store:
-            self._files.create_dir(str(PurePosixPath(path).parent), recursive=True)
-
-    def _discard(self, path: str) -> None:
-        """Removes what an upload that failed has left."""
-        with contextlib.suppress(OSError):
-            self._files.delete_file(path)
 
     @contextlib.contextmanager
     def _reported(self, what: str) -> Iterator[None]:

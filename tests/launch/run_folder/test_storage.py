@@ -2,9 +2,7 @@
 
 import contextlib
 import shutil
-import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fsspec.implementations.local  # type: ignore[import-untyped]
@@ -177,49 +175,6 @@ def test_an_upload_that_is_killed_at_any_object_leaves_no_checkpoint_that_looks_
         storage.upload(run.path, keep=4, best=3)  # the next attempt
         assert storage.updates() == [3, 6, 9, 12]
     assert limit > 10 and seen == {(), (3,), (3, 6), (3, 6, 9), (3, 6, 9, 12)}
-
-
-@pytest.fixture
-def objects(monkeypatch: pytest.MonkeyPatch) -> Storage:
-    """An object store: a file there is written directly."""
-    monkeypatch.setattr("launch.run_folder.storage.OBJECT_STORES", ("mock",))
-    files = _MockFileSystem()
-    files.create_dir("bucket/run/checkpoints/update_000003", recursive=True)
-    return Storage("test://bucket/run", (files, "bucket/run"))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_file_is_written_to_an_object_store_leaves_it_whole(
-    objects: Storage, number: signal.Signals
-) -> None:
-    files, opened = objects._files, objects._files.open_output_stream
-
-    class Stream:
-        """Of a file system."""
-
-        def __init__(self, path: str) -> None:
-            self.inner = opened(path)
-
-        def __enter__(self) -> "Stream":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.inner.close()
-
-        def write(self, content: bytes) -> None:
-            signal.raise_signal(number)
-            self.inner.write(content)
-
-    objects._files = SimpleNamespace(open_output_stream=Stream, type_name="mock")
-    usual = signal.signal(number, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            objects.write("metrics.jsonl", b"whole")
-        assert signal.getsignal(number) == signal.default_int_handler
-    finally:
-        signal.signal(number, usual)
-    objects._files = files
-    assert objects.read("metrics.jsonl") == b"whole"
 
 
 def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
