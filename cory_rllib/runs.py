@@ -16,11 +16,11 @@ from launch.cluster.gpus import check_gpus
 from launch.console.errors import IN_JOB, CommandError, FolderError
 from launch.models.trained import Stored, Trained, open_trained
 from launch.run_folder import environment
-from launch.run_folder.directory import RUNS, RunDirectory
-from launch.run_folder.layout import FROM_PYTHON
-from launch.run_folder.mirror import discard, read_run
+from launch.run_folder.layout import FROM_PYTHON, RUNS
 from launch.run_folder.records import SampleLine, Update
+from launch.run_folder.run import Run as RunFolder
 from launch.run_folder.sources import sources_of
+from launch.run_folder.status import read_run
 from launch.run_folder.storage import REPORTED, check_place
 from launch.training import preflight, tracking
 from launch.training.start import create, starting_policies
@@ -37,7 +37,7 @@ class Run:
     Of a run in storage they are those that `load_run` has copied.
     """
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunFolder) -> None:
         self.directory = directory
 
     def __repr__(self) -> str:
@@ -215,10 +215,10 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
         code = to_the_end(directory, settings, None, max_failures=max_failures, quiet=quiet, debug=False)
     except CommandError as error:
         if not isinstance(error, FolderError):  # its user has moved it
-            discard(directory)
+            directory.abort()
         raise
     finally:
         directory.unlock()
     if code not in (0, COLLAPSED):
         raise KeyboardInterrupt
-    return load_run(directory.shown(directory.path))
+    return load_run(directory.place)
