@@ -2,12 +2,11 @@
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launch.console.errors import IN_JOB, CommandError, FolderError
+from launch.console.errors import CommandError
 from launch.console.parser import Parser, local_path, path_or_uri, run
 from launch.console.shell import one_line
 from policies.settings.settings import BY_CONTENT, RESUMABLE
@@ -125,18 +124,11 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
 def _train(options: argparse.Namespace, words: Sequence[str], stack: contextlib.ExitStack) -> int:
     """Does what the words say; `stack` unlocks the run when it is closed."""
     from launch.cluster import session
-    from launch.cluster.gpus import check_gpus
     from launch.console.configuration import as_yaml, asked
     from launch.console.output import print_utf8
     from launch.run_folder import environment
-    from launch.run_folder.layout import RUNS, SOURCES
-    from launch.run_folder.locations import add_module_folders, located
     from launch.run_folder.run import Run
-    from launch.run_folder.sources import Sources, function_names, sources_of
     from launch.run_folder.storage import check_place
-    from launch.training import preflight, tracking
-    from launch.training.comparable import check_sources, consequence
-    from launch.training.start import create, starting_policies
 
     request = asked(options.words, options.config)
     if options.resume and (request.preset or request.files or options.out):
@@ -159,57 +151,31 @@ def _train(options: argparse.Namespace, words: Sequence[str], stack: contextlib.
     if options.print_config:
         print_utf8(as_yaml(settings))
         return 0
-    tracking.check(settings)
     session.quiet_libraries(options.debug)
     origin = f"{one_line(['cory', 'train', *words])}  # {environment.in_words()}"
-    check_place(place or str(RUNS / request.name))
-    if options.go_on and (run := _find(place)):
-        stack.callback(run.unlock)
-        settings = _same(run, settings)
-        if (reached := run.reached()) >= settings.updates:  # without a look at its checkpoint: it may be far away
-            return _tell_done(run, reached)
-    before = None if run is None else Sources.read(run.path)
-    present = settings
-    if before is not None:  # the files may be where the run began, as its reward, credit and task may be
-        add_module_folders(function_names(settings, settings.whole_reward), before.paths)
-        present = located(settings, before.paths)
-    task, tokenizers = preflight.check(present)
-    sources = sources_of(present, task, tokenizers)
-    if run is not None and before is not None:
-        reached = run.reached()
-        changes = check_sources(before, settings, task, sources, run.place, options.allow_changes)
-        for change in changes:
-            print(consequence(change, reached), file=sys.stderr)
-        sources = sources.continuing(before, settings, changes, reached)
-    elif run is not None:
-        print(
-            f"Warning: {run.place} has no {SOURCES}: whether its data and model are those that it began with is not "
-            "checked.",
-            file=sys.stderr,
-        )
-    if IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
-        session.check_driver(settings)
-    check_gpus(settings)
-    done = None
-    if run is not None:
-        done = _reopen(run, settings, origin)
-        if done >= settings.updates:
-            return _tell_done(run, done)
-        sources.write(run.path)
-    else:
-        starting_policies(settings)  # before there is a folder
-        settings = present = settings.with_chat_date()
-        run = create(place, request.name, settings, sources, origin)
-        stack.callback(run.unlock)
 
-    from launch.training.training import train
+    from launch.training.steps import tell_done, train_run
 
-    try:
-        return train(run, present, done, max_failures=options.max_failures, quiet=options.quiet, debug=options.debug)
-    except CommandError as error:
-        if not isinstance(error, FolderError):  # its user has moved it
-            run.abort()
-        raise
+    if options.go_on:
+        check_place(place)
+        if run := _find(place):
+            stack.callback(run.unlock)
+            settings = _same(run, settings)
+            if (reached := run.reached()) >= settings.updates:  # without its checkpoint, which may be far away
+                tell_done(run, reached)
+                return 0
+    _, code = train_run(
+        settings,
+        origin,
+        run=run,
+        place=place,
+        name=request.name,
+        allow_changes=options.allow_changes,
+        max_failures=options.max_failures,
+        quiet=options.quiet,
+        debug=options.debug,
+    )
+    return code
 
 
 def _count(text: str) -> int:
@@ -269,33 +235,3 @@ def _changes(pairs: Sequence[str]) -> "dict[str, Value]":
                 f"`{key}` cannot change in a run that goes on, only {', '.join(CHANGEABLE)} can. Start a new run."
             )
     return changes
-
-
-def _tell_done(run: "Run", done: int) -> int:
-    """Says that a run is done; of one in storage, which has all of it, nothing stays here."""
-    run.remove_local()
-    print(
-        f"{run.place} is done: it has all of its {done} updates. To lengthen it: {run.resume_command()} "
-        f"updates={2 * done}"
-    )
-    return 0
-
-
-def _reopen(run: "Run", settings: "Settings", origin: str) -> int:
-    """Locks a run and sets it back to its latest checkpoint, of which it returns the update.
-
-    One that is done stays as it is.
-    """
-    from launch.training.start import last_whole
-
-    run.lock()
-    run.download_checkpoint()
-    done = last_whole(run, lambda text: print(text, file=sys.stderr))
-    if done is None:
-        raise CommandError(f"{run.place} has no checkpoint to go on from. Start a new run.")
-    if done >= settings.updates:
-        return done
-    run.cut_after(done)
-    if settings != run.settings():
-        run.write_settings(settings, origin)
-    return done

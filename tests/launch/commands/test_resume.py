@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.train import _find, _reopen, _resumed, _same, main
+from launch.commands.train import _find, _resumed, _same, main
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
 from launch.run_folder.run import Run
+from launch.training.steps import reopen
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
@@ -27,7 +28,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_it_goes_on_from_the_latest_checkpoint_and_forgets_what_came_after(run: Run) -> None:
     run.metrics.append({"update": 7})
-    assert _reopen(run, SETTINGS, "cory train") == 6
+    assert reopen(run, SETTINGS, "cory train") == 6
     assert [line["update"] for line in run.updates()] == list(range(7))
 
 
@@ -35,7 +36,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_on_from_the_one_before
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    assert _reopen(run, SETTINGS, "cory train") == 3
+    assert reopen(run, SETTINGS, "cory train") == 3
     assert "update_000006 has a damaged file deep/weights; it is now damaged_update_000006" in capsys.readouterr().err
     assert [line["update"] for line in run.updates()] == list(range(4))
 
@@ -44,7 +45,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder
     for update in (3, 6):
         (run.path / "checkpoints" / f"update_{update:06d}" / "manifest.json").write_text("{")
     with pytest.raises(CommandError, match="no checkpoint to go on from"):
-        _reopen(run, SETTINGS, "cory train")
+        reopen(run, SETTINGS, "cory train")
     run.unlock()
     with pytest.raises(CommandError, match="name another folder"):
         Run.create(run.path)
@@ -53,20 +54,20 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder
 def test_a_run_that_was_killed_before_its_first_checkpoint_is_refused(tmp_path: Path) -> None:
     record(tmp_path, SETTINGS, updates=[0]).unlock()
     with pytest.raises(CommandError, match=r"no checkpoint to go on from\. Start a new run"):
-        _reopen(Run.open(tmp_path), SETTINGS, "cory train")
+        reopen(Run.open(tmp_path), SETTINGS, "cory train")
 
 
 def test_a_run_that_is_still_running_is_refused_with_its_process(run: Run) -> None:
     run.lock()
     with pytest.raises(CommandError, match=r"in use by another run \(process \d+ on .+\)"):
-        _reopen(Run.open(run.path), SETTINGS, "cory train")
+        reopen(Run.open(run.path), SETTINGS, "cory train")
 
 
 def test_a_run_whose_last_checkpoint_is_damaged_is_not_done(run: Run) -> None:
     done = SETTINGS.model_copy(update={"updates": 6})
-    assert _reopen(run, done, "cory train") == 6
+    assert reopen(run, done, "cory train") == 6
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    assert _reopen(run, done, "cory train") == 3
+    assert reopen(run, done, "cory train") == 3
 
 
 @pytest.mark.parametrize("command", ["--resume", "--continue"])
@@ -112,7 +113,7 @@ def test_a_damaged_line_of_the_metrics_is_named(run: Run) -> None:
     lines = run.metrics.path.read_text().splitlines()
     run.metrics.path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
     with pytest.raises(CommandError, match=r"metrics\.jsonl line 2 is not what a run wrote there"):
-        _reopen(run, SETTINGS, "cory train")
+        reopen(run, SETTINGS, "cory train")
 
 
 def test_the_command_of_a_run_goes_on_with_it_when_only_what_may_change_did(run: Run, tmp_path: Path) -> None:
