@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from policies.generation.cuda import check_cuda
 from policies.generation.generator import Loaded
-from policies.learning.averaging import means, move_to_mean
 from policies.learning.estimation import not_flat
 from policies.learning.policy_learner import PolicyLearner
+from policies.learning.ranks import means, move_to_mean
 from policies.learning.rows import Rows
 from policies.learning.sharding import learner_mesh
 from policies.learning.stored_policy import begin_save, writing_group
