@@ -26,9 +26,10 @@ from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import tell_of_slow
 from policies.health import COLLAPSE, Health
-from policies.learning.credit import check_scheme, pay
+from policies.learning.credit import pay
 from policies.learning.estimation import Estimation
 from policies.learning.measures import measure
+from policies.learning.own_credit import check_scheme
 from policies.learning.rows import Rows
 from policies.learning.sharding import blocks_of
 from policies.models.language_model import empty_language_model
@@ -41,7 +42,6 @@ from policies.rollout.playing import Playing
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners, WeightSyncError, check_started, end
 from policies.self_test import SyncCheck
-from policies.settings.settings import Settings
 from policies.settings.start import find_start
 from policies.warm_start import WarmStart
 
@@ -94,19 +94,18 @@ class Cory(TemporaryLogdir, Algorithm):
 
     def setup(self, config: Any) -> None:
         """Builds learners and runners, sends the first weights, and proves that weights reach the engines."""
-        self.settings: Settings = self.config.settings
-        check_scheme(self.settings.credited, self.settings.num_agents)
-        self.mapping = RoleMapping(self.settings.roles, self.settings.modules)
+        s = self.settings = self.config.settings
+        check_scheme(s.credited, s.num_agents)
+        self.mapping = RoleMapping(s.roles, s.modules)
         self.updates = self.updates_since_exchange = self.exchanges = 0
         self.combined_reward = float("nan")  # held out, by `select_by`, at the last evaluation
-        self.health = Health(self.settings)
-        self.estimations = {name: Estimation(self.settings.hyperparameters) for name in self.settings.modules}
+        self.health = Health(s)
+        self.estimations = {name: Estimation(s.hyperparameters) for name in s.modules}
         self._report: dict[str, Any] = {}
-        self.task = self.settings.make_task()
-        tell_of_slow(self.settings.backend)
-        if (self.settings.shards_per_policy or 1) > 1:
-            for path in set(self.settings.model_paths.values()):
-                blocks_of(empty_language_model(path, self.settings.trust_remote_code))
+        self.task = s.make_task()
+        tell_of_slow(s.backend)
+        for path in set(s.model_paths.values()) if (s.shards_per_policy or 1) > 1 else ():
+            blocks_of(empty_language_model(path, s.trust_remote_code))
         try:
             super().setup(config)
         except IndexError:  # RLlib looks for spaces at the first runner, which did not start
@@ -115,13 +114,13 @@ class Cory(TemporaryLogdir, Algorithm):
             raise
         check_started(self.env_runner_group)
         self.learners: Learners = self.learner_group
-        self.runners = Runners(self.env_runner_group, self.settings, self.learners)
+        self.runners = Runners(self.env_runner_group, s, self.learners)
         self.runners.task_checksum = self.task.checksum
-        self.start = WarmStart(self.settings, self.learners)
+        self.start = WarmStart(s, self.learners)
         self.runners.send(self.updates)
-        self.playing = Playing(self.settings, self.runners, len(self.task.train))
-        self.sync_check = SyncCheck(self.settings, self.task, self.runners, self.learners)
-        self.evaluator = Evaluator(self.settings, self.task, self.runners, self.learners, self.sync_check)
+        self.playing = Playing(s, self.runners, len(self.task.train))
+        self.sync_check = SyncCheck(s, self.task, self.runners, self.learners)
+        self.evaluator = Evaluator(s, self.task, self.runners, self.learners, self.sync_check)
 
     @property
     def report(self) -> Report:
@@ -214,7 +213,7 @@ class Cory(TemporaryLogdir, Algorithm):
         }
         self._report["health"] = self.health.observe(self._report)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
-        if self.updates % self.settings.eval_every == 0 or self._ended():
+        if self.updates % s.eval_every == 0 or self._ended():
             with timer.phase("evaluate"):
                 self._report |= self.evaluator.held_out()
             self.combined_reward = s.worth(self._report)

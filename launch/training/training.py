@@ -336,7 +336,7 @@ def _keep_batch(run: Run, error: Exception) -> Path | None:
     """Saves the batch of an update that was refused, and returns the file."""
     from safetensors.torch import save_file
 
-    from policies.learning.non_finite import NonFiniteUpdate
+    from policies.learning.rows import NonFiniteUpdate
 
     if not isinstance(error, NonFiniteUpdate):
         return None

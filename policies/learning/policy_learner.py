@@ -9,7 +9,6 @@ and the gradient is the same with one process or several.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -18,11 +17,10 @@ from torch import Tensor
 
 from policies.learning import stored_policy, token_ppo
 from policies.learning.hyperparameters import Hyperparameters
-from policies.learning.non_finite import NonFiniteUpdate
 from policies.learning.offloaded_adam import OffloadedAdamW
 from policies.learning.policy_model import SCORES, VALUE_HEAD, PolicyModel
 from policies.learning.ranks import Ranks
-from policies.learning.rows import Rows, by_length, places, take, trimmed
+from policies.learning.rows import NonFiniteUpdate, Rows, by_length, places, take, trimmed
 from policies.learning.sharding import whole
 from policies.models.language_model import master_dtype
 
@@ -85,20 +83,9 @@ class PolicyLearner:
             weights: by the names of `stream_weights`.
             rows: to score.
         """
-        with self.lent():
+        with self.model.temporary_weights():
             self.model.load({f"lm.{name}": array for name, array in weights.items()}, critic=False)
             return self.score(rows)
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Puts the present weights back afterwards."""
-        own = self.model.own()
-        present = [tensor.clone() for tensor in own]
-        try:
-            yield
-        finally:
-            for tensor, kept in zip(own, present, strict=True):
-                tensor.copy_(kept)
 
     # One update.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Self
 
 import numpy as np
@@ -313,6 +313,17 @@ class PolicyModel(nn.Module):
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights that are the policy's own, with their names."""
         return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
+
+    @contextmanager
+    def temporary_weights(self) -> Iterator[None]:
+        """Puts the present weights back afterwards."""
+        tensors = self.own()
+        present = [tensor.clone() for tensor in tensors]
+        try:
+            yield
+        finally:
+            for tensor, kept in zip(tensors, present, strict=True):
+                tensor.copy_(kept)
 
     def own(self) -> list[Tensor]:
         """What this process has of the trainable weights, in the order of `trainable`; writing to it changes them."""

@@ -149,7 +149,7 @@ class TokenPPOLearner(TorchLearner):
     def lend(self, module_id: str) -> None:
         """Lets an LLM hold the mean of all LLMs' weights, until `take_back`; all learners must call it alike."""
         if module_id in self.policies:
-            self._lent.enter_context(self.policies[module_id].lent())
+            self._lent.enter_context(self.policies[module_id].model.temporary_weights())
         place = list(self.policies).index(module_id) if module_id in self.policies else None
         for tensors, middle in means([policy.model.own() for policy in self.policies.values()], self._same_parts):
             if place is not None:

@@ -118,8 +118,11 @@ class ChainRunner(StatelessRunner):
             RewardError: the reward failed and `on_reward_error` is `stop`.
         """
         assert mapping is not None
-        chain = self.chain(tuple(mapping.as_dict().values()))
-        self._check_versions(mapping, version)
+        players = tuple(mapping.as_dict().values())
+        for module_id in players:
+            if self._versions.get(module_id) != version:
+                raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
+        chain = self.chain(players)
         queries = chain.task.queries(split)
         limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
         started, self._reward_seconds = time.perf_counter(), 0.0
@@ -153,12 +156,6 @@ class ChainRunner(StatelessRunner):
             "reward_seconds": self._reward_seconds,
         }
         return Rollout(episodes, counters)
-
-    def _check_versions(self, mapping: RoleMapping, version: int) -> None:
-        """Refuses to sample from other weights than those asked for."""
-        for module_id in mapping.as_dict().values():
-            if self._versions.get(module_id) != version:
-                raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
 
     def _reward(
         self, score: Callable[[RewardWorker, Sequence[ChainEpisode]], T], episodes: Sequence[ChainEpisode]

@@ -12,7 +12,7 @@ from launch.console.patience import patiently
 from launch.run_folder.run import Run
 from launch.training.start import last_whole, may_pass
 from policies.generation.generator import GenerationError
-from policies.learning.non_finite import NonFiniteUpdate
+from policies.learning.rows import NonFiniteUpdate
 from policies.models.model_check import ModelError
 from policies.rllib.learners import LearnerError
 from policies.settings.settings import Settings, SettingsError

@@ -17,8 +17,7 @@ from policies.cory import CoryConfig
 from policies.generation.generator import Response
 from policies.learning.credit import pay
 from policies.learning.estimation import Estimation
-from policies.learning.non_finite import NonFiniteUpdate
-from policies.learning.rows import Rows
+from policies.learning.rows import NonFiniteUpdate, Rows
 from policies.rllib.token_batch import rows_of
 from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner
 from policies.rollout.dealing import Deal
