@@ -140,16 +140,18 @@ def measure(name: str, engine: bool) -> dict[str, Any]:
     import transformers
     from transformers import CONFIG_MAPPING
 
+    from benchmarks.tiny_models import attention_difference, padding_difference, tiny_model
     from policies.models.adapters import linear_layers
-    from policies.models.tiny import attention_difference, needed_attention, padding_difference, tiny_model
+    from policies.models.families import LIMIT, has_soft_cap
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     config = CONFIG_MAPPING[name]()
     model = tiny_model(config)
-    row: dict[str, Any] = {"class": type(model).__name__, "attention": needed_attention(model.config)}
-    row["padding"] = _rounded(padding_difference(model))
-    row["attention_difference"] = _rounded(attention_difference(config))
+    row: dict[str, Any] = {"class": type(model).__name__, "padding": _rounded(padding_difference(model))}
+    difference = row["attention_difference"] = _rounded(attention_difference(config))
+    eager = has_soft_cap(model.config) or (difference is not None and not difference < LIMIT)
+    row["attention"] = "eager" if eager else None
     row["lora_layers"] = linear_layers(model)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/model"

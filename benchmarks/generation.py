@@ -14,8 +14,9 @@ from launch.console.configuration import read_preset
 from policies.cory import CoryConfig
 from policies.generation.generator import sampling_seed
 from policies.generation.vllm_generator import VLLMGenerator
-from policies.rollout.chain_runner import ChainRunner, Rollout
+from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.dealing import Deal
+from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
 
 if TYPE_CHECKING:
@@ -74,9 +75,9 @@ def measure(runner: ChainRunner, size: str, rounds: int, detail: dict[str, Any])
         if turn.generate() != turn.tokens:
             raise RuntimeError("Bare vLLM generated other tokens than the rollout: the two sides differ in their work.")
     took = alternate({"ours": ours, "bare": lambda: [turn.generate() for turn in turns]}, rounds)
-    phase = [rollout.rollout_seconds for rollout in rollouts[-rounds:]]
+    phase = [rollout.counters["rollout_seconds"] for rollout in rollouts[-rounds:]]
     detail[size] = {"cpu_seconds": took.cpu, "wall_seconds": took.wall, "generation_phase_wall_seconds": phase}
-    tokens = rollouts[0].tokens
+    tokens = rollouts[0].counters["tokens"]
     return [
         median(f"{size}: of bare, all of sample(), CPU time", took.ratios("bare", "ours", "cpu"), "×", at_least=0.9),
         median(

@@ -20,8 +20,9 @@ from policies.generation.vllm_generator import VLLMGenerator
 from policies.models.adapters import adapted
 from policies.models.language_model import shared_base
 from policies.models.weights import Weights
-from policies.rollout.chain_runner import ChainRunner, Rollout
+from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.dealing import Deal
+from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
 
 CLAIM = "rollouts of ragged responses take fewer steps than in lockstep; none take longer"
@@ -89,12 +90,14 @@ def measure(runner: ChainRunner, label: str, rounds: int, detail: dict[str, Any]
     if rollouts["own pace"][0].samples != rollouts["lockstep"][0].samples:
         raise RuntimeError("The two ways played other chains.")
     runner.generator = generator
-    seconds = {way: [rollout.rollout_seconds for rollout in played[-rounds:]] for way, played in rollouts.items()}
+    seconds = {
+        way: [rollout.counters["rollout_seconds"] for rollout in played[-rounds:]] for way, played in rollouts.items()
+    }
     detail[label] = {
         "cpu_seconds": took.cpu,
         "rollout_seconds": seconds,
         "steps": steps,
-        "tokens": rollouts["lockstep"][0].tokens,
+        "tokens": rollouts["lockstep"][0].counters["tokens"],
     }
     ratios = [one / other for one, other in zip(seconds["lockstep"], seconds["own pace"], strict=True)]
     return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +11,14 @@ from typing import TYPE_CHECKING, cast
 
 from cory_env.home import expand_home
 from launch.cluster import session
-from launch.cluster.gpus import check_gpus
-from launch.console.errors import IN_JOB, CommandError, FolderError
 from launch.models.trained import Stored, Trained, open_trained
 from launch.run_folder import environment
-from launch.run_folder.directory import RUNS, RunDirectory
 from launch.run_folder.layout import FROM_PYTHON
-from launch.run_folder.mirror import discard, read_run
 from launch.run_folder.records import SampleLine, Update
-from launch.run_folder.sources import sources_of
-from launch.run_folder.storage import REPORTED, check_place
-from launch.training import preflight, tracking
-from launch.training.start import create, starting_policies
+from launch.run_folder.run import Run as RunFolder
+from launch.run_folder.status import read_run
+from launch.run_folder.storage import REPORTED
+from launch.training.steps import train_run
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,7 +32,7 @@ class Run:
     Of a run in storage they are those that `load_run` has copied.
     """
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunFolder) -> None:
         self.directory = directory
 
     def __repr__(self) -> str:
@@ -194,31 +189,18 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
         KeyboardInterrupt: Ctrl-C stopped it; all until then is saved.
     """
     settings = config.settings
-    tracking.check(settings)
     session.quiet_libraries(debug=True)  # what they print is the log's, not this process's business
-    task, tokenizers = preflight.check(settings)
-    sources = sources_of(settings, task, tokenizers)
-    place = None if out is None else expand_home(str(out))
-    name = settings.task.partition("?")[0]
-    check_place(place or str(RUNS / name))
-    if IN_JOB not in os.environ:
-        session.check_driver(settings)
-    check_gpus(settings)
-    starting_policies(settings)
-    settings = settings.with_chat_date()
-    directory = create(place, name, settings, sources, f"{FROM_PYTHON}  # {environment.in_words()}")
 
     from launch.training.training import COLLAPSED
-    from launch.training.training import train as to_the_end
 
-    try:
-        code = to_the_end(directory, settings, None, max_failures=max_failures, quiet=quiet, debug=False)
-    except CommandError as error:
-        if not isinstance(error, FolderError):  # its user has moved it
-            discard(directory)
-        raise
-    finally:
-        directory.unlock()
+    run, code = train_run(
+        settings,
+        f"{FROM_PYTHON}  # {environment.in_words()}",
+        place=None if out is None else expand_home(str(out)),
+        name=settings.task.partition("?")[0],
+        max_failures=max_failures,
+        quiet=quiet,
+    )
     if code not in (0, COLLAPSED):
         raise KeyboardInterrupt
-    return load_run(directory.shown(directory.path))
+    return load_run(run.place)

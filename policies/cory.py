@@ -15,51 +15,43 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
-import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_LEARNER_GROUP
-from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.utils.metrics import (
-    ENV_RUNNER_RESULTS,
-    EPISODE_RETURN_MEAN,
-    LEARNER_RESULTS,
-    NUM_ENV_STEPS_SAMPLED_LIFETIME,
-)
 
+from policies.compat.ray import TemporaryLogdir
+from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import tell_of_slow
 from policies.health import COLLAPSE, Health
-from policies.learning.credit import check_scheme, pay
-from policies.learning.estimation import Estimation, not_flat
+from policies.learning.credit import pay
+from policies.learning.estimation import Estimation
 from policies.learning.measures import measure
+from policies.learning.own_credit import check_scheme
+from policies.learning.rows import Rows
 from policies.learning.sharding import blocks_of
 from policies.models.language_model import empty_language_model
 from policies.models.weights import Weights
-from policies.report import PhaseTimer, Report, learning_figures, measure_roles, update_report
-from policies.rllib.causal_lm_module import CausalLMModule
+from policies.report import PhaseTimer, Report, log_update, measure_roles, update_report
 from policies.rllib.learners import LearnerError, Learners
-from policies.rllib.log_folder import TemporaryLogdir
 from policies.rllib.token_batch import rows_of
-from policies.rllib_settings import alike_measured, derive, refuse_ours, refuse_search_spaces
 from policies.role_exchange import exchange_due
 from policies.rollout.playing import Playing
 from policies.rollout.role_mapping import RoleMapping
-from policies.rollout.runners import Packed, Runners, WeightSyncError, end
+from policies.rollout.runners import Runners, WeightSyncError, check_started, end
 from policies.self_test import SyncCheck
-from policies.settings.files import DEFAULT_PRESET, read_preset
-from policies.settings.overrides import apply_overrides
-from policies.settings.settings import Settings, make_settings, refuse_unknown
 from policies.settings.start import find_start
 from policies.warm_start import WarmStart
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
+_COUNTERS = ("updates", "updates_since_exchange", "exchanges", "combined_reward")
+"""Attributes of the algorithm that are part of its state as they are."""
 
-class CoryConfig(AlgorithmConfig):
+
+class CoryConfig(ChainConfig):
     """Configures `Cory`. Everything is a flat setting; RLlib's own fields follow from them.
 
         config = CoryConfig.from_preset("imdb-tiny", updates=60)  # or from the paper's settings: CoryConfig().cory(...)
@@ -74,45 +66,6 @@ class CoryConfig(AlgorithmConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         """Starts from the paper's settings."""
         super().__init__(algo_class=algo_class or Cory)
-        self.cory_settings: dict[str, Any] = {}
-
-    @classmethod
-    def from_preset(cls, name: str = DEFAULT_PRESET, **settings: Any) -> Self:
-        """Starts from a preset, with settings of one's own over it, as `cory train NAME key=value ...` does.
-
-        Raises:
-            SettingsError: there is no such preset, or a key is unknown.
-        """
-        return cls().cory(**apply_overrides(read_preset(name), settings))
-
-    def cory(self, **settings: Any) -> Self:
-        """Sets any of `Settings`' keys; those not named keep their value. A `reward` may be a function itself.
-
-        Raises:
-            SettingsError: a key is unknown; values are checked when the algorithm is built.
-        """
-        refuse_unknown(settings)
-        self.cory_settings = alike_measured(self.cory_settings, settings)
-        return self
-
-    @property
-    def settings(self) -> Settings:
-        """The validated settings.
-
-        Raises:
-            SettingsError: a value is wrong, contradicts another, or is a search space.
-        """
-        refuse_search_spaces(self.cory_settings)
-        return make_settings(self.cory_settings)
-
-    def training(self, **settings: Any) -> Self:
-        """RLlib's training settings, of which those do nothing here that `cory` has under another name.
-
-        Raises:
-            SettingsError: one of these is set; names ours.
-        """
-        refuse_ours(settings)
-        return super().training(**settings)
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Cory:
         """Builds the algorithm, for which Ray starts on this machine unless it was started or joined before.
@@ -123,25 +76,6 @@ class CoryConfig(AlgorithmConfig):
         find_start(self.settings)
         algorithm: Cory = super().build_algo(*args, **kwargs)
         return algorithm
-
-    def build_learner_group(self, *, rl_module_spec: MultiRLModuleSpec | None = None, **kwargs: Any) -> Learners:
-        """RLlib's word for what learns."""
-        spec = rl_module_spec or self.get_multi_rl_module_spec(env=kwargs.get("env"), spaces=kwargs.get("spaces"))
-        return Learners(config=self.copy(), module_spec=spec, placement_group=kwargs.get("placement_group"))
-
-    def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """RLlib's word for what an LLM is."""
-        return RLModuleSpec(module_class=CausalLMModule)
-
-    def validate(self) -> None:
-        """Checks the settings and derives RLlib's fields from them.
-
-        Raises:
-            SettingsError: a value is wrong or contradicts another.
-        """
-        if not self._is_frozen:
-            derive(self, self.cory(chat_date=self.settings.with_chat_date().chat_date).settings)  # one date everywhere
-        super().validate()
 
 
 class Cory(TemporaryLogdir, Algorithm):
@@ -160,34 +94,33 @@ class Cory(TemporaryLogdir, Algorithm):
 
     def setup(self, config: Any) -> None:
         """Builds learners and runners, sends the first weights, and proves that weights reach the engines."""
-        self.settings: Settings = self.config.settings
-        check_scheme(self.settings.credited, self.settings.num_agents)
-        self.mapping = RoleMapping(self.settings.roles, self.settings.modules)
+        s = self.settings = self.config.settings
+        check_scheme(s.credited, s.num_agents)
+        self.mapping = RoleMapping(s.roles, s.modules)
         self.updates = self.updates_since_exchange = self.exchanges = 0
         self.combined_reward = float("nan")  # held out, by `select_by`, at the last evaluation
-        self.health = Health(self.settings)
-        self.estimations = {name: Estimation(self.settings.hyperparameters) for name in self.settings.modules}
+        self.health = Health(s)
+        self.estimations = {name: Estimation(s.hyperparameters) for name in s.modules}
         self._report: dict[str, Any] = {}
-        self.task = self.settings.make_task()
-        tell_of_slow(self.settings.backend)
-        if (self.settings.shards_per_policy or 1) > 1:
-            for path in set(self.settings.model_paths.values()):
-                blocks_of(empty_language_model(path, self.settings.trust_remote_code))
+        self.task = s.make_task()
+        tell_of_slow(s.backend)
+        for path in set(s.model_paths.values()) if (s.shards_per_policy or 1) > 1 else ():
+            blocks_of(empty_language_model(path, s.trust_remote_code))
         try:
             super().setup(config)
         except IndexError:  # RLlib looks for spaces at the first runner, which did not start
             if self.env_runner_group is not None:
-                Runners(self.env_runner_group, self.settings, self._packed).check_started()
+                check_started(self.env_runner_group)
             raise
+        check_started(self.env_runner_group)
         self.learners: Learners = self.learner_group
-        self.runners = Runners(self.env_runner_group, self.settings, self._packed, self.learners.transfer)
-        self.runners.check_started()
+        self.runners = Runners(self.env_runner_group, s, self.learners)
         self.runners.task_checksum = self.task.checksum
-        self.start = WarmStart(self.settings, self.learners)
+        self.start = WarmStart(s, self.learners)
         self.runners.send(self.updates)
-        self.playing = Playing(self.settings, self.runners, len(self.task.train))
-        self.sync_check = SyncCheck(self.settings, self.task, self.runners, self.learners)
-        self.evaluator = Evaluator(self.settings, self.task, self.runners, self.learners, self.sync_check)
+        self.playing = Playing(s, self.runners, len(self.task.train))
+        self.sync_check = SyncCheck(s, self.task, self.runners, self.learners)
+        self.evaluator = Evaluator(s, self.task, self.runners, self.learners, self.sync_check)
 
     @property
     def report(self) -> Report:
@@ -225,9 +158,8 @@ class Cory(TemporaryLogdir, Algorithm):
 
         # 1. The chain answers: pioneer, then observer.
         with timer.phase("rollout"):
-            played = self.playing.play(update, mapping)
-        episodes = [episode for of_team in played for rollout in of_team for episode in rollout.episodes]
-        rows = rows_of(episodes)
+            rollout = self.playing.play(update, mapping)
+        rows = rows_of(rollout.episodes)
 
         if s.max_lag and update + 1 < s.updates:  # the runners go on with the next update
             due = exchange_due(s, self.updates_since_exchange + 1)
@@ -235,28 +167,26 @@ class Cory(TemporaryLogdir, Algorithm):
 
         with timer.phase("learn"):
             # 2. Every LLM scores its own responses.
-            for name, scores in self.learners.score(rows).items():
+            for name, scores in self.learners.score(rows, keep=True).items():
                 rows[name] |= scores
 
             # 3. Each response is paid for what it brought about, and compared with what was to be expected.
             figures = {name: measure(each, s.report_kl_coef) for name, each in rows.items()}
-            self.sync_check.check_update(rows, played, update)
+            self.sync_check.check_update(rows, rollout, update)
+            columns: dict[str, Rows] = {}
             for name, rewards in pay(rows, s.credited, self.estimations).items():
-                rows[name]["rewards"] = rewards
-                columns, estimated = self.estimations[name].estimate(rows[name])
-                rows[name] |= columns
+                columns[name], estimated = self.estimations[name].estimate(rows[name] | {"rewards": rewards})
+                columns[name]["rewards"] = rewards
+                rows[name] |= columns[name]
                 figures[name] |= estimated
             of_role = measure_roles(rows, mapping, s.report_kl_coef)
 
-            # 4. Every LLM learns from its own responses.
+            # 4. Every LLM learns from its own responses, which its learners have kept.
             coefs = {name: estimation.kl_coef for name, estimation in self.estimations.items()}
-            taught = {name: not_flat(each) for name, each in rows.items()} if s.drop_flat_groups else rows
-            results = self.learners.learn(taught, update, coefs)
+            results = self.learners.learn(columns, update, coefs)
             for name, estimation in self.estimations.items():
                 estimation.adapt(rows[name]["kl"])
-        self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        for name, each in figures.items():
-            self.metrics.log_dict(each, key=(LEARNER_RESULTS, name), window=1)
+        log_update(self.metrics, rollout, figures, results, s)
         self.updates += 1
         self.updates_since_exchange += 1
 
@@ -274,26 +204,20 @@ class Cory(TemporaryLogdir, Algorithm):
             self.sync_check.check_learned()
 
         # 7. What happened. Roles are exchanged after this, by `RoleExchange`.
-        returns = float(np.mean([episode.get_return() for episode in episodes]))
-        self.metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
-        steps = len(episodes) * self.settings.num_agents
-        self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-        for name, each in figures.items():
-            each |= {key: float(self.metrics.peek((LEARNER_RESULTS, name, key))) for key in learning_figures(s.critic)}
         self._report = {
             "update": self.updates,
             "exchanges": self.exchanges,
             "exchanged": False,
             "averaged": averaged,
-            **update_report(played, update, mapping, figures, of_role),
+            **update_report(rollout, update, mapping, figures, of_role),
         }
         self._report["health"] = self.health.observe(self._report)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
-        if self.updates % self.settings.eval_every == 0 or self._ended():
+        if self.updates % s.eval_every == 0 or self._ended():
             with timer.phase("evaluate"):
                 self._report |= self.evaluator.held_out()
             self.combined_reward = s.worth(self._report)
-        self._report["seconds"] = timer.seconds(played)
+        self._report["seconds"] = timer.seconds(rollout.counters)
 
     def exchange_roles(self) -> None:
         """Rotates the roles (paper: role exchange). No weights move; but for `reset_on_exchange`, all else stays."""
@@ -315,9 +239,6 @@ class Cory(TemporaryLogdir, Algorithm):
         """An LLM's present weights, without its value head, by Hugging Face names."""
         return self.learners.weights(module_id)
 
-    def _packed(self, module_id: str) -> Packed:
-        return self.learners.packed(module_id)
-
     # State, and the end.
 
     def cleanup(self) -> None:
@@ -331,13 +252,9 @@ class Cory(TemporaryLogdir, Algorithm):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, the update counter, and who plays which role."""
         state: dict[str, Any] = super().get_state(*args, **kwargs)
-        state["cory"] = {
-            "updates": self.updates,
+        state["cory"] = {name: getattr(self, name) for name in _COUNTERS} | {
             "total_updates": self.settings.updates,
-            "updates_since_exchange": self.updates_since_exchange,
-            "exchanges": self.exchanges,
             "rotation": self.mapping.rotation,
-            "combined_reward": self.combined_reward,
             "skipped_batches": self.playing.skipped_batches,
             "health": self.health.state,
             "estimations": {name: estimation.state() for name, estimation in self.estimations.items()},
@@ -353,13 +270,11 @@ class Cory(TemporaryLogdir, Algorithm):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
         super().set_state(state)
-        if "cory" in state:
-            kept = state["cory"]
-            self.updates, self.exchanges = kept["updates"], kept["exchanges"]
+        if kept := state.get("cory"):
+            for name in _COUNTERS:
+                setattr(self, name, kept[name])
             self.settings.hyperparameters.warn_if_rescheduled(kept["total_updates"], self.updates)
-            self.updates_since_exchange = kept["updates_since_exchange"]
             self.health.state = kept["health"]
-            self.combined_reward = kept["combined_reward"]
             self.playing.skipped_batches = kept["skipped_batches"]
             self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
             for name, estimation in kept["estimations"].items():

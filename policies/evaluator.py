@@ -19,8 +19,8 @@ from policies.models.language_model import left_padded
 from policies.models.model_names import AVERAGE
 from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_of
-from policies.rollout.chain_runner import Rollout
 from policies.rollout.dealing import Deal
+from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners
 from policies.self_test import SyncCheck
@@ -121,14 +121,14 @@ class Evaluator:
         first = self.settings.modules[0]
         try:
             with self.learners.lent(first):
-                self.runners.send_again(first)
+                self.runners.send(self.runners.version, [first])
                 yield RoleMapping(("pioneer",), (first,))
         finally:
-            self.runners.send_again(first)
+            self.runners.send(self.runners.version, [first])
 
     def measure(
         self, deals: Sequence[Deal], mapping: RoleMapping, split: Split
-    ) -> tuple[list[Rollout], dict[str, dict[str, np.ndarray]]]:
+    ) -> tuple[Rollout, dict[str, dict[str, np.ndarray]]]:
         """Plays queries and measures every response.
 
         Args:
@@ -137,12 +137,12 @@ class Evaluator:
             split: of the task.
 
         Returns:
-            The rollouts, and by role what `measure_responses` gives for them: fp32 `[C]` each, in the order played;
+            The rollout, and by role what `measure_responses` gives for them: fp32 `[C]` each, in the order played;
             nothing where the reward failed on every query. Of a chain's last role `kl` is to the reference on the bare
             query, from the sampled tokens, and `seen_kl` to that in the role's own prompt.
         """
-        rollouts = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split=split)
-        rows = rows_of([episode for rollout in rollouts for episode in rollout.episodes])
+        rollout = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split=split)
+        rows = rows_of(rollout.episodes)
         scored = {name: rows[name] | scores for name, scores in self.learners.score(rows).items()}
         for name, each in scored.items():
             self.sync_check.check_rows(name, each)
@@ -151,19 +151,17 @@ class Evaluator:
             of_role = at_position(scored[mapping(role)], position)
             measured = measure_responses(of_role, self.settings.report_kl_coef)
             if position == len(mapping.roles) - 1 > 0:
-                measured["seen_kl"], measured["kl"] = measured["kl"], self._bare_kl(rollouts, of_role, mapping, split)
+                measured["seen_kl"], measured["kl"] = measured["kl"], self._bare_kl(rollout, of_role, mapping, split)
                 measured["combined_reward"] = measured["task_reward"] - self.settings.report_kl_coef * measured["kl"]
             figures[role] = {key: column.numpy() for key, column in measured.items()}
-        return rollouts, figures
+        return rollout, figures
 
-    def _bare_kl(self, rollouts: Sequence[Rollout], last: Rows, mapping: RoleMapping, split: Split) -> Tensor:
+    def _bare_kl(self, rollout: Rollout, last: Rows, mapping: RoleMapping, split: Split) -> Tensor:
         """KL of the last responses to the reference that is asked the bare query; `[C]`, sampled."""
         player, queries = mapping(mapping.roles[-1]), self.task.queries(split)
         if player not in self._bare:
             self._bare[player] = self.settings.make_chain(self.task, self.tokenizers, (player,))
-        prompts = self._bare[player].encode_first(
-            [queries[deal.query] for rollout in rollouts for deal in rollout.deals]
-        )
+        prompts = self._bare[player].encode_first([queries[deal.query] for deal in rollout.deals])
         asked = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
         asked |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
         (scores,) = self.learners.score({player: asked}).values()
@@ -172,5 +170,4 @@ class Evaluator:
     def samples(self, mapping: RoleMapping, count: int) -> list[dict[str, Any]]:
         """The chain on the first `count` validation queries, as text."""
         deals = [Deal(query) for query in range(min(count, len(self.task.queries("validation"))))]
-        rollouts = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split="validation")
-        return [sample for rollout in rollouts for sample in rollout.samples]
+        return self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split="validation").samples

@@ -10,25 +10,18 @@ paid for those after it is noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cory_env.chain import Chain
-from cory_env.rewarding.episodes import RewardedResponse, reward_responses
-from cory_env.rewarding.worker import RewardWorker
-from cory_env.tasks.task import Query, Split
+from cory_env.tasks.task import Split
 from policies.cory import Cory
-from policies.generation.generator import EVALUATION_STREAM, Response, sampling_seed
+from policies.generation.generator import EVALUATION_STREAM
 from policies.rollout.dealing import Deal
 
 _RESAMPLES = 1000
-
-Answer = Callable[[int, Sequence[Sequence[int]], Sequence[int]], Sequence[Response]]
-"""Position in the chain, prompts and a sampling seed for each → a response for each."""
 
 
 class Influence(NamedTuple):
@@ -121,13 +114,12 @@ def measure_influence(algorithm: Cory, queries: int = 300, split: Split = "test"
     """
     count = min(queries, len(algorithm.task.queries(split)))
     deals = [Deal(query, sample) for query in range(count) for sample in range(drafts)]
-    rollouts = algorithm.runners.play(
+    rollout = algorithm.runners.play(
         deals, stream=EVALUATION_STREAM, mapping=algorithm.mapping, split=split, siblings=drafts
     )
     chains: dict[int, list[Any]] = {}
-    for rollout in rollouts:
-        for deal, sample in zip(rollout.deals, rollout.samples, strict=True):
-            chains.setdefault(deal.query, []).append(sample["responses"])
+    for deal, sample in zip(rollout.deals, rollout.samples, strict=True):
+        chains.setdefault(deal.query, []).append(sample["responses"])
     whole = [each for each in chains.values() if len(each) == drafts**2]
     firsts = range(0, drafts**2, drafts)
     return Played(
@@ -137,56 +129,4 @@ def measure_influence(algorithm: Cory, queries: int = 300, split: Split = "test"
         answer_rewards=np.array(
             [[[turns[1]["task_reward"] for turns in each[at : at + drafts]] for at in firsts] for each in whole]
         ),
-    )
-
-
-def play_twice(
-    chain: Chain, queries: Sequence[Query], answer: Answer, worker: RewardWorker, seed: int = 0, drafts: int = 2
-) -> Played:
-    """Lets a pioneer answer each query several times, and an observer each of these responses several times.
-
-    Args:
-        chain: of two agents or more.
-        queries: what is asked.
-        answer: who answers.
-        worker: the reward.
-        seed: of the sampling.
-        drafts: how many times.
-    """
-    per_draft = range(drafts)
-    asked = [(query, first) for query in queries for first in per_draft]
-    first_prompts = [chain.build_prompt(query, [])[0] for query, _ in asked]
-    seeds = [sampling_seed(seed, EVALUATION_STREAM, query.id, 0, first) for query, first in asked]
-    wrote = [chain.cut(response.tokens)[0] for response in answer(0, first_prompts, seeds)]
-    later_prompts = [
-        chain.build_prompt(query, [tokens])[0]
-        for (query, _), tokens in zip(asked, wrote, strict=True)
-        for _ in per_draft
-    ]
-    seeds = [
-        sampling_seed(seed, EVALUATION_STREAM, query.id, 1, first * drafts + second)
-        for query, first in asked
-        for second in per_draft
-    ]
-    answered = [chain.cut(response.tokens)[0] for response in answer(1, later_prompts, seeds)]
-    of_answers = [query for query, _ in asked for _ in per_draft]
-
-    def rewarded(of: Sequence[Query], position: int, responses: Sequence[list[int]]) -> tuple[list[str], list[float]]:
-        texts = [chain.decode(tokens) for tokens in responses]
-        role = chain.roles[position]
-        given = [RewardedResponse(*each) for each in zip(of, [role] * len(of), texts, responses, strict=True)]
-        found = reward_responses(worker, given)
-        return texts, [float("nan") if reward is None else reward for reward in found]
-
-    draft_texts, draft_rewards = rewarded([query for query, _ in asked], 0, wrote)
-    answer_texts, answer_rewards = rewarded(of_answers, 1, answered)
-    square = drafts * drafts
-    return Played(
-        drafts=[draft_texts[at : at + drafts] for at in range(0, len(draft_texts), drafts)],
-        answers=[
-            [answer_texts[at + first : at + first + drafts] for first in range(0, square, drafts)]
-            for at in range(0, len(answer_texts), square)
-        ],
-        draft_rewards=np.array(draft_rewards).reshape(len(queries), drafts),
-        answer_rewards=np.array(answer_rewards).reshape(len(queries), drafts, drafts),
     )

@@ -5,14 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    EPISODE_RETURN_MEAN,
+    LEARNER_RESULTS,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+)
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from policies.learning.measures import MEASURED, mean_of, measure
 from policies.learning.rows import Rows, at_position
-from policies.rollout.chain_runner import Rollout
+from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
+from policies.settings.settings import Settings
 
 SAMPLES_SHOWN = 4
 OF_ROLE = (*MEASURED, "task_reward_std", "explained_variance")
@@ -68,9 +76,31 @@ class Report(TypedDict):
     """By phase: `rollout`, `reward`, `learn`, `sync`, `evaluate`, and the `total`."""
 
 
-def learning_figures(critic: bool) -> tuple[str, ...]:
-    """The figures that are reported of an LLM's learning itself."""
-    return ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if critic else ()))
+def log_update(
+    metrics: MetricsLogger,
+    rollout: Rollout,
+    figures: dict[str, dict[str, float]],
+    results: list[dict[str, Any]],
+    settings: Settings,
+) -> None:
+    """Logs an update where RLlib's own results show it, and completes the figures of the LLMs.
+
+    Args:
+        metrics: of the algorithm.
+        rollout: what was played.
+        figures: by LLM; those of its learning are added.
+        results: of the learners.
+        settings: of the run.
+    """
+    metrics.aggregate(results, key=LEARNER_RESULTS)
+    returns = float(np.mean([episode.get_return() for episode in rollout.episodes]))
+    metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
+    steps = len(rollout.episodes) * settings.num_agents
+    metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
+    learned = ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if settings.critic else ()))
+    for name, each in figures.items():
+        metrics.log_dict(each, key=(LEARNER_RESULTS, name), window=1)
+        each |= {key: float(metrics.peek((LEARNER_RESULTS, name, key))) for key in learned}
 
 
 def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: float) -> dict[str, dict[str, float]]:
@@ -89,7 +119,7 @@ def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: 
 
 
 def update_report(
-    played: Sequence[Sequence[Rollout]],
+    rollout: Rollout,
     update: int,
     mapping: RoleMapping,
     policy: Mapping[str, Mapping[str, float]],
@@ -98,30 +128,27 @@ def update_report(
     """Puts together what an update showed, but for what the algorithm counts and times.
 
     Args:
-        played: the rollouts, by team; before them those of skipped batches, likewise.
+        rollout: what was played, by all teams.
         update: its number, from 0, which is the version of the weights that it began with.
         mapping: who played which role, of several teams the first.
         policy: of each LLM what was measured of its responses and its learning.
         role: of each role what was measured of the responses in it.
     """
-    rollouts = [rollout for of_team in played for rollout in of_team]
-    tokens = sum(rollout.tokens for rollout in rollouts)
+    counters, samples = rollout.counters, rollout.samples
     return {
         "roles": mapping.as_dict(),
         "policy": policy,
         "role": {
-            each: {name: figures[name] for name in OF_ROLE if name in figures} | _parts(rollouts, each)
+            each: {name: figures[name] for name in OF_ROLE if name in figures} | _parts(samples, each)
             for each, figures in role.items()
         },
         "sampler_gap_mean": float(np.mean([figures["sampler_gap_mean"] for figures in policy.values()])),
         "sampler_gap_max": max(figures["sampler_gap_max"] for figures in policy.values()),
-        "weight_version_lag": update - min(rollout.version for rollout in rollouts),
-        "tokens": tokens,
-        "tokens_per_second": tokens / _seconds(played, "rollout"),
-        "truncated_prompts": sum(rollout.truncated_prompts for rollout in rollouts),
-        "dropped_chains": sum(rollout.dropped_chains for rollout in rollouts),
-        "skipped_batches": len(played) // len(mapping.teams()) - 1,
-        "samples": _samples(rollouts),
+        "weight_version_lag": update - counters["version"],
+        "tokens": counters["tokens"],
+        "tokens_per_second": counters["tokens"] / counters["rollout_seconds"],
+        **{name: counters[name] for name in ("truncated_prompts", "dropped_chains", "skipped_batches")},
+        "samples": _samples(rollout),
     }
 
 
@@ -140,36 +167,34 @@ class PhaseTimer:
         yield
         self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - started
 
-    def seconds(self, played: Sequence[Sequence[Rollout]]) -> dict[str, float]:
-        """Returns the seconds by phase and the `total`, with those of rewards taken out of `rollout`."""
-        waited, rewarding = self._phases["rollout"], _seconds(played, "reward")
+    def seconds(self, counters: Mapping[str, float]) -> dict[str, float]:
+        """Returns the seconds by phase and the `total`, with those of rewards taken out of `rollout`.
+
+        Args:
+            counters: of the update's rollout.
+        """
+        waited, rewarding = self._phases["rollout"], counters["reward_seconds"]
         # Of what was prefetched, less was waited for.
-        reward = rewarding * min(1.0, waited / (_seconds(played, "rollout") + rewarding))
+        reward = rewarding * min(1.0, waited / (counters["rollout_seconds"] + rewarding))
         phases = {**self._phases, "rollout": waited - reward, "reward": reward}
         return {**phases, "total": time.perf_counter() - self._started}
 
 
-def _seconds(played: Sequence[Sequence[Rollout]], phase: Literal["rollout", "reward"]) -> float:
-    """Runners work side by side, teams one after another."""
-    return sum(max(getattr(rollout, f"{phase}_seconds") for rollout in of_team) for of_team in played)
-
-
-def _parts(rollouts: Sequence[Rollout], role: str) -> dict[str, float]:
+def _parts(samples: Sequence[Mapping[str, Any]], role: str) -> dict[str, float]:
     """The mean of what each of several reward functions gave the responses of a role, as `reward/NAME`."""
-    names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward_parts.get(role, {}))
-    return {
-        f"reward/{name}": float(np.mean([v for r in rollouts for v in r.reward_parts.get(role, {}).get(name, [])]))
-        for name in names
-    }
+    values: dict[str, list[float]] = {}
+    for response in (response for sample in samples for response in sample["responses"] if response["role"] == role):
+        for name, value in response.get("rewards", {}).items():
+            values.setdefault(f"reward/{name}", []).append(value)
+    return {name: float(np.mean(given)) for name, given in values.items()}
 
 
-def _samples(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
+def _samples(rollout: Rollout) -> list[dict[str, Any]]:
     """The first chains of a few queries, of as many teams as these can show."""
     by_players: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for rollout in rollouts:
-        for dealt, sample in zip(rollout.deals, rollout.samples, strict=True):
-            if dealt.sample == dealt.sibling == 0:
-                players = tuple(response["policy"] for response in sample["responses"])
-                by_players.setdefault(players, []).append(sample)
+    for deal, sample in zip(rollout.deals, rollout.samples, strict=True):
+        if deal.sample == deal.sibling == 0:
+            players = tuple(response["policy"] for response in sample["responses"])
+            by_players.setdefault(players, []).append(sample)
     each = SAMPLES_SHOWN // min(len(by_players), SAMPLES_SHOWN) if by_players else 0
     return [sample for samples in by_players.values() for sample in samples[:each]][:SAMPLES_SHOWN]

@@ -20,7 +20,7 @@ from policies.generation.generator import Response
 from policies.learning.rows import Rows, make_rows
 from policies.models.weights import Weights
 from policies.rllib.learners import Learners
-from policies.rollout.chain_runner import Rollout
+from policies.rollout.episodes import Rollout
 from policies.rollout.runners import Runners, WeightSyncError
 from policies.settings.settings import Settings
 
@@ -86,18 +86,18 @@ class SyncCheck:
         self.probes = {name: self._test(name) for name in settings.modules} if settings.self_test else {}
         """What the test at start found, by LLM."""
 
-    def check_update(self, rows: Mapping[str, Rows], played: Sequence[Sequence[Rollout]], update: int) -> None:
+    def check_update(self, rows: Mapping[str, Rows], rollout: Rollout, update: int) -> None:
         """Checks an update's responses, if they were sampled by the weights that scored them.
 
         Args:
             rows: by LLM, scored.
-            played: the rollouts that they are of, by team.
+            rollout: that they are of.
             update: its number, from 0, which is the version of the learner's weights.
 
         Raises:
             WeightSyncError: the engine samples by other probabilities.
         """
-        if all(rollout.version == update for of_team in played for rollout in of_team):
+        if rollout.counters["version"] == update:
             for name, each in rows.items():
                 self.check_rows(name, each)
 

@@ -20,13 +20,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cory_env.chain import Chain
+from cory_env.rewarding.episodes import RewardedResponse, reward_responses
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import drafts
 from cory_env.tasks.drafts import OBSERVER_PROMPT, PROMPT
 from cory_env.tasks.task import Query
-from policies.generation.generator import Response, Sampling
+from policies.generation.generator import EVALUATION_STREAM, Response, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.influence import Played, components, play_twice, share_interval
+from policies.influence import Played, components, share_interval
 from recipes.cards import Figures
 from recipes.staging import save_tokenizer
 
@@ -250,7 +251,7 @@ def measure(folder: Path, queries: int) -> Figures:
     chain = Chain(task, tokenizer, max_prompt=MAX_PROMPT, max_response=MAX_RESPONSE)
     generator = TransformersGenerator({"llm": str(folder)}, dtype="fp32", device=torch.device("cpu"))
 
-    def answer(_: int, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
+    def answer(prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         return generator.generate(prompts, "llm", Sampling(1.0, MAX_RESPONSE, seeds, chain.stop_token_ids))
 
     asked = task.test[:queries]
@@ -258,6 +259,38 @@ def measure(folder: Path, queries: int) -> Figures:
         played = play_twice(chain, asked, answer, worker)
     parameters = sum(weight.numel() for weight in generator.models["llm"].parameters())
     return {"parameters": parameters, "vocabulary": len(tokenizer), **figures(played, asked)}
+
+
+Answer = Callable[[Sequence[Sequence[int]], Sequence[int]], Sequence[Response]]
+"""Prompts and a sampling seed for each → a response for each."""
+
+
+def play_twice(chain: Chain, queries: Sequence[Query], answer: Answer, worker: RewardWorker) -> Played:
+    """Lets a pioneer answer each query twice, and an observer each of these responses twice."""
+    asked = [(query, first) for query in queries for first in (0, 1)]
+    later = [(query, first, second) for query, first in asked for second in (0, 1)]
+    first_prompts = [chain.build_prompt(query, [])[0] for query, _ in asked]
+    seeds = [sampling_seed(0, EVALUATION_STREAM, query.id, 0, first) for query, first in asked]
+    wrote = [chain.cut(response.tokens)[0] for response in answer(first_prompts, seeds)]
+    seen = [tokens for tokens in wrote for _ in (0, 1)]
+    later_prompts = [chain.build_prompt(query, [tokens])[0] for (query, *_), tokens in zip(later, seen, strict=True)]
+    seeds = [sampling_seed(0, EVALUATION_STREAM, query.id, 1, 2 * first + second) for query, first, second in later]
+    answered = [chain.cut(response.tokens)[0] for response in answer(later_prompts, seeds)]
+
+    def rewarded(of: Sequence[Query], role: str, responses: Sequence[list[int]]) -> tuple[list[str], list[float]]:
+        texts = [chain.decode(tokens) for tokens in responses]
+        given = [RewardedResponse(*each) for each in zip(of, [role] * len(of), texts, responses, strict=True)]
+        found = reward_responses(worker, given)
+        return texts, [float("nan") if reward is None else reward for reward in found]
+
+    draft_texts, draft_rewards = rewarded([query for query, _ in asked], chain.roles[0], wrote)
+    texts, rewards = rewarded([query for query, *_ in later], chain.roles[1], answered)
+    return Played(
+        drafts=[draft_texts[at : at + 2] for at in range(0, len(draft_texts), 2)],
+        answers=[[texts[at : at + 2], texts[at + 2 : at + 4]] for at in range(0, len(texts), 4)],
+        draft_rewards=np.array(draft_rewards).reshape(len(queries), 2),
+        answer_rewards=np.array(rewards).reshape(len(queries), 2, 2),
+    )
 
 
 def figures(played: Played, asked: Sequence[Query]) -> Figures:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launch.display.terminal import Voice
     from launch.evaluation.evaluation import EvaluationFolder, Plan
     from launch.evaluation.figures import Scoring
-    from launch.run_folder.directory import RunDirectory
+    from launch.run_folder.run import Run
     from policies.settings.core_yaml import Value
     from policies.settings.settings import Settings
 
@@ -225,21 +225,21 @@ def _lm_eval(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_in(target: str) -> "RunDirectory | None":
+def _run_in(target: str) -> "Run | None":
     """Returns the run in a folder or in storage, or None where the target is a model.
 
     Raises:
         CommandError: it is a path, but there is neither; or a URI, but there is no run.
         StorageError: storage cannot be read.
     """
-    from launch.run_folder.directory import RunDirectory
-    from launch.run_folder.mirror import read_run
+    from launch.run_folder.run import Run
+    from launch.run_folder.status import read_run
     from launch.run_folder.storage import is_uri
 
     if is_uri(target):
         return read_run(target)
     path = Path(target)
-    run_directory = RunDirectory(path)
+    run_directory = Run(path)
     if run_directory.exists():
         return run_directory
     local = path.exists() or target.startswith((".", "/", "~")) or (len(path.parts) > 1 and path.parent.is_dir())
@@ -252,7 +252,7 @@ def _run_in(target: str) -> "RunDirectory | None":
     return None
 
 
-def _settings(options: argparse.Namespace, run_directory: "RunDirectory | None") -> "Settings":
+def _settings(options: argparse.Namespace, run_directory: "Run | None") -> "Settings":
     """Puts the settings together: the run's or the default preset's, then files, then words."""
     from launch.console.configuration import DEFAULT_PRESET, read_file, read_preset, read_words
     from launch.evaluation.evaluation import located_settings
@@ -314,7 +314,7 @@ def _ks(options: argparse.Namespace, solved_at: float | None) -> list[int]:
     return sorted(set(options.k))
 
 
-def _new_path(target: str, run_directory: "RunDirectory | None", plan: "Plan") -> Path:
+def _new_path(target: str, run_directory: "Run | None", plan: "Plan") -> Path:
     """Returns a folder that another evaluation does not have, and the same one always has."""
     from launch.evaluation.evaluation import own_folder
 

@@ -10,7 +10,7 @@ from launch.console.output import print_utf8
 from launch.console.parser import Parser, local_path, path_or_uri, run
 
 if TYPE_CHECKING:
-    from launch.run_folder.directory import RunDirectory
+    from launch.run_folder.run import Run
 
 EPILOG = """--csv writes a row per number, of several runs into one file: run, update, of, policy, measure, value. `of`
 says what was measured: training (by policy, and by role), held_out (each policy alone, and `mean`), last_answer (the
@@ -117,9 +117,9 @@ def write_csv(places: Sequence[str], file: Path) -> int:
     return 0
 
 
-def _with_metrics(place: str | Path) -> "RunDirectory":
+def _with_metrics(place: str | Path) -> "Run":
     """Returns a run that has something to show."""
-    from launch.run_folder.mirror import read_run
+    from launch.run_folder.status import read_run
 
     run_directory = read_run(place)
     if not run_directory.updates():

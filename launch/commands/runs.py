@@ -67,7 +67,7 @@ def runs(place: str | None = None, as_json: bool = False) -> int:
     """
     from launch.display.tables import print_whole
     from launch.report.listing import listed
-    from launch.run_folder.directory import RUNS
+    from launch.run_folder.layout import RUNS
 
     found = listed(place or str(RUNS)) if place or RUNS.is_dir() else []
     for each in found:

@@ -2,23 +2,22 @@
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.console.errors import IN_JOB, CommandError, FolderError
+from launch.console.errors import CommandError
 from launch.console.parser import Parser, local_path, path_or_uri, run
 from launch.console.shell import one_line
 from policies.settings.settings import BY_CONTENT, RESUMABLE
 
 if TYPE_CHECKING:
-    from launch.run_folder.directory import RunDirectory
-    from launch.run_folder.sources import Sources
+    from launch.run_folder.run import Run
     from policies.settings.core_yaml import Value
     from policies.settings.settings import Settings
 
+CHANGEABLE = (*RESUMABLE, *BY_CONTENT)
+"""Settings that may change in a run that resumes."""
 USAGE = """cory train [PRESET|FILE] [-c FILE ...] [key=value ...] [options]
        cory train --resume RUN [key=value ...] [options]"""
 
@@ -118,25 +117,18 @@ def _parser(help_wanted: bool) -> Parser:
 
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
-    with contextlib.ExitStack() as held:
-        return _train(options, words, held)
+    with contextlib.ExitStack() as stack:
+        return _train(options, words, stack)
 
 
-def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.ExitStack) -> int:
-    """Does what the words say; `held` gives the run's folder back when it is closed."""
+def _train(options: argparse.Namespace, words: Sequence[str], stack: contextlib.ExitStack) -> int:
+    """Does what the words say; `stack` unlocks the run when it is closed."""
     from launch.cluster import session
-    from launch.cluster.gpus import check_gpus
     from launch.console.configuration import as_yaml, asked
     from launch.console.output import print_utf8
     from launch.run_folder import environment
-    from launch.run_folder.directory import RUNS
-    from launch.run_folder.layout import SOURCES
-    from launch.run_folder.mirror import discard
-    from launch.run_folder.sources import Sources, sources_of
+    from launch.run_folder.run import Run
     from launch.run_folder.storage import check_place
-    from launch.training import preflight, tracking
-    from launch.training.recovery import check_sources, consequence
-    from launch.training.start import create, starting_policies
 
     request = asked(options.words, options.config)
     if options.resume and (request.preset or request.files or options.out):
@@ -147,72 +139,43 @@ def _train(options: argparse.Namespace, words: Sequence[str], held: contextlib.E
         raise CommandError("--allow-changes requires --resume or --continue.")
 
     place = options.resume or options.out
-    found: RunDirectory | None = None
+    run: Run | None = None
     if options.resume:
         _changes(request.pairs)  # before anything is fetched
         check_place(place)
-        found = _open(place)
-        held.callback(found.unlock)
-        settings = _resumed(found, request.pairs)
+        run = Run.open(place)
+        stack.callback(run.unlock)
+        settings = _resumed(run, request.pairs)
     else:
         settings = request.settings()
     if options.print_config:
         print_utf8(as_yaml(settings))
         return 0
-    tracking.check(settings)
     session.quiet_libraries(options.debug)
     origin = f"{one_line(['cory', 'train', *words])}  # {environment.in_words()}"
-    check_place(place or str(RUNS / request.name))
-    if options.go_on and (found := _find(place)):
-        held.callback(found.unlock)
-        settings = _same(found, settings)
-        if (reached := found.reached()) >= settings.updates:  # without a look at its checkpoint: it may be far away
-            return _tell_done(found, reached)
-    before = None if found is None else Sources.read(found.path)
-    present = settings if before is None else _located(settings, before)
-    task, tokenizers = preflight.check(present)
-    sources = sources_of(present, task, tokenizers)
-    if before is not None and found is not None:
-        reached = found.reached()
-        changes = check_sources(before, settings, task, sources, found.shown(found.path), options.allow_changes)
-        for change in changes:
-            print(consequence(change, reached), file=sys.stderr)
-        sources = sources.continuing(before, settings, changes, reached)
-    elif found is not None:
-        print(
-            f"Warning: {found.shown(found.path)} has no {SOURCES}: whether its data and model are those that it began "
-            "with is not checked.",
-            file=sys.stderr,
-        )
-    if IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
-        session.check_driver(settings)
-    check_gpus(settings)
-    done = None if found is None else _reopen(found, settings, origin)
-    if found is not None and done is not None and done >= settings.updates:
-        return _tell_done(found, done)
-    if found is not None:
-        sources.write(found.path)
-    else:
-        starting_policies(settings)  # before there is a folder
-        settings = present = settings.with_chat_date()
-    run_directory = found or create(place, request.name, settings, sources, origin)
-    held.callback(run_directory.unlock)
 
-    from launch.training.training import train
+    from launch.training.steps import tell_done, train_run
 
-    try:
-        return train(
-            run_directory,
-            present,
-            done,
-            max_failures=options.max_failures,
-            quiet=options.quiet,
-            debug=options.debug,
-        )
-    except CommandError as error:
-        if not isinstance(error, FolderError):  # its user has moved it
-            discard(run_directory)
-        raise
+    if options.go_on:
+        check_place(place)
+        if run := _find(place):
+            stack.callback(run.unlock)
+            settings = _same(run, settings)
+            if (reached := run.reached()) >= settings.updates:  # without its checkpoint, which may be far away
+                tell_done(run, reached)
+                return 0
+    _, code = train_run(
+        settings,
+        origin,
+        run=run,
+        place=place,
+        name=request.name,
+        allow_changes=options.allow_changes,
+        max_failures=options.max_failures,
+        quiet=options.quiet,
+        debug=options.debug,
+    )
+    return code
 
 
 def _count(text: str) -> int:
@@ -221,124 +184,54 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _open(place: str) -> "RunDirectory":
-    """Returns the run in a folder or in storage."""
-    from launch.run_folder.directory import RunDirectory
-    from launch.run_folder.mirror import open_run
-    from launch.run_folder.storage import is_uri
-
-    return open_run(place) if is_uri(place) else RunDirectory.open(Path(place))
-
-
-def _find(place: str) -> "RunDirectory | None":
+def _find(place: str) -> "Run | None":
     """Returns the run in a folder or in storage, if there is one of which something is saved.
 
     One in storage is waited for as long as a process that was killed may seem to train it: nobody may be there to ask
     again.
     """
     from launch.console.patience import patiently
-    from launch.run_folder.directory import RunDirectory
     from launch.run_folder.lease import STALE, Held
-    from launch.run_folder.mirror import is_begun
-    from launch.run_folder.storage import is_uri
-
-    if is_uri(place):
-        there = is_begun(place)
-    else:
-        run = RunDirectory(Path(place))
-        there = run.exists() and not run.checkpoints.empty()
+    from launch.run_folder.run import Run, is_begun
 
     def tell(error: Exception) -> None:
         print(f"Warning: {error} Trying again until then.", file=sys.stderr, flush=True)
 
-    return patiently(lambda: _open(place), STALE, Held, tell) if there else None
+    return patiently(lambda: Run.open(place), STALE, Held, tell) if is_begun(place) else None
 
 
-def _same(run_directory: "RunDirectory", settings: "Settings") -> "Settings":
+def _same(run: "Run", settings: "Settings") -> "Settings":
     """Returns a run's settings with those of `settings` that may change; the others must be equal."""
     from cory_env.pickled import shown
     from policies.settings.core_yaml import as_word
     from policies.settings.settings import changed_settings, make_settings
 
-    kept = run_directory.settings()
+    kept = run.settings()
     old, new = kept.model_dump(), settings.model_dump()
-    changeable = _changeable(run_directory)
-    changed = changed_settings(kept, settings)
-    other = [f"{key}={shown(as_word(old[key]))}" for key in changed if key not in changeable]
+    other = [f"{key}={shown(as_word(old[key]))}" for key in changed_settings(kept, settings) if key not in CHANGEABLE]
     if other:
-        place = run_directory.shown(run_directory.path)
         raise CommandError(
-            f"{place} holds a run with {', '.join(other)}, and that cannot change in a run that goes on. Ask for just "
-            f"that, go on with it by `{run_directory.resume_command()}`, or name another folder with --out."
+            f"{run.place} holds a run with {', '.join(other)}, and that cannot change in a run that goes on. Ask for "
+            f"just that, go on with it by `{run.resume_command()}`, or name another folder with --out."
         )
-    return make_settings({**old, **{key: new[key] for key in changeable}})
+    return make_settings({**old, **{key: new[key] for key in CHANGEABLE}})
 
 
-def _changeable(run_directory: "RunDirectory") -> tuple[str, ...]:
-    """Returns the settings that may change: where files are as well, if it is known what they held."""
-    from launch.run_folder.layout import SOURCES
-
-    return (*RESUMABLE, *BY_CONTENT) if run_directory.read(SOURCES) is not None else RESUMABLE
-
-
-def _located(settings: "Settings", before: "Sources") -> "Settings":
-    """Returns the settings of a run that goes on, whose files are there, as its reward, credit and task are."""
-    from launch.run_folder.locations import add_module_folders, located
-    from launch.run_folder.sources import function_names
-
-    add_module_folders(function_names(settings, settings.whole_reward), before.paths)
-    return located(settings, before.paths)
-
-
-def _resumed(run_directory: "RunDirectory", pairs: Sequence[str]) -> "Settings":
+def _resumed(run: "Run", pairs: Sequence[str]) -> "Settings":
     """Returns the settings of a run, with the few that may change changed."""
     from policies.settings.settings import make_settings
 
-    changes = _changes(pairs, _changeable(run_directory))
-    return make_settings({**run_directory.settings().model_dump(), **changes})
+    return make_settings({**run.settings().model_dump(), **_changes(pairs)})
 
 
-def _changes(pairs: Sequence[str], changeable: Sequence[str] = (*RESUMABLE, *BY_CONTENT)) -> "dict[str, Value]":
-    """Reads settings for a run that goes on, and refuses those that cannot change."""
+def _changes(pairs: Sequence[str]) -> "dict[str, Value]":
+    """Reads settings for a run that resumes, and refuses those that cannot change."""
     from launch.console.configuration import read_words
 
     changes = read_words(pairs)
     for key in changes:
-        if key not in changeable:
+        if key not in CHANGEABLE:
             raise CommandError(
-                f"`{key}` cannot change in a run that goes on, only {', '.join(changeable)} can. Start a new run."
+                f"`{key}` cannot change in a run that goes on, only {', '.join(CHANGEABLE)} can. Start a new run."
             )
     return changes
-
-
-def _tell_done(run_directory: "RunDirectory", done: int) -> int:
-    """Says that a run is done; of one in storage, which has all of it, nothing stays here."""
-    from launch.run_folder.mirror import leave
-
-    leave(run_directory)
-    print(
-        f"{run_directory.shown(run_directory.path)} is done: it has all of its {done} updates. To lengthen it: "
-        f"{run_directory.resume_command()} updates={2 * done}"
-    )
-    return 0
-
-
-def _reopen(run_directory: "RunDirectory", settings: "Settings", origin: str) -> int:
-    """Takes the folder of a run and sets it back to its latest checkpoint, of which it returns the update.
-
-    One that is done stays as it is.
-    """
-    from launch.training.recovery import last_whole
-
-    folder = run_directory.shown(run_directory.path)
-    run_directory.lock()
-    run_directory.bring()
-    done = last_whole(run_directory, lambda text: print(text, file=sys.stderr))
-    if done is None:
-        raise CommandError(f"{folder} has no checkpoint to go on from. Start a new run.")
-    if done >= settings.updates:
-        return done
-    run_directory.cut_after(done)
-    if settings != run_directory.settings():
-        run_directory.write_settings(settings, origin)
-    return done

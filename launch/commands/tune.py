@@ -148,7 +148,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.console import output
     from launch.console.interrupts import Interrupts
     from launch.display.terminal import Voice
-    from launch.run_folder.directory import RUNS, new_folder
+    from launch.run_folder.layout import RUNS, new_folder
     from launch.run_folder.locks import folder_watched, lock_folder
     from launch.run_folder.manifest import own_version
     from launch.run_folder.storage import check_place

@@ -12,7 +12,7 @@ from launch.console.parser import Parser, path_or_uri, run
 if TYPE_CHECKING:
     from launch.display.terminal import Terminal
     from launch.run_folder.records import HealthWarning, Update
-    from launch.run_folder.standing import Standing
+    from launch.run_folder.status import RunStatus
 
 STOPPED = 1
 """Exit code where nothing trains a run that is not done."""
@@ -71,11 +71,11 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
     """
     from launch.console.patience import PATIENCE, patiently
     from launch.display.terminal import Terminal
-    from launch.run_folder.standing import look
+    from launch.run_folder.status import read_status
     from launch.run_folder.storage import StorageError
     from launch.training.training import COLLAPSED
 
-    seen = look(where)
+    seen = read_status(where)
     with Terminal(seen.settings, sys.stdout, bar=not once) as terminal:
         shown: list[Update] = []
         training: bool | None = None
@@ -95,10 +95,10 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
             if last:
                 return COLLAPSED if seen.collapsed else 0 if seen.done or seen.process else STOPPED
             time.sleep(STORAGE_SECONDS if seen.stored else SECONDS)
-            seen = patiently(lambda: look(where), PATIENCE, StorageError, tell)
+            seen = patiently(lambda: read_status(where), PATIENCE, StorageError, tell)
 
 
-def _show_new(terminal: Terminal, shown: list[Update], seen: Standing) -> None:
+def _show_new(terminal: Terminal, shown: list[Update], seen: RunStatus) -> None:
     """Shows the updates that were not shown yet. A run that was resumed may have gone back before those that were."""
     kept = 0
     while kept < min(len(shown), len(seen.updates)) and shown[kept] == seen.updates[kept]:
@@ -123,7 +123,7 @@ def _name(warning: HealthWarning) -> tuple[str, str]:
     return warning["signature"], warning["of"]
 
 
-def _state(seen: Standing) -> str:
+def _state(seen: RunStatus) -> str:
     """Returns how far the run is, how long ago that was, and who trains it."""
     count = seen.updates[-1]["update"] if seen.updates else 0
     parts = [f"Update {count} of {seen.settings.updates}"]

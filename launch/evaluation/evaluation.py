@@ -23,12 +23,12 @@ from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
 from launch.evaluation.figures import BASE, Scoring, Standing, summarise
 from launch.run_folder import manifest
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import versions
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.locations import NAMED, add_module_folders, located
 from launch.run_folder.locks import folder_watched, lock_folder
 from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse, plain
+from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, compare, function_names
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
@@ -247,8 +247,8 @@ def answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spli
     first = algo.settings.modules[0]  # which holds the mean while that is in the lineup
     players = tuple(first if module == AVERAGE else module for module in lineup.modules)
     mapping = RoleMapping(role_names(len(players)), players)
-    rollouts, figures = algo.evaluator.measure([Deal(query, sample) for query, sample in deals], mapping, split)
-    played = [each for r in rollouts for each in zip(r.deals, r.samples, r.episodes, strict=True)]
+    rollout, figures = algo.evaluator.measure([Deal(query, sample) for query, sample in deals], mapping, split)
+    played = zip(rollout.deals, rollout.samples, rollout.episodes, strict=True)
     chains: list[MeasuredChain] = []
     for row, (deal, sample, episode) in enumerate(played):
         chain = MeasuredChain(query=deal.query, sample=deal.sample, responses=[])
@@ -306,7 +306,7 @@ def results(plan: Plan, scoring: Scoring, folder: EvaluationFolder, command: str
     return standings, dropped
 
 
-def own_folder(run: RunDirectory, plan: Plan) -> Path:
+def own_folder(run: Run, plan: Plan) -> Path:
     """Returns the folder of an evaluation of a run, which another one does not have, and the same one always has."""
     assert plan.checkpoint is not None
     name = f"{plan.checkpoint[1].name}-{plan.fingerprint}"
@@ -315,7 +315,7 @@ def own_folder(run: RunDirectory, plan: Plan) -> Path:
     return run.path / "evaluation" / name
 
 
-def located_settings(run: RunDirectory, given: Container[str] = ()) -> Settings:
+def located_settings(run: Run, given: Container[str] = ()) -> Settings:
     """Returns the settings of a run, with its files where they are (`launch.run_folder.locations`).
 
     Args:
@@ -333,7 +333,7 @@ def located_settings(run: RunDirectory, given: Container[str] = ()) -> Settings:
     return located(settings, sources.paths, needed=("model", *data), settable=data)
 
 
-def changes_since(run: RunDirectory, settings: Settings, task: Task, now: Sources) -> list[str]:
+def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> list[str]:
     """Returns a sentence on each part of what a run was made from that its evaluation has otherwise.
 
     Args:

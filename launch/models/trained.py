@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from launch.console.errors import CommandError
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import CONFIG, POLICIES
 from launch.run_folder.locations import add_module_folders, located
-from launch.run_folder.mirror import read_run
 from launch.run_folder.records import Update
+from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, compare_llms, llms_of
+from launch.run_folder.status import read_run
 from policies.models.average import mean_weights, stacked, stacked_lora
 from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE
@@ -178,7 +178,7 @@ class Trained(ABC):
 class Stored(Trained):
     """What a run had learned at one of its checkpoints."""
 
-    run: RunDirectory
+    run: Run
     settings: Settings
     update: int
     folder: Path

@@ -2,16 +2,15 @@
 
 import csv
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from launch.console.errors import CommandError
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import CONFIG, FROM_PYTHON
 from launch.run_folder.locks import lock_holder
-from launch.run_folder.mirror import read_run
-from launch.run_folder.standing import COLLAPSED, CRASHED, ENDED, STOPPED, TRAINING, look
+from launch.run_folder.run import Run
+from launch.run_folder.status import COLLAPSED, CRASHED, ENDED, STOPPED, TRAINING, read_run, read_status
 from launch.run_folder.storage import Storage, is_uri
 from launch.search import outcome
 from launch.search.search import ORIGIN, REPORTS, RESULTS, SEARCH, Search, recorded
@@ -30,7 +29,7 @@ class Listed(NamedTuple):
     kind: str
     """`run` or `trial`."""
     state: str
-    """Of `launch.run_folder.standing`; of a trial also `stopped early` and `failed`; `unreadable`."""
+    """Of `launch.run_folder.status`; of a trial also `stopped early` and `failed`; `unreadable`."""
     process: str | None = None
     """What trains it, as `123 on host`."""
     task: str | None = None
@@ -57,7 +56,7 @@ def listed(place: str) -> list[Listed]:
     """
     if is_uri(place):
         storage = Storage(place)
-        found = [_run(storage.below(name) if name else storage.uri) for name in _topmost(storage.names())]
+        found = [_run(storage.uri_of(name)) for name in _topmost(storage.files())]
     else:
         folder = Path(place)
         if not folder.is_dir():
@@ -68,7 +67,7 @@ def listed(place: str) -> list[Listed]:
     return sorted(found, key=lambda each: (each.written or 0.0, each.run))
 
 
-def _topmost(names: Sequence[str]) -> list[str]:
+def _topmost(names: Iterable[str]) -> list[str]:
     """Returns the folders among files' names that hold settings, but for those in one another, which a run has too."""
     found: list[str] = []
     for folder in sorted({name.removesuffix(CONFIG) for name in names if f"/{name}".endswith(f"/{CONFIG}")}, key=len):
@@ -80,7 +79,7 @@ def _topmost(names: Sequence[str]) -> list[str]:
 def _below(folder: Path) -> Iterator[Listed]:
     for path, folders, files in os.walk(folder):
         here = Path(path)
-        if CONFIG in files and RunDirectory(here).exists():
+        if CONFIG in files and Run(here).exists():
             folders.clear()
             yield _run(path)
         elif SEARCH in files and (here / SEARCH).read_bytes().startswith(ORIGIN.encode()):
@@ -91,7 +90,7 @@ def _below(folder: Path) -> Iterator[Listed]:
 
 def _run(place: str) -> Listed:
     try:
-        seen = look(place)
+        seen = read_status(place)
         command = (read_run(place).read(CONFIG) or b"").decode().partition("\n")[0]
     except CommandError as error:
         return Listed(place, "run", UNREADABLE, problem=str(error))

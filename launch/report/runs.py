@@ -10,11 +10,11 @@ from typing import cast
 from cory_env.pickled import shown
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
-from launch.run_folder import final, mirror
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder import final, status
 from launch.run_folder.layout import CONFIG
 from launch.run_folder.records import Figures, SampleLine, Update
-from launch.run_folder.standing import divergence
+from launch.run_folder.run import Run as RunFolder
+from launch.run_folder.status import divergence
 from launch.run_folder.storage import REPORTED, is_uri
 from launch.search.space import show_value
 from launch.study import results
@@ -112,7 +112,7 @@ def read(addresses: Sequence[str | Path]) -> list[Run]:
     runs = []
     for address, name in zip(addresses, names(addresses), strict=True):
         folder = Path(address)
-        if not is_uri(str(address)) and (folder / "results").is_dir() and not RunDirectory(folder).exists():
+        if not is_uri(str(address)) and (folder / "results").is_dir() and not RunFolder(folder).exists():
             prefix = f"{name}/" if len(addresses) > 1 else ""
             runs += [_of_study(result, prefix) for result in results.read(folder)]
         else:
@@ -136,7 +136,7 @@ def read_run(address: str | Path, name: str) -> Run:
         CommandError: there is no run, or a file of it is damaged.
         StorageError: storage cannot be read.
     """
-    run = mirror.read_run(address, REPORTED)
+    run = status.read_run(address, REPORTED)
     folder = run.path
     settings, updates = run.settings(), run.updates()
     done = updates[-1]["update"] if updates else 0
@@ -180,7 +180,7 @@ def read_run(address: str | Path, name: str) -> Run:
     )
 
 
-def _last_look(run: RunDirectory, updates: Sequence[Update]) -> final.Final | None:
+def _last_look(run: RunFolder, updates: Sequence[Update]) -> final.Final | None:
     kept = final.read(run.final)
     return kept if kept and updates and kept["update"] == updates[-1]["update"] else None  # else the run went on
 

@@ -129,27 +129,30 @@ class Checkpoints:
 
         Raises:
             CommandError: of the latest checkpoint only the policies were kept.
-            FormatError: the latest checkpoint that is not damaged was written in another format, or all of them by a
-                version that did not seal them.
+            FormatError: the latest checkpoint that is not damaged was written in another format.
         """
-        places = [self.place(update) for update in self.updates()]
-        if places and not any((place / manifest.NAME).exists() for place in places):
-            raise manifest.FormatError(
-                f"{self.folder} was written by a version before checkpoints had a {manifest.NAME}. Go on with that "
-                "version, or start a new run."
-            )
-        if places and (places[-1] / ONLY_POLICIES).exists():
+        latest = self.latest()
+        if latest and (latest[1] / ONLY_POLICIES).exists():
             raise CommandError(
-                f"No training can go on from {places[-1]}: when its study had the result, only the policies were kept. "
+                f"No training can go on from {latest[1]}: when its study had the result, only the policies were kept. "
                 "`cory evaluate`, `generate` and `export` work. For more updates, start a new run."
             )
-        told = []
+        sentences = []
         while (latest := self.latest()) and (fault := manifest.fault(latest[1])):
             aside = latest[1].with_name(f"{_DAMAGED}{latest[1].name}")
             shutil.rmtree(aside, ignore_errors=True)  # the same update's, damaged before
             latest[1].rename(aside)
-            told.append(f"{latest[1]} {fault}; it is now {aside.name}.")
-        return told
+            sentences.append(f"{latest[1]} {fault}; it is now {aside.name}.")
+        return sentences
+
+    def latest_whole(self) -> int:
+        """Returns the update of the latest whole checkpoint; -1 if there is none.
+
+        Raises:
+            FormatError: a later one was written in another format.
+        """
+        updates = reversed(self.updates())
+        return next((update for update in updates if manifest.fault(self.place(update)) is None), -1)
 
     def empty(self) -> bool:
         """Tells whether there is no checkpoint, not even a damaged one."""

@@ -3,7 +3,7 @@ and the chain's last answer to them.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from policies.cory import Cory
-    from policies.rollout.chain_runner import Rollout
+    from policies.rollout.episodes import Rollout
 
 PROBED = 200
 """Held-out queries, at most, on which the influence is measured: two responses of the pioneer to each, two to each of
@@ -74,18 +74,18 @@ def final_responses(algo: "Cory", count: int) -> Final:
     final = Final(update=algo.updates, policy={})
     for module in algo.settings.modules:
         mapping = algo.evaluator.led_by(module)
-        rollouts, figures = algo.evaluator.measure(deals, mapping, "test")
+        rollout, figures = algo.evaluator.measure(deals, mapping, "test")
         if not figures:
             continue
-        final["policy"][module] = _of_role(rollouts, figures, 0)
+        final["policy"][module] = _of_role(rollout, figures, 0)
         if len(mapping.roles) > 1:
             order = ",".join(mapping.as_dict().values())
-            final.setdefault("last_answer", {})[order] = _of_role(rollouts, figures, len(mapping.roles) - 1)
+            final.setdefault("last_answer", {})[order] = _of_role(rollout, figures, len(mapping.roles) - 1)
     if algo.settings.evaluate_average:
         with algo.evaluator.average() as alone:
-            rollouts, figures = algo.evaluator.measure(deals, alone, "test")
+            rollout, figures = algo.evaluator.measure(deals, alone, "test")
         if figures:
-            final["policy"][AVERAGE] = _of_role(rollouts, figures, 0)
+            final["policy"][AVERAGE] = _of_role(rollout, figures, 0)
     if "last_answer" in final:
         final["influence"] = _influence(algo, min(count, PROBED))
     return final
@@ -101,12 +101,12 @@ def _influence(algo: "Cory", queries: int) -> FinalInfluence:
     return FinalInfluence(share=components(rewards).share, low=low, high=high, queries=len(rewards))
 
 
-def _of_role(rollouts: "Sequence[Rollout]", figures: "Mapping[str, Mapping[str, np.ndarray]]", at: int) -> Responses:
+def _of_role(rollout: "Rollout", figures: "Mapping[str, Mapping[str, np.ndarray]]", at: int) -> Responses:
     """Returns what the role at a position answered, and what was measured of it."""
-    samples = [sample for rollout in rollouts for sample in rollout.samples]
+    samples = rollout.samples
     measured = list(figures.values())[at]
     return Responses(
-        query=[deal.query for rollout in rollouts for deal in rollout.deals],
+        query=[deal.query for deal in rollout.deals],
         prompt=[sample["query"] for sample in samples],
         text=[sample["responses"][at]["text"] for sample in samples],
         figures={name: measured[name].tolist() for name in (*OF_RESPONSE, "seen_kl") if name in measured},

@@ -1,11 +1,8 @@
-"""A lease on a run in storage: who may write there, where no lock reaches.
+"""A lease on a run in storage: the record of the process that owns it, where no lock reaches.
 
-A small object beside the run's files names its holder and the time, and is renewed as long as that lives. One that was
-not renewed for `STALE` seconds may be taken by anybody: its holder was killed, or has lost the network, and then finds
-out when it next writes. So the clocks of the machines must agree within a minute.
-
-The local folder in which a run works notes the lease under which it last had all of the run. Where storage still names
-that one, nobody else has written there since.
+The record, a small object beside the run's files, names the owner and a time, which is renewed as long as the owner
+lives. A run whose record was not renewed for `STALE` seconds may be taken over: its owner was killed, or has lost the
+network, and then stops at its next upload. So the clocks of the machines must agree within a minute.
 """
 
 import contextlib
@@ -16,7 +13,7 @@ import secrets
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from launch.console.errors import CommandError
 from launch.run_folder.layout import LEASE
@@ -25,9 +22,7 @@ from launch.run_folder.storage import Storage, StorageError
 RENEWED = 30.0
 """Seconds after which a lease is renewed."""
 STALE = 120.0
-"""Seconds after which one that was not renewed is free."""
-SETTLED = 2.0
-"""Seconds after which, of several that took a free lease at once, all see who has it."""
+"""Seconds after which one that was not renewed may be taken over."""
 
 
 class Held(CommandError):
@@ -35,126 +30,105 @@ class Held(CommandError):
 
 
 class Lost(StorageError):
-    """Another process has taken the lease from this one; the message says which, and where this one's run is."""
+    """Another process has taken the lease over; the message says which, and where this one's run is."""
 
 
-class Holder(NamedTuple):
-    """What the object in storage says."""
+class Owner(NamedTuple):
+    """What the record says."""
 
-    id: str
-    """Of the lease: another one each time that it is taken."""
+    writer: str
+    """The local folder in which the owner works, by an id that is kept there."""
     host: str
     process: int
     time: float
-    """When it was last renewed, in seconds since 1970; 0: it was given back."""
+    """When it was last renewed, in seconds since 1970."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was renewed lately."""
+        return time.time() - self.time < STALE
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        return f"{self.process} on {self.host}"
+
+    @classmethod
+    def read(cls, content: bytes | None) -> Self | None:
+        """Reads the record's content; None: there is none, or it was cut off."""
+        try:
+            return None if content is None else cls(**json.loads(content))
+        except (ValueError, TypeError):
+            return None
 
 
 class Lease:
-    """A lease for this process on the run in a storage, which works in a local folder that this process has locked."""
+    """This process's lease on a run in storage, while it is entered as a context."""
 
     def __init__(self, storage: Storage, folder: Path) -> None:
-        self.unbroken = False
-        """Nobody else has held a lease since the local folder noted its own."""
+        """Takes the run, and the local folder in which it works, which this process has locked."""
         self._storage = storage
         self._folder = folder
-        self._id = secrets.token_hex(8)
-        self._ended = threading.Event()
-        self._writing = threading.Lock()
+        self._released = threading.Event()
+        self._heartbeat = threading.Thread(target=self._renew_again_and_again, daemon=True)
 
-    def take(self, locked: bool) -> None:
-        """Takes the lease, and renews it until it is given back.
-
-        Args:
-            locked: a lock on the storage says that nobody else can be writing there.
+    def __enter__(self) -> Self:
+        """Takes the lease, and renews it from then on.
 
         Raises:
-            Held: another process has it.
+            Held: another process has it. None has that worked in the same local folder: its lock says that it ended.
             StorageError: storage cannot be read or written.
         """
-        there, noted = self._read(), self._noted()
-        self.unbroken = noted == (there.id if there else None)
-        alone = locked or (there is not None and self.unbroken)  # the local lock is this process's, so that one ended
-        if there is not None and not alone and time.time() - there.time < STALE:
-            raise Held(self._in_use(there))
-        self._write(time.time())
-        if not alone:
-            time.sleep(SETTLED)
-            if (there := self._read()) is not None and there.id != self._id:
-                raise Held(self._in_use(there))
-        threading.Thread(target=self._keep, daemon=True).start()
+        file = self._folder / LEASE
+        if not file.exists():
+            file.write_text(secrets.token_hex(8))
+        self._writer = file.read_text()
+        owner = self._owner()
+        if owner is not None and owner.is_alive and not self._is_owner(owner):
+            silent = max(time.time() - owner.time, 0.0)
+            raise Held(
+                f"{self._storage.uri} is in use by another run (process {owner}, heard of "
+                f"{silent:.0f} s ago). Stop it, or name another place with --out. If it was killed, try again in "
+                f"{max(STALE - silent, 1.0):.0f} s."
+            )
+        self._write()
+        self._heartbeat.start()
+        return self
 
-    def note(self) -> None:
-        """Notes that the local folder has all of the run now."""
-        (self._folder / LEASE).write_text(self._id)
+    def __exit__(self, *_: object) -> None:
+        """Gives the lease back, if it is still held. If storage cannot be reached, it may be taken over by and by."""
+        self._released.set()
+        self._heartbeat.join()
+        with contextlib.suppress(StorageError):
+            if self._is_owner(self._owner()):
+                self._storage.remove(LEASE)
 
     def renew(self) -> None:
-        """Says that the holder lives.
+        """Says that the owner lives.
 
         Raises:
-            Lost: another process has taken the lease.
+            Lost: another process has taken the lease over.
             StorageError: storage cannot be read or written.
         """
-        with self._writing:
-            if self._ended.is_set():
-                return
-            there = self._read()
-            if there is not None and there.id != self._id:
-                raise Lost(
-                    f"{self._storage.uri} was taken over by process {there.process} on {there.host}, as this one had "
-                    f"not been heard of for {STALE:.0f} s. What this one did is in {self._folder} on {platform.node()}."
-                )
-            self._write(time.time())
+        owner = self._owner()
+        if not self._is_owner(owner):  # none: who took it over has ended
+            other = f"process {owner}" if owner else "another process"
+            raise Lost(
+                f"{self._storage.uri} was taken over by {other}, as this one had not been heard of for {STALE:.0f} s. "
+                f"What this one did is in {self._folder} on {platform.node()}."
+            )
+        self._write()
 
-    def release(self) -> None:
-        """Gives the lease back, if it is still held. Where storage cannot be reached, it becomes free by itself."""
-        self._ended.set()
-        with self._writing, contextlib.suppress(StorageError):
-            there = self._read()
-            if there is not None and there.id == self._id:
-                if self._noted() is None:  # there is no local folder any more that could have more than storage
-                    self._storage.remove(LEASE)
-                else:
-                    self._write(0.0)
-
-    def _keep(self) -> None:
-        while not self._ended.wait(RENEWED):
-            with contextlib.suppress(StorageError):  # who next copies something is told
+    def _renew_again_and_again(self) -> None:
+        while not self._released.wait(RENEWED):
+            with contextlib.suppress(StorageError):  # the next upload reports it
                 self.renew()
 
-    def _read(self) -> Holder | None:
-        return _holder(self._storage.find(LEASE))
+    def _owner(self) -> Owner | None:
+        return Owner.read(self._storage.read(LEASE))
 
-    def _write(self, now: float) -> None:
-        holder = Holder(self._id, platform.node(), os.getpid(), now)
-        self._storage.write(LEASE, json.dumps(holder._asdict()).encode())
+    def _is_owner(self, owner: Owner | None) -> bool:
+        return owner is not None and owner.writer == self._writer
 
-    def _noted(self) -> str | None:
-        file = self._folder / LEASE
-        return file.read_text() if file.exists() else None
-
-    def _in_use(self, holder: Holder) -> str:
-        silent = max(time.time() - holder.time, 0.0)
-        return (
-            f"{self._storage.uri} is in use by another run (process {holder.process} on {holder.host}, heard of "
-            f"{silent:.0f} s ago). Stop it, or name another place with --out. If it was killed, try again in "
-            f"{max(STALE - silent, 1.0):.0f} s."
-        )
-
-
-def lease_holder(content: bytes | None) -> str | None:
-    """Returns the process that holds a lease, as `123 on host`; None where nobody does.
-
-    Args:
-        content: of the object that says so; None where there is none.
-    """
-    holder = _holder(content)
-    if holder is None or time.time() - holder.time >= STALE:
-        return None
-    return f"{holder.process} on {holder.host}"
-
-
-def _holder(content: bytes | None) -> Holder | None:
-    try:
-        return None if content is None else Holder(**json.loads(content))
-    except (ValueError, TypeError):  # cut off
-        return None
+    def _write(self) -> None:
+        owner = Owner(self._writer, platform.node(), os.getpid(), time.time())
+        self._storage.write(LEASE, json.dumps(owner._asdict()).encode())

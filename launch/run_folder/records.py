@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 from cory_env.message import Message
+from policies.settings.settings import Settings
 
 Figures = dict[str, float | None]
 """Named numbers; None where one is not finite or could not be computed."""
@@ -117,6 +118,14 @@ def mean_over_policies(policies: Sequence[Figures]) -> Figures:
         known = [value for figures in policies if (value := figures.get(name)) is not None]
         means[name] = sum(known) / len(known) if len(known) == len(policies) else None
     return means
+
+
+def best_of(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
+    """Returns the update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
+    scores = {line["update"]: settings.worth(line) for line in lines if "evaluation" in line}
+    known = {update: score for update, score in scores.items() if score is not None}
+    best = max(known, key=lambda update: known[update], default=None)
+    return None if best is None else (best, known[best])
 
 
 def plain(value: object) -> object:

@@ -26,11 +26,11 @@ from launch.console.interrupts import SIGNALS, Interrupts
 from launch.models.trained import POLICIES
 from launch.run_folder import final, manifest
 from launch.run_folder.checkpoints import ONLY_POLICIES
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import hardware, versions
 from launch.run_folder.locks import FolderHandle, lock_holder, try_lock
 from launch.run_folder.records import SampleLine
-from launch.run_folder.standing import divergence
+from launch.run_folder.run import Run
+from launch.run_folder.status import divergence
 from launch.study.definition import Arm, Study
 from launch.study.results import (
     Cost,
@@ -77,7 +77,7 @@ class Job:
     @property
     def begun(self) -> bool:
         """Whether its run goes on from a checkpoint."""
-        run = RunDirectory(self.run)
+        run = Run(self.run)
         return run.exists() and not run.checkpoints.empty()
 
     @property
@@ -113,7 +113,7 @@ class Job:
         Returns:
             What it is called now; None where there was no need.
         """
-        run = RunDirectory(self.run)
+        run = Run(self.run)
         if not run.exists():
             return None
         asked = self.study.settings(self.arm, self.seed)
@@ -238,7 +238,7 @@ class Performer:
         made = collect(job, ended)
         write(job.result, made)
         if made.status != "failed":
-            keep_policies(RunDirectory(job.run))
+            keep_policies(Run(job.run))
         return made
 
     def _train(self, job: Job) -> Ended:
@@ -277,7 +277,7 @@ class Performer:
 
 def collect(job: Job, ended: Ended) -> StudyRun:
     """Makes the result of a run from its folder."""
-    run, settings = RunDirectory(job.run), job.study.settings(job.arm, job.seed)
+    run, settings = Run(job.run), job.study.settings(job.arm, job.seed)
     lines = run.updates()
     last = final.read(run.final)
     status, reason = _status(run, ended)
@@ -306,7 +306,7 @@ def collect(job: Job, ended: Ended) -> StudyRun:
     )
 
 
-def _status(run: RunDirectory, ended: Ended) -> tuple[Status, str | None]:
+def _status(run: Run, ended: Ended) -> tuple[Status, str | None]:
     """Returns how a run ended, and why."""
     if ended.code == 0:
         return "done", None
@@ -319,7 +319,7 @@ def _status(run: RunDirectory, ended: Ended) -> tuple[Status, str | None]:
     return "diverged" if divergence(run) else "failed", reason
 
 
-def keep_policies(run: RunDirectory) -> None:
+def keep_policies(run: Run) -> None:
     """Drops the checkpoints of a run that has ended, but for the policies of the latest one.
 
     With these, `cory evaluate`, `generate` and `export` work, but `--resume` does not. The optimizers' state, twice as

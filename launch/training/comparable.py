@@ -1,6 +1,7 @@
-"""Trainings that are compared, those of a search or a study: each kind must be made from the same as it was before.
+"""What a run, a search or a study is made from must be the same when it resumes, or its figures do not compare.
 
-`sources.json` in the folder of the search or study holds what each kind was made from (`launch.run_folder.sources`).
+A search or study has several kinds of trainings: `sources.json` in its folder holds what each was made from
+(`launch.run_folder.sources`).
 """
 
 import json
@@ -13,13 +14,51 @@ from launch.console.errors import IN_JOB, CommandError
 from launch.run_folder.journal import replace_text
 from launch.run_folder.layout import SOURCES
 from launch.run_folder.locations import add_module_folders, located
-from launch.run_folder.sources import Sources, function_names, sources_of
-from launch.training.recovery import check_sources
+from launch.run_folder.sources import Change, Sources, compare, function_names, sources_of
 from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, deciding
 
 OF_KIND = sorted(deciding("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
 """Settings that decide what a training is made from."""
 Prepare = Callable[[Settings], tuple[Task, Tokenizers] | None]
+
+
+def check_sources(
+    before: Sources, settings: Settings, task: Task, now: Sources, where: str, allow: bool
+) -> list[Change]:
+    """Refuses to resume with other queries, models, tokenizers or templates, unless the user allows it.
+
+    Args:
+        before: what the run, or search, was made from.
+        settings: of the resume, with the names that messages are to use.
+        task: of these settings.
+        now: what it would be made from.
+        where: what messages call the run.
+        allow: the user allows it.
+
+    Returns:
+        What differs, for `consequence`.
+
+    Raises:
+        CommandError: something differs that needs to be allowed.
+    """
+    changes = compare(before, settings, task, now)
+    refused = [change for change in changes if change.is_refused]
+    if refused and not allow:
+        raise CommandError(
+            f"{where} cannot resume as it was. {refused[0].text}. Put that back, or resume with --allow-changes."
+        )
+    return changes
+
+
+def consequence(change: Change, update: int) -> str:
+    """Returns a warning: what has changed since a run began, and which figures no longer compare.
+
+    Args:
+        change: that was found at a resume.
+        update: after which the run resumes.
+    """
+    best = ", nor does `best`" if change.part in ("validation", "test") else ""
+    return f"Warning: {change.text}. The {change.figures} up to update {update} do not compare with later ones{best}."
 
 
 def check_comparable(

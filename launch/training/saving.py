@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.lease import Lost
+from launch.run_folder.run import Run
 from launch.run_folder.storage import StorageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Saving:
     user aborts.
     """
 
-    def __init__(self, run: RunDirectory, keep: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, keep: int, tell: Callable[[str], None]) -> None:
         """Takes the locked run, how many checkpoints it keeps beside the best, and what is told of warnings."""
         self._run = run
         self._keep = keep
@@ -103,7 +103,7 @@ class Saving:
             self._run.checkpoints.name_best(best)
         self._run.checkpoints.prune(self._keep)
         try:
-            self._run.mirror(self._keep)
+            self._run.upload()
         except Lost:
             raise
         except StorageError as error:

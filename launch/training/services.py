@@ -1,17 +1,18 @@
-"""Trackers that are others' programs: Weights & Biases, MLflow."""
+"""Trackers that are others' programs: Weights & Biases, Trackio, MLflow."""
 
 import contextlib
+import io
 import json
 import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from launch.console.credentials import without_passwords
 from launch.console.errors import CommandError
-from launch.run_folder.layout import MLFLOW_ID, WANDB_ID
+from launch.run_folder.layout import MLFLOW_ID, TRACKIO_ID, WANDB_ID
 from launch.run_folder.records import Sample
 from policies.settings.settings import Settings
 
@@ -38,15 +39,6 @@ class Tracker(Protocol):
         """Writes what is still held back, and that the run has ended, or failed."""
 
 
-def rows(update: int, samples: Sequence[Sample]) -> list[list[object]]:
-    """Returns sample texts as rows of a table, one per response."""
-    return [
-        [update, sample["query"], each["role"], each["policy"], each["text"], each["task_reward"]]
-        for sample in samples
-        for each in sample["responses"]
-    ]
-
-
 class WeightsAndBiases(Tracker):
     """One Weights & Biases run, continued under the same id when training is resumed.
 
@@ -57,7 +49,7 @@ class WeightsAndBiases(Tracker):
     name = "Weights & Biases"
 
     def __init__(self, folder: Path, settings: Settings, group: str | None = None) -> None:
-        """Opens the run; its id is kept in the run's folder.
+        """Opens the run; what it is known by is kept in the run's folder.
 
         Args:
             folder: the run's.
@@ -65,19 +57,24 @@ class WeightsAndBiases(Tracker):
             group: what it is a part of, beside others in this process (`launch.training.tracking.open_services`).
 
         Raises:
-            CommandError: Weights & Biases refuses, as without a login.
+            CommandError: the tracker refuses, as without a login.
         """
+        self._alone = group is None
+        self._next = 0  # the first update that it does not hold yet, unless it sees to that by itself
+        self._open(folder, settings, group)
+
+    def _open(self, folder: Path, settings: Settings, group: str | None) -> None:
         import wandb
 
-        self._alone = group is None
-        remembered = folder / WANDB_ID
-        if not remembered.exists():
-            remembered.write_text(secrets.token_hex(4))
+        self._library: Any = wandb
+        file = folder / WANDB_ID
+        if not file.exists():
+            file.write_text(secrets.token_hex(4))
         try:
-            self._run = wandb.init(
+            self._run: Any = wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or "cory",
                 name=os.environ.get("WANDB_NAME") or folder.name,
-                id=remembered.read_text(),
+                id=file.read_text(),
                 resume="allow",
                 group=os.environ.get("WANDB_RUN_GROUP") or group,
                 reinit="create_new",  # others of its group may be open
@@ -90,25 +87,65 @@ class WeightsAndBiases(Tracker):
             ) from error
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update."""
-        self._run.log(dict(figures), step=update)
+        """Records the numbers of one update, unless it was done before the run went back to a checkpoint."""
+        if update >= self._next:
+            self._run.log(dict(figures), step=update)
 
     def show(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
         """Records sample texts of one update, as a table."""
-        import wandb
-
-        name = "samples/held_out" if held_out else "samples/training"
-        self._run.log({name: wandb.Table(columns=list(COLUMNS), data=rows(update, samples))}, step=update)
+        rows = [
+            [update, sample["query"], response["role"], response["policy"], response["text"], response["task_reward"]]
+            for sample in samples
+            for response in sample["responses"]
+        ]
+        table = self._library.Table(columns=list(COLUMNS), data=rows)
+        self.log(update, {"samples/held_out" if held_out else "samples/training": table})
 
     def close(self, failed: bool) -> None:
         """Ends the run, and the process that sends its numbers."""
-        import wandb
-
         try:
             self._run.finish(exit_code=int(failed))
         finally:
             if self._alone:
-                wandb.teardown()  # else one that has died is asked again when this process ends, or by its next run
+                self._library.teardown()  # else one that has died is asked again when this process ends
+
+
+class Trackio(WeightsAndBiases):
+    """One Trackio run, continued under its name when training is resumed. Trackio has the interface of the above.
+
+    It keeps numbers in a database on this machine, which `trackio show` draws in a browser. Its own variables say where
+    numbers go: TRACKIO_DIR, or TRACKIO_SPACE_ID and TRACKIO_SERVER_URL for a dashboard elsewhere; TRACKIO_PROJECT the
+    project, else `cory`.
+    """
+
+    name = "Trackio"
+
+    def _open(self, folder: Path, settings: Settings, group: str | None) -> None:
+        import trackio
+
+        self._library = trackio
+        file = folder / TRACKIO_ID
+        known = file.exists()
+        with contextlib.redirect_stdout(io.StringIO()):  # its greeting
+            self._run = trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT") or "cory",
+                name=file.read_text(encoding="utf-8") if known else folder.name,
+                group=group,
+                config=settings.told(),
+                resume="allow" if known else "never",
+                embed=False,
+            )
+        file.write_text(self._run.name, encoding="utf-8")
+        self._next = self._run._next_step  # it would keep both of two that are of one update
+
+    def close(self, failed: bool) -> None:
+        """Waits until all numbers are written."""
+        from trackio import context_vars
+
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run.finish()
+        if context_vars.current_run.get() is self._run:  # which Trackio finishes when Python ends
+            context_vars.current_run.set(None)
 
 
 class MLflow(Tracker):

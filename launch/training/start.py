@@ -1,16 +1,43 @@
-"""Where a run begins: its folder, and the policies of another run (`start_from`)."""
+"""Where a run starts: in a new folder, from another run's policies (`start_from`), from its latest checkpoint."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from launch.console.errors import CommandError
+from launch.cluster.session import RayletDied
+from launch.console.errors import CommandError, cause, is_loss
 from launch.run_folder import manifest
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import POLICIES
-from launch.run_folder.mirror import create_run, discard, read_run
+from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
+from launch.run_folder.status import read_run
 from launch.run_folder.storage import is_uri
 from policies.settings.settings import Settings
 from policies.settings.start import find_start, refuse_other_policies
+
+
+def create(place: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
+    """Makes a new run's folder, and locks it; storage that cannot be written is found out now.
+
+    Args:
+        place: a folder or a URI; None: a fresh folder under `runs/`.
+        name: of such a folder.
+        settings: of the run.
+        sources: what it is made from.
+        origin: what made it; `config.yaml` begins with that.
+
+    Raises:
+        CommandError: something is there already, or the folder cannot be made.
+        StorageError: storage cannot be written.
+    """
+    run = Run.create(place, name)
+    try:
+        run.write_settings(settings, origin)
+        sources.write(run.path)
+        run.upload()
+    except (CommandError, OSError):
+        run.abort()
+        raise
+    return run
 
 
 def starting_policies(settings: Settings) -> Path | None:
@@ -30,8 +57,8 @@ def starting_policies(settings: Settings) -> Path | None:
     if not is_uri(settings.start_from) and (Path(settings.start_from) / POLICIES).is_dir():
         checkpoint = find_start(settings)
         assert checkpoint is not None
-        sealed = (checkpoint / manifest.NAME).exists()  # not so one that an algorithm's `save_to_path` wrote
-        if sealed and (fault := manifest.fault(checkpoint, POLICIES)) is not None:
+        has_manifest = (checkpoint / manifest.NAME).exists()  # not so one that an algorithm's `save_to_path` wrote
+        if has_manifest and (fault := manifest.fault(checkpoint, POLICIES)) is not None:
             raise CommandError(f"start_from={settings.start_from} {fault}. Name another checkpoint.")
         return checkpoint
     run = read_run(settings.start_from)
@@ -39,29 +66,31 @@ def starting_policies(settings: Settings) -> Path | None:
     return run.checkpoints.choose(None, POLICIES)[1].resolve()
 
 
-def create(place: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> RunDirectory:
-    """Makes a new run's folder, and locks it; storage that cannot be written is found out now.
+def last_whole(run: Run, tell: Callable[[str], None]) -> int | None:
+    """Finds the update of a locked run's latest whole checkpoint, if there is one.
 
     Args:
-        place: a folder or a URI; None: a fresh folder under `runs/`.
-        name: of such a folder.
-        settings: of the run.
-        sources: what it is made from.
-        origin: what made it; `config.yaml` begins with that.
+        run: the run.
+        tell: is told of each damaged checkpoint, which gets another name.
 
     Raises:
-        CommandError: something is there already, or the folder cannot be made.
-        StorageError: storage cannot be written.
+        FormatError: the latest checkpoint was written by another version.
     """
-    if place is not None and is_uri(place):
-        run_directory = create_run(place)
-    else:
-        run_directory = RunDirectory.create(Path(place) if place else None, name)
-    try:
-        run_directory.write_settings(settings, origin)
-        sources.write(run_directory.path)
-        run_directory.mirror(settings.keep_checkpoints)
-    except (CommandError, OSError):
-        discard(run_directory)
-        raise
-    return run_directory
+    for sentence in run.checkpoints.set_damaged_aside():
+        tell(f"Warning: {sentence}")
+    latest = run.checkpoints.latest()
+    return None if latest is None else latest[0]
+
+
+def may_pass(error: Exception) -> bool:
+    """Tells whether a run may get past this failure when it goes on from its checkpoint: processes or machines died.
+
+    Not so an error of a reward itself, wrong settings, a gradient that is not finite or a full disk: they would only
+    come again.
+    """
+    from cory_env.rewarding.worker import RewardKilled
+    from policies.generation.generator import GenerationError
+    from policies.rllib.learners import LearnerError
+
+    root = cause(error)
+    return isinstance(root, LearnerError | GenerationError | RayletDied | RewardKilled) or is_loss(root)

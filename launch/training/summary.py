@@ -6,8 +6,8 @@ from rich.text import Text
 from launch.display.tables import MAIN, shown, table, written
 from launch.display.terminal import Terminal
 from launch.display.texts import before_and_after
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.records import Update
+from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
 from policies.settings.settings import Settings
 
@@ -16,7 +16,7 @@ NARROW = 78
 """Below so many characters of width only the main figures fit."""
 
 
-def summarise(run: RunDirectory, settings: Settings, terminal: Terminal) -> None:
+def summarise(run: Run, settings: Settings, terminal: Terminal) -> None:
     """Prints the summary of a run whose last update is evaluated."""
     evaluated = [line for line in run.updates() if "evaluation" in line]
     first, last = evaluated[0], evaluated[-1]

@@ -13,8 +13,7 @@ from launch.console.credentials import without_passwords
 from launch.console.errors import CommandError, reason
 from launch.run_folder.layout import METRICS, TENSORBOARD
 from launch.run_folder.records import Sample, Update, plain
-from launch.training.local_dashboard import Trackio
-from launch.training.services import MLflow, Tracker, WeightsAndBiases
+from launch.training.services import MLflow, Tracker, Trackio, WeightsAndBiases
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
@@ -155,13 +154,21 @@ class Prometheus(Tracker):
         """Does nothing: the gauges end with the process."""
 
 
+SERVICES: dict[str, tuple[type[WeightsAndBiases | MLflow], str]] = {
+    "wandb": (WeightsAndBiases, "wandb"),
+    "mlflow": (MLflow, "mlflow-skinny"),
+    "trackio": (Trackio, "trackio"),
+}
+"""Trackers that are others' programs, and their packages, by the settings that ask for them."""
+
+
 def check(settings: Settings) -> None:
     """Refuses, before anything is started, settings whose tracker is not there.
 
     Raises:
         CommandError: `wandb=true`, `mlflow=true` or `trackio=true` without the package, or MLflow without an address.
     """
-    for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny"), ("trackio", "trackio")):
+    for name, (_, package) in SERVICES.items():
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
             raise CommandError(
                 f"{name}=true needs the package {package}, which is not installed. Run `pip install {package}`, or set "
@@ -195,14 +202,7 @@ def open_services(folder: Path, settings: Settings, group: str | None = None) ->
     Raises:
         CommandError: one of them refuses.
     """
-    trackers: list[Tracker] = []
-    if settings.wandb:
-        trackers.append(WeightsAndBiases(folder, settings, group))
-    if settings.mlflow:
-        trackers.append(MLflow(folder, settings, group))
-    if settings.trackio:
-        trackers.append(Trackio(folder, settings, group))
-    return trackers
+    return [kind(folder, settings, group) for name, (kind, _) in SERVICES.items() if getattr(settings, name)]
 
 
 def end_services() -> None:

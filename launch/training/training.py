@@ -16,14 +16,13 @@ from launch.console.errors import CommandError, FolderError
 from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
 from launch.run_folder import final
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import REFUSED
-from launch.run_folder.mirror import hand_over, stranded
 from launch.run_folder.records import Sample, Update, plain
+from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, queries_of
-from launch.training.recovery import last_whole, may_pass
+from launch.run_folder.storage import StorageError
 from launch.training.saving import Saving
-from launch.training.start import starting_policies
+from launch.training.start import last_whole, may_pass, starting_policies
 from launch.training.tracking import Trackers, figures_of, open_trackers
 from policies.settings.placement import processes
 from policies.settings.settings import Settings
@@ -38,16 +37,14 @@ HELD_OUT_SAMPLES = 3
 """Held-out queries whose responses are kept from before and after training."""
 
 
-def train(
-    run: RunDirectory, settings: Settings, done: int | None, *, max_failures: int = 0, quiet: bool, debug: bool
-) -> int:
+def train(run: Run, settings: Settings, done: int | None, *, max_failures: int = 0, quiet: bool, debug: bool) -> int:
     """Trains in a locked run folder, to the end or until the user stops it.
 
     Args:
         run: where everything is written.
         settings: of the whole run.
         done: continue from the checkpoint of this update; None starts anew.
-        max_failures: go on from the latest checkpoint after so many failures that may pass (`recovery.may_pass`).
+        max_failures: go on from the latest checkpoint after so many failures that may pass (`may_pass`).
         quiet: print only where the results are.
         debug: show the libraries' logs.
 
@@ -63,14 +60,12 @@ def train(
 
     interrupts = Interrupts(confirm)
     terminal.say(_what(settings, terminal.arrow))
-    terminal.say(
-        f"Run folder: {run.shown(run.path)}" + (f" (going on after update {done})" if done is not None else "")
-    )
+    terminal.say(f"Run folder: {run.place}" + (f" (going on after update {done})" if done is not None else ""))
     terminal.say()
     with interrupts:
         try:
-            with _rename_told(run):
-                with _failure_told(run, settings), contextlib.ExitStack() as around:
+            with _failure_explained(run):
+                with contextlib.ExitStack() as around:
                     if not debug:
                         around.enter_context(output.output_into(run.log))
                     around.enter_context(output.warnings_told(lambda text: terminal.say(text, True)))
@@ -78,12 +73,12 @@ def train(
                     reached = _Run(run, settings, terminal, interrupts, debug).work(done, max_failures)
                 return _end(run, settings, terminal, interrupts, reached)
         except KeyboardInterrupt:
-            terminal.say(f"Aborted. {_how_to_go_on(run)}", True)
+            terminal.say(f"Aborted. {_how_to_resume(run)}", True)
             return interrupts.exit_code
 
 
-def _end(run: RunDirectory, settings: Settings, terminal: Terminal, interrupts: Interrupts, reached: int) -> int:
-    """Draws and sums up a run whose updates up to `reached` are saved, and hands it over, also where that has failed.
+def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupts, reached: int) -> int:
+    """Draws and sums up a run whose updates up to `reached` are saved, and uploads the last of it.
 
     The first signal changes nothing: what is left takes seconds.
 
@@ -93,17 +88,15 @@ def _end(run: RunDirectory, settings: Settings, terminal: Terminal, interrupts: 
     from launch.display.curves import draw
     from launch.training.summary import summarise
 
-    if reached < settings.updates and interrupts.requested is not None:
-        terminal.say(f"Stopped. {_how_to_go_on(run)}", True)
-        hand_over(run, settings)
-        return interrupts.exit_code
-    try:
+    stopped = reached < settings.updates and interrupts.requested is not None
+    if stopped:
+        terminal.say(f"Stopped. {_how_to_resume(run)}", True)
+    else:
         draw(run.updates(), settings, run.curves)
         summarise(run, settings, terminal)
-    except Exception:
-        hand_over(run, settings)
-        raise
-    hand_over(run, settings)
+    run.finalize_upload()
+    if stopped:
+        return interrupts.exit_code
     if reached < settings.updates:
         terminal.say(f"Stopped after update {reached}, because a policy has collapsed (stop_on_collapse).", True)
         return COLLAPSED
@@ -111,51 +104,37 @@ def _end(run: RunDirectory, settings: Settings, terminal: Terminal, interrupts: 
 
 
 @contextlib.contextmanager
-def _rename_told(run: RunDirectory) -> Iterator[None]:
-    """Replaces any error by one sentence if the run's folder was renamed or removed, which explains it.
+def _failure_explained(run: Run) -> Iterator[None]:
+    """Uploads what a failed run has, and notes on its exception where everything is, and how to resume.
 
     Raises:
-        FolderError: it was.
+        FolderError: instead, if the run's folder was renamed or removed, which explains any error.
     """
     try:
         yield
     except Exception as error:
-        if run.in_place:
-            raise
-        run.follow()
-        renamed = _renamed(run)
-        renamed.add_note(_how_to_go_on(run))
-        raise renamed from error
-
-
-def _renamed(run: RunDirectory) -> FolderError:
-    return FolderError(f"The run's folder was renamed to {run.path} during training, so training has stopped.")
-
-
-@contextlib.contextmanager
-def _failure_told(run: RunDirectory, settings: Settings) -> Iterator[None]:
-    """Copies to storage what a failed run has, and notes on its exception where everything is, and how to go on."""
-    try:
-        yield
-    except Exception as error:
-        if not run.in_place:  # nothing can be written there, nor copied from there
-            raise
-        kept = _keep_batch(run, error)
-        said = stranded(run, settings)
-        if said is not None and said != str(error):
-            error.add_note(said)
-        if kept:
-            error.add_note(f"What it was to learn from is in {kept}, to be looked at by safetensors.torch.load_file.")
-        error.add_note(_how_to_go_on(run))
+        if not run.in_place:
+            run.follow()
+            renamed = _renamed(run)
+            renamed.add_note(_how_to_resume(run))
+            raise renamed from error
+        batch = _keep_batch(run, error)
+        if not isinstance(error, StorageError) and (sync_error := run.sync_error()) is not None:
+            error.add_note(sync_error)
+        if batch is not None:
+            error.add_note(f"What it was to learn from is in {batch}, to be looked at by safetensors.torch.load_file.")
+        error.add_note(_how_to_resume(run))
         raise
+
+
+def _renamed(run: Run) -> FolderError:
+    return FolderError(f"The run's folder was renamed to {run.path} during training, so training has stopped.")
 
 
 class _Run:
     """The algorithm's life within a run."""
 
-    def __init__(
-        self, run: RunDirectory, settings: Settings, terminal: Terminal, interrupts: Interrupts, debug: bool
-    ) -> None:
+    def __init__(self, run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupts, debug: bool) -> None:
         self.run = run
         self.settings = settings
         self.terminal = terminal
@@ -353,11 +332,11 @@ def _what(settings: Settings, arrow: str) -> str:
     )
 
 
-def _keep_batch(run: RunDirectory, error: Exception) -> Path | None:
+def _keep_batch(run: Run, error: Exception) -> Path | None:
     """Saves the batch of an update that was refused, and returns the file."""
     from safetensors.torch import save_file
 
-    from policies.learning.non_finite import NonFiniteUpdate
+    from policies.learning.rows import NonFiniteUpdate
 
     if not isinstance(error, NonFiniteUpdate):
         return None
@@ -368,9 +347,9 @@ def _keep_batch(run: RunDirectory, error: Exception) -> Path | None:
     return file
 
 
-def _how_to_go_on(run: RunDirectory) -> str:
+def _how_to_resume(run: Run) -> str:
     if not run.path.exists():
-        return f"All of the run is in {run.shown(run.path)}."
+        return f"All of the run is in {run.place}."
     latest = run.checkpoints.latest()
     if latest is None:
         return "Nothing was saved yet."

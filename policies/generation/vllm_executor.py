@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from policies.generation.orphans import end_with_parent
+from policies.compat.vllm import end_with_parent
 
 
 class OwnedExecutor(MultiprocExecutor):

@@ -6,16 +6,15 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import InvalidStateError
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from policies.compat.vllm import classes_kept, is_dead, kill, share_groups, threads_kept, wake_callers
 from policies.generation import vllm_device, vllm_lora
 from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
 from policies.generation.vllm_errors import explained
-from policies.generation.vllm_in_process import classes_kept, share_groups, threads_kept
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError, head_width, key_value_heads, load_config
@@ -35,16 +34,6 @@ _SHARED = "all adapters"  # the name of the engine that serves them
 
 class EngineStartError(RuntimeError):
     """A generation engine cannot start; the message says why, and what to lower."""
-
-
-def _wake(core: Any) -> None:
-    """Ends the waits on an engine that died, which vLLM leaves as they are: for responses, and for calls of it."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    core.outputs_queue.put_nowait(EngineDeadError())
-    for call in list(core.utility_results.values()):
-        with suppress(InvalidStateError):  # answered at the last moment
-            call.set_exception(EngineDeadError())
 
 
 class VLLMGenerator:
@@ -336,7 +325,6 @@ class VLLMGenerator:
         if self.in_process:
             yield engine
             return
-        core = engine.llm_engine.engine_core
         done, overdue = threading.Event(), threading.Event()
 
         def watch() -> None:
@@ -345,10 +333,9 @@ class VLLMGenerator:
                 waited += _POLL_SECONDS
                 if waited > self.timeout:
                     overdue.set()
-                    core.resources.engine_manager.shutdown()
-                    core.resources.engine_dead = True
-                if core.resources.engine_dead:
-                    _wake(core)
+                    kill(engine)
+                if is_dead(engine):
+                    wake_callers(engine)
                     return
 
         watchdog = threading.Thread(target=watch, daemon=True)
@@ -357,7 +344,7 @@ class VLLMGenerator:
             yield engine
         except Exception as error:
             deadline = time.monotonic() + _DEATH_SECONDS
-            while not core.resources.engine_dead:
+            while not is_dead(engine):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_POLL_SECONDS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from policies.compat.vllm import adapter_manager
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 
@@ -64,7 +65,7 @@ def put(model_runner: Any, tensors: dict[str, torch.Tensor], number: int, rank: 
     from vllm.lora.peft_helper import PEFTHelper
 
     worker = model_runner.lora_manager
-    manager = worker._adapter_manager
+    manager = adapter_manager(model_runner)
     mapper = getattr(manager.model, "hf_to_vllm_mapper", None)  # only some families rename modules
     adapter = LoRAModel.from_lora_tensors(
         number,

@@ -17,8 +17,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
+from policies.compat.vllm import end_with_parent
 from policies.generation import vllm_lora, weight_transfer  # noqa: F401 (adds its backend)
-from policies.generation.orphans import end_with_parent
 from policies.models.adapters import peft_names
 from policies.models.language_model import empty_language_model
 from policies.models.stored_weights import persistent_buffers

@@ -9,7 +9,6 @@ and the gradient is the same with one process or several.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -18,10 +17,10 @@ from torch import Tensor
 
 from policies.learning import stored_policy, token_ppo
 from policies.learning.hyperparameters import Hyperparameters
-from policies.learning.non_finite import NonFiniteUpdate
 from policies.learning.offloaded_adam import OffloadedAdamW
 from policies.learning.policy_model import SCORES, VALUE_HEAD, PolicyModel
-from policies.learning.rows import Rows, by_length, places, take, trimmed
+from policies.learning.ranks import Ranks
+from policies.learning.rows import NonFiniteUpdate, Rows, by_length, places, take, trimmed
 from policies.learning.sharding import whole
 from policies.models.language_model import master_dtype
 
@@ -52,15 +51,14 @@ class PolicyLearner:
         self.hyperparameters = hyperparameters
         self.name = name
         self.stream = stream
-        self.group = group if model.mesh is None else model.mesh.get_group()
+        self.ranks = Ranks(group if model.mesh is None else model.mesh.get_group())
         self.parameters = [parameter for _, parameter in model.trainable()]
         adam = OffloadedAdamW if hyperparameters.offload_optimizer else torch.optim.AdamW
         self.optimizer = adam(
             self.parameters, lr=hyperparameters.lr, weight_decay=hyperparameters.weight_decay, fused=True
         )
-        if group is not None and model.mesh is None:
-            for parameter in self.parameters:
-                dist.broadcast(parameter.data, group=group, group_src=0)
+        if model.mesh is None:
+            self.ranks.broadcast(self.parameters)
 
     # What a batch is before it is learned from.
 
@@ -75,7 +73,7 @@ class PolicyLearner:
             scored = self.model.score(micro)
             for i, name in enumerate(names):
                 scores[i, index, : scored[name].shape[1]] = scored[name][: len(index)]
-        self._sum(scores)  # what another rank scored is zero here
+        self.ranks.sum(scores)  # what another rank scored is zero here
         return dict(zip(names, scores * rows["mask"], strict=True))
 
     def score_under(self, weights: Mapping[str, np.ndarray], rows: Rows) -> Rows:
@@ -85,20 +83,9 @@ class PolicyLearner:
             weights: by the names of `stream_weights`.
             rows: to score.
         """
-        with self.lent():
+        with self.model.temporary_weights():
             self.model.load({f"lm.{name}": array for name, array in weights.items()}, critic=False)
             return self.score(rows)
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Puts the present weights back afterwards."""
-        own = self.model.own()
-        present = [tensor.clone() for tensor in own]
-        try:
-            yield
-        finally:
-            for tensor, kept in zip(own, present, strict=True):
-                tensor.copy_(kept)
 
     # One update.
 
@@ -135,7 +122,7 @@ class PolicyLearner:
                 norms.append(norm)
                 self.optimizer.step()
         sums = torch.tensor(list(totals.values()), dtype=torch.float64, device=self.model.device)
-        means = (self._sum(sums) / max(tokens, 1.0)).tolist()
+        means = (self.ranks.sum(sums) / max(tokens, 1.0)).tolist()
         learned = {"grad_norm": sum(norms) / max(len(norms), 1), "lr": self.hyperparameters.lr_at(update)}
         return {**dict(zip(totals, means, strict=True)), **learned}
 
@@ -153,13 +140,14 @@ class PolicyLearner:
         has no place.
         """
         h = self.hyperparameters
-        shares = self._shares(rows)
+        shares = self.ranks.shares(rows)
         parts = [places(take(rows, share), h.micro_batch, h.micro_batch_tokens) for share in shares]
-        for index in parts[self._rank]:
-            yield shares[self._rank][index], trimmed(rows, shares[self._rank][index])
+        own, share = parts[self.ranks.rank], shares[self.ranks.rank]
+        for index in own:
+            yield share[index], trimmed(rows, share[index])
         if self.model.mesh is not None:
             row = by_length(rows)[:1]
-            for _ in range(max(map(len, parts)) - len(parts[self._rank])):
+            for _ in range(max(map(len, parts)) - len(own)):
                 yield row[:0], trimmed(rows, row)
 
     def _accumulate(self, part: Rows, kl_coef: float, totals: dict[str, float]) -> None:
@@ -174,7 +162,8 @@ class PolicyLearner:
             (loss / tokens * bool(len(index))).backward()
             for name, figure in figures.items() if len(index) else ():
                 totals[name] += figure
-        self._sum_gradients()
+        if self.model.mesh is None:  # else every backward did it
+            self.ranks.sum_gradients(self.parameters)
 
     @property
     def _figures(self) -> tuple[str, ...]:
@@ -208,33 +197,6 @@ class PolicyLearner:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
         return float(whole(norm))
 
-    # The other ranks.
-
-    @property
-    def _rank(self) -> int:
-        return 0 if self.group is None else dist.get_rank(self.group)
-
-    def _shares(self, rows: Rows) -> list[Tensor]:
-        """Places of the rows that each rank forwards."""
-        ranks = 1 if self.group is None else dist.get_world_size(self.group)
-        order = by_length(rows)
-        return [order[rank::ranks] for rank in range(ranks)]
-
-    def _sum(self, x: Tensor) -> Tensor:
-        """Adds a tensor over all ranks, in place, and returns it."""
-        if self.group is not None:
-            dist.all_reduce(x, group=self.group)
-        return x
-
-    def _sum_gradients(self) -> None:
-        """One flat all-reduce; a rank without rows adds zeros. Of a model that is split, every backward did it."""
-        if self.group is None or self.model.mesh is not None:
-            return
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        flat = self._sum(torch.cat([grad.reshape(-1) for grad in grads]))
-        for parameter, grad in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
-            parameter.grad = grad.view_as(parameter).clone()
-
     def _here(self, rows: Rows) -> Rows:
         return {name: column.to(self.model.device) for name, column in rows.items()}
 
@@ -243,7 +205,7 @@ class PolicyLearner:
     @property
     def leads(self) -> bool:
         """Whether this is the rank that answers for all that learn this LLM."""
-        return self._rank == 0
+        return self.ranks.rank == 0
 
     def stream_weights(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the policy's own weights one by one, without the value head, fp32, by Hugging Face names.
@@ -274,7 +236,7 @@ class PolicyLearner:
     def save(self, weights: str, moments: str) -> None:
         """Writes its state into two folders, each rank what it has of it."""
         for folder, tensors in self.state(weights, moments).items():
-            stored_policy.save(tensors, folder, self.group)
+            stored_policy.save(tensors, folder, self.ranks.group)
 
     def restore(self, weights: str, moments: str | None) -> None:
         """Takes what any number of ranks saved; without `moments` the weights alone.
@@ -282,11 +244,11 @@ class PolicyLearner:
         The learning rate stays that of the hyperparameters.
         """
         trained = dict(self.model.trainable())
-        stored_policy.restore({name: tensor.detach() for name, tensor in trained.items()}, weights, self.group)
+        stored_policy.restore({name: tensor.detach() for name, tensor in trained.items()}, weights, self.ranks.group)
         if moments is not None:
             stored_policy.make_moments(trained, self.optimizer, stored_policy.stored(moments))
             if known := stored_policy.moments(trained, self.optimizer):
-                stored_policy.restore(known, moments, self.group)
+                stored_policy.restore(known, moments, self.ranks.group)
 
     def keep_own(self) -> None:
         """Gives the optimizer its own settings and kernel again, which a loaded state has changed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Self
 
 import numpy as np
@@ -15,9 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
+from policies.compat.transformers import attention_of, without_adapters
 from policies.learning.logits import scores, token_logprobs
 from policies.learning.rows import Rows, make_rows, trimmed
-from policies.learning.sharding import blocks_of, fill, local, put, shard, whole, without_adapters
+from policies.learning.sharding import blocks_of, fill, local, put, shard, whole
 from policies.models.adapters import adapted
 from policies.models.families import LIMIT
 from policies.models.language_model import (
@@ -266,7 +267,7 @@ class PolicyModel(nn.Module):
                 f"{alone:.2g} nats, allowed {limit:g}): its code ignores padding or positions. Set model to one of "
                 "another family."
             )
-        chosen = self.lm.config._attn_implementation
+        chosen = attention_of(self.lm)
         if chosen == "eager":
             return
         self.lm.set_attn_implementation("eager")
@@ -312,6 +313,17 @@ class PolicyModel(nn.Module):
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights that are the policy's own, with their names."""
         return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
+
+    @contextmanager
+    def temporary_weights(self) -> Iterator[None]:
+        """Puts the present weights back afterwards."""
+        tensors = self.own()
+        present = [tensor.clone() for tensor in tensors]
+        try:
+            yield
+        finally:
+            for tensor, kept in zip(tensors, present, strict=True):
+                tensor.copy_(kept)
 
     def own(self) -> list[Tensor]:
         """What this process has of the trainable weights, in the order of `trainable`; writing to it changes them."""

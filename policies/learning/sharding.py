@@ -6,8 +6,6 @@ a part of the sum over a mini-batch's tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from policies.compat.transformers import block_classes
 from policies.models.language_model import load_language_model, master_dtype
 from policies.models.model_check import ModelError
 from policies.models.stored_weights import StoredWeights, persistent_buffers
@@ -60,7 +59,7 @@ def blocks_of(lm: PreTrainedModel) -> list[nn.Module]:
     Raises:
         ModelError: it says nothing.
     """
-    names = set(lm._no_split_modules or ())
+    names = block_classes(lm)
     found = [module for module in lm.modules() if type(module).__name__ in names]
     if not found:
         raise ModelError(
@@ -121,19 +120,3 @@ def _own(tensor: DTensor) -> tuple[int, int]:
     rows = -(-tensor.shape[0] // mesh.size())
     start = min(rows * mesh.get_local_rank(), tensor.shape[0])
     return start, tensor.to_local().shape[0]
-
-
-@contextmanager
-def without_adapters(lm: nn.Module) -> Iterator[None]:
-    """Lets the layers of an adapted model compute as their base does.
-
-    PEFT's own switch would take `requires_grad` from the adapters.
-    """
-    layers: list[Any] = [module for module in lm.modules() if hasattr(module, "_disable_adapters")]
-    for layer in layers:
-        layer._disable_adapters = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._disable_adapters = False

@@ -9,7 +9,10 @@ import json
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 TABLE = Path(__file__).with_name("families.json")
 LIMIT = 1e-3
@@ -40,6 +43,22 @@ def learner_row(model_type: str) -> dict[str, Any]:
     """What was measured of a family's code in the installed version of transformers; empty: nothing."""
     row = read_table().families.get(model_type, {}) if _is_measured("transformers") else {}
     return {} if "error" in row else row
+
+
+def needed_attention(config: PreTrainedConfig) -> str | None:
+    """Returns the attention implementation that a model's definition needs; None: any that transformers offers.
+
+    PyTorch's fused attention silently leaves out a soft cap on the scores, for example; the eager implementation has
+    it. Of a family that is not in the table `PolicyModel.check_forward` tells, on the model itself.
+    """
+    difference = read_table().families.get(config.model_type, {}).get("attention_difference")
+    return "eager" if has_soft_cap(config) or (difference is not None and not difference < LIMIT) else None
+
+
+def has_soft_cap(config: PreTrainedConfig) -> bool:
+    """Tells whether a model caps its attention scores."""
+    values = config.get_text_config().to_dict()
+    return any(value and "att" in name and "cap" in name for name, value in values.items())
 
 
 def engine_row(model_type: str) -> dict[str, Any]:

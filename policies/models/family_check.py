@@ -6,12 +6,12 @@ import inspect
 from functools import lru_cache
 from typing import NamedTuple
 
+from policies.compat.transformers import attention_of
 from policies.models.adapters import linear_layers, refuse_targets
 from policies.models.families import LIMIT, engine_fault, engine_row, installed_version, learner_row
 from policies.models.language_model import empty_language_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError, load_config
-from policies.models.tiny import CannotShrink, needed_attention, padding_difference, tiny_model
 
 
 class Family(NamedTuple):
@@ -19,7 +19,7 @@ class Family(NamedTuple):
 
     model_type: str
     padding: float | None
-    """Nats by which padding changes a row, in a tiny model; None: only the model itself can tell."""
+    """Nats by which padding changes a row, in a tiny model; None: only the model itself can tell, at start."""
     attention: str
     """The implementation that learners use."""
     lora_layers: tuple[str, ...]
@@ -38,7 +38,7 @@ class Family(NamedTuple):
 def check_family(
     path: str, backend: str, device: str = "cpu", lora: Lora | None = None, trust_remote_code: bool = False
 ) -> Family:
-    """Checks a model's family: by a tiny random model of the same kind, and by the table of what vLLM can do.
+    """Checks a model's family by the table of what its code and vLLM do; of other families the learners tell at start.
 
     Args:
         path: folder or hub id.
@@ -62,7 +62,8 @@ def check_family(
             "model to one of another family."
         )
     if lora is not None:
-        _check_targets(path, lora, trust_remote_code)
+        if lora.targets:
+            refuse_targets(empty_language_model(path, trust_remote_code), lora.targets)
         if backend == "vllm":
             _check_engine_targets(path, family.model_type, lora)
     if backend == "vllm" and device == "cpu" and _is_measured(path, family.model_type, trust_remote_code):
@@ -78,41 +79,22 @@ def check_family(
 
 @lru_cache(maxsize=16)
 def _examined(path: str, trust_remote_code: bool) -> Family:
-    config = load_config(path, trust_remote_code)
-    kind = config.model_type
-    padding: float | None
-    try:
-        model = tiny_model(config, trust_remote_code=trust_remote_code)
-        padding = padding_difference(model)
-    except CannotShrink:
-        model = empty_language_model(path, trust_remote_code)
-        padding = learner_row(kind).get("padding")
+    model = empty_language_model(path, trust_remote_code)
+    kind = load_config(path, trust_remote_code).model_type
     taken = inspect.signature(model.forward).parameters.values()
     if not any(each.name == "position_ids" or each.kind is each.VAR_KEYWORD for each in taken):
         raise ModelError(
             f"`{path}` is of the family {kind}, whose code takes no position_ids: padded prompts would get other "
             "positions than alone. Set model to one of another family."
         )
-    attention = needed_attention(config, trust_remote_code) or model.config._attn_implementation
-    return Family(kind, padding, attention, tuple(linear_layers(model)), _engine_words(kind))
+    padding = learner_row(kind).get("padding")
+    return Family(kind, padding, attention_of(model), tuple(linear_layers(model)), _engine_words(kind))
 
 
 def _is_measured(path: str, model_type: str, trust_remote_code: bool) -> bool:
     """Whether vLLM takes a model for what the table has: it goes by the class that a checkpoint names."""
     named = load_config(path, trust_remote_code).architectures or []
     return not named or learner_row(model_type).get("class") in named
-
-
-def _check_targets(path: str, lora: Lora, trust_remote_code: bool) -> None:
-    if not lora.targets:
-        return
-    config = load_config(path, trust_remote_code)
-    try:
-        model = tiny_model(config, trust_remote_code=trust_remote_code)
-        model.name_or_path = path
-    except CannotShrink:
-        model = empty_language_model(path, trust_remote_code)
-    refuse_targets(model, lora.targets)
 
 
 def _check_engine_targets(path: str, model_type: str, lora: Lora) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from policies.models.families import needed_attention
 from policies.models.model_check import ModelError, first_line, load_config
-from policies.models.tiny import needed_attention
 
 _SHORT = 128  # tokens of a row
 _frozen: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()
@@ -252,8 +252,8 @@ def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
         return torch.float64 if setting == "fp64" else torch.float32
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if fast else torch.float32
+    able = torch.cpu.get_capabilities()
+    return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_tile") else torch.float32
 
 
 def eager_is_faster(dtype: torch.dtype, device: torch.device, longest: int | None) -> bool:
@@ -275,7 +275,7 @@ def eager_is_faster(dtype: torch.dtype, device: torch.device, longest: int | Non
 
 def _attention(config: PreTrainedConfig, trust_remote_code: bool) -> dict[str, str]:
     """What a model's class has to be told of the attention that its definition needs."""
-    needed = needed_attention(config, trust_remote_code)
+    needed = needed_attention(config)
     return {} if needed is None else {"attn_implementation": needed}
 
 

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
+from policies.compat.transformers import ignored_weights
+
 
 class StoredWeights:
     """The safetensors files of a model."""
@@ -52,7 +54,7 @@ class StoredWeights:
             found[name] = stored
         aliases = {name.replace(".base_layer.", ".") for name in model.state_dict()}  # tied weights by all their names
         places = {*found.values(), *aliases, *(alias.removeprefix(prefix) for alias in aliases)}
-        ignored = (*(model._keys_to_ignore_on_load_unexpected or ()), "rotary_emb.inv_freq")
+        ignored = (*ignored_weights(model), "rotary_emb.inv_freq")
         if any(not any(re.search(each, name) for each in ignored) for name in self._files.keys() - places):
             return None
         return found

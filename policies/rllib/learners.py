@@ -8,6 +8,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -17,15 +19,15 @@ from ray.exceptions import RayError, RayTaskError
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.learner_group import LearnerGroup
-from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults
+from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults, ResultOrError
 from ray.tune.utils.file_transfer import sync_dir_between_nodes
 
 from policies.generation.generator import Loaded
 from policies.learning.rows import Rows
 from policies.learning.stored_policy import FILES
 from policies.models.weights import Weights, checksum
-from policies.rllib.token_batch import SharedRows
-from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner
+from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner, fetched
 
 T = TypeVar("T")
 GRACE = 10.0
@@ -47,52 +49,59 @@ class WatchedLearners(FaultTolerantActorManager):
     timeout: float | None = None
     """The longest wait for an answer, in seconds."""
 
-    def foreach_actor(self, *args: Any, **kwargs: Any) -> RemoteCallResults:
-        """Calls a function on learners.
+    def foreach_actor(
+        self,
+        func: Callable[[Any], Any] | str,
+        *,
+        kwargs: dict[str, Any] | list[dict[str, Any]] | None = None,
+        remote_actor_ids: list[int] | None = None,
+        timeout_seconds: float | None = None,
+        **_: Any,
+    ) -> RemoteCallResults:
+        """Calls a function, or a method by its name, on learners. Once one has failed, the others have `GRACE`.
 
         Raises:
             LearnerError: one of them, or its answer, is lost; or there is no answer in time, and the learner is ended.
             NonFiniteUpdate, OSError, …: what a learner raised, as it would be without a process of its own.
         """
-        limit = kwargs.pop("timeout_seconds", None) or self.timeout
-        answers = super().foreach_actor(*args, **kwargs, timeout_seconds=limit)
-        asked = kwargs.get("remote_actor_ids") or self.actor_ids()
-        silent = set(asked) - {answer.actor_id for answer in answers}
-        for learner in silent:
-            ray.kill(self.actors()[learner])
-        errors = [answer.get() for answer in answers if not answer.ok]
-        causes = [error.cause if isinstance(error, RayTaskError) else error for error in errors]
+        limit = timeout_seconds or self.timeout or math.inf
+        until, ids = time.monotonic() + limit, remote_actor_ids or self.actor_ids()
+        arguments = kwargs if isinstance(kwargs, list) else [kwargs or {}] * len(ids)
+        calls: dict[ray.ObjectRef[Any], int] = {}
+        for learner, own in zip(ids, arguments, strict=True):
+            function = methodcaller(func, **own) if isinstance(func, str) else partial(func, **own)
+            calls[self.actors()[learner].apply.remote(function)] = learner
+        answers: dict[int, Any] = {}
+        causes: list[Exception] = []
+        waiting = list(calls)
+        while waiting:
+            left = None if until == math.inf else max(0.0, until - time.monotonic())
+            ready, waiting = ray.wait(waiting, timeout=left)
+            if not ready:
+                break
+            try:
+                answers[calls[ready[0]]] = ray.get(ready[0])
+            except RayError as error:
+                causes.append(error.cause if isinstance(error, RayTaskError) else error)
+                until = min(until, time.monotonic() + GRACE)
+        for call in waiting:
+            ray.kill(self.actors()[calls[call]])
         for cause in causes:
             if isinstance(cause, RayError):
                 raise LearnerError(
                     "A learner's process died. Check its memory and device; micro_batch may be too large."
                 ) from cause
-        for cause in causes:
-            raise cause from None
-        if silent:
+        if causes:
+            raise causes[0] from None
+        if waiting:
             raise LearnerError(
-                f"{len(silent)} of {len(asked)} learners gave no answer in {limit:.0f} s. If an update may take "
+                f"{len(waiting)} of {len(calls)} learners gave no answer in {limit:.0f} s. If an update may take "
                 "so long, raise learner_timeout; otherwise look at their machines."
             )
-        return answers
-
-    def _fetch_result(
-        self, *, remote_calls: list[ray.ObjectRef[Any]], timeout_seconds: float | None = None, **kwargs: Any
-    ) -> tuple[list[ray.ObjectRef[Any]], RemoteCallResults]:
-        """Collects answers until all are there or the time is over; once one has failed, the others have `GRACE`."""
-        until = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
-        waiting = list(remote_calls)
-        while len(waiting) > 1:
-            ready, waiting = ray.wait(waiting, timeout=_left(until))
-            if not ready:
-                break
-            if _failed(ready[0]):
-                until = min(until, time.monotonic() + GRACE)
-                break
-        return super()._fetch_result(remote_calls=remote_calls, timeout_seconds=_left(until), **kwargs)
-
-    def set_actor_state(self, actor_id: int, healthy: bool) -> None:
-        """Does nothing: a learner that failed is asked again, not left out."""
+        results = RemoteCallResults()
+        for learner in ids:
+            results.add_result(learner, ResultOrError(result=answers[learner]), None)
+        return results
 
 
 class Learners(LearnerGroup):
@@ -105,23 +114,38 @@ class Learners(LearnerGroup):
             self._worker_manager = WatchedLearners(self._workers)
             self._worker_manager.timeout = config.settings.learner_timeout
 
-    def score(self, rows: dict[str, Rows]) -> dict[str, Rows]:
+    def score(self, rows: dict[str, Rows], *, keep: bool = False) -> dict[str, Rows]:
         """Scores every LLM's rows; what `PolicyLearner.score` gives, by LLM, on the CPU.
+
+        Args:
+            rows: by LLM.
+            keep: the learners keep them, with their scores, for `learn`.
 
         Raises:
             LearnerError: as of `foreach_actor`.
         """
-        given = ray.put(rows) if self.is_remote else None
-        answers = self.ask_all(lambda learner: learner.score(rows if given is None else ray.get(given)))
+        shared = self._shared(rows)
+        answers = self.ask_all(lambda learner: learner.score(fetched(shared), keep=keep))
         return {name: scores for answer in answers for name, scores in answer.items()}
 
-    def learn(self, rows: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
-        """Lets every LLM learn from its rows, and returns what RLlib's metrics take.
+    def learn(self, columns: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
+        """Lets every LLM learn from the rows that `score` kept, and returns what RLlib's metrics take.
+
+        Args:
+            columns: by LLM, what the rows lack yet; nothing else is sent to learners.
+            update: its number, from 0.
+            kl_coefs: by LLM.
 
         Raises:
             NonFiniteUpdate, LearnerError: as of `foreach_actor`.
         """
-        return self.update(training_data=SharedRows(batch=rows), timesteps={UPDATE: update}, **{KL_COEFS: kl_coefs})
+        shared = self._shared(columns)
+        data = TrainingData(batches=[shared] * len(self)) if self.is_remote else TrainingData(batch=shared)
+        return self.update(training_data=data, timesteps={UPDATE: update}, **{KL_COEFS: kl_coefs})
+
+    def _shared(self, value: T) -> T | ray.ObjectRef[T]:
+        """A value as learners get it, by `fetched`: once per machine, and only where one asks for it."""
+        return ray.put(value) if self.is_remote else value
 
     def weights(self, module_id: str) -> Weights:
         """The present weights of an LLM, without its value head, by Hugging Face names."""
@@ -142,15 +166,13 @@ class Learners(LearnerGroup):
         self, module_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None = None
     ) -> tuple[int, list[Loaded] | None]:
         """Lets an LLM's learners send weights to runners, past this process; see `WeightSender.send`."""
-        given = ray.put(weights) if self.is_remote and weights is not None else weights
-        return self.ask(lambda learner: learner.transfer(module_id, runners, version, restarts, given))
+        shared = self._shared(weights)
+        return self.ask(lambda learner: learner.transfer(module_id, runners, version, restarts, shared))
 
     def score_under(self, module_id: str, weights: Weights, rows: Rows) -> Rows:
         """Scores an LLM's rows under other weights than the present ones, which are put back."""
-        if not self.is_remote:
-            return self.ask(lambda learner: learner.score_under(module_id, weights, rows))
-        given = ray.put(weights)  # which only those that learn it fetch
-        return self.ask(lambda learner: learner.score_under(module_id, given, rows))
+        shared = self._shared(weights)
+        return self.ask(lambda learner: learner.score_under(module_id, shared, rows))
 
     def forget(self) -> None:
         """Forgets Adam's moments of every LLM."""
@@ -200,7 +222,7 @@ class Learners(LearnerGroup):
             ValueError: `filesystem` is not this machine's.
         """
         _refuse_elsewhere(filesystem)
-        self._begin_save(Path(path), TokenPPOLearner.save)
+        self.begin_save(Path(path))
         self.finish_save()
         return str(path)
 
@@ -210,7 +232,14 @@ class Learners(LearnerGroup):
         Raises:
             LearnerError, OSError: as of `foreach_actor`.
         """
-        self._begin_save(path, TokenPPOLearner.begin_save)
+        folder = path / COMPONENT_LEARNER
+        shutil.rmtree(folder, ignore_errors=True)  # of other learners' files none may stay
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = folder / f".{uuid4().hex}"
+        mark.touch()
+        answers = self.ask_all(lambda learner: _begin_save(learner, mark))
+        mark.unlink()
+        self._unfinished = folder, [answer for answer in answers if answer]
 
     def saved(self) -> bool:
         """Whether `finish_save` would wait for no learner."""
@@ -230,16 +259,6 @@ class Learners(LearnerGroup):
         finally:
             if elsewhere:
                 self.ask_all(lambda _: _remove([written for _, written in elsewhere]))
-
-    def _begin_save(self, path: Path, save: Callable[[TokenPPOLearner, str], None]) -> None:
-        folder = path / COMPONENT_LEARNER
-        shutil.rmtree(folder, ignore_errors=True)  # of other learners' files none may stay
-        folder.mkdir(parents=True, exist_ok=True)
-        mark = folder / f".{uuid4().hex}"
-        mark.touch()
-        answers = self.ask_all(lambda learner: _save(learner, mark, save))
-        mark.unlink()
-        self._unfinished = folder, [answer for answer in answers if answer]
 
     def restore_from_path(
         self, path: Any, *, filesystem: Any = None, component: str | None = None, moments: bool = True, **kwargs: Any
@@ -273,18 +292,18 @@ def _remove(folders: Sequence[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _save(learner: TokenPPOLearner, mark: Path, save: Callable[[TokenPPOLearner, str], None]) -> tuple[str, str] | None:
-    """Saves into the folder of a file that is there; where it is not seen, into one of this machine's own.
+def _begin_save(learner: TokenPPOLearner, mark: Path) -> tuple[str, str] | None:
+    """Begins to save into the folder of a file that is there; where it is not seen, into one of this machine's own.
 
     Returns:
         Of that this machine's address, and its name.
     """
     if mark.exists():
-        save(learner, str(mark.parent))
+        learner.begin_save(str(mark.parent))
         return None
     own = tempfile.mkdtemp(prefix="cory-checkpoint-")
     try:
-        save(learner, own)
+        learner.begin_save(own)
     except BaseException:
         _remove([own])
         raise
@@ -311,16 +330,3 @@ def _restore(
                     there = f"{folder}/{part}/{name}"
                     sync_dir_between_nodes(machine, there, _address(), f"{own}/{part}/{name}", max_size_bytes=None)
         learner.restore(own, moments=moments)
-
-
-def _left(until: float) -> float | None:
-    """Returns the seconds until then, as Ray takes them: None for ever."""
-    return None if until == math.inf else max(0.0, until - time.monotonic())
-
-
-def _failed(call: ray.ObjectRef[Any]) -> bool:
-    try:
-        ray.get(call)
-    except RayError:
-        return True
-    return False

@@ -1,12 +1,10 @@
-"""Episodes → padded token tensors, one set of rows per LLM, and how learners get them."""
+"""Episodes → padded token tensors, one set of rows per LLM."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import ray
-from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from policies.learning.rows import Rows, make_rows
@@ -14,30 +12,8 @@ from policies.learning.rows import Rows, make_rows
 LOGPROBS = "logprobs"
 TASK_REWARD = "task_reward"
 ENDED = "ended"
-QUERY = "query"
-SAMPLE = "sample"
-
-
-class SharedRows(TrainingData):
-    """Rows that every learner gets whole: learners share the work on a batch, not the batch.
-
-    RLlib's own sharding cuts episodes apart where their steps do not divide by the learners, and so loses responses.
-    """
-
-    batch: Any = None
-    """The rows, by LLM."""
-    batch_refs: Any = None
-
-    def shard(self, num_shards: int, **kwargs: Any) -> list[tuple[TrainingData, dict[str, Any]]]:
-        """One reference to all rows per learner."""
-        whole = ray.put(self.batch)
-        return [(SharedRows(batch_refs=[whole]), {}) for _ in range(num_shards)]
-
-    def solve_refs(self) -> None:
-        """Fetches the rows."""
-        if self.batch_refs is not None:
-            (self.batch,) = ray.get(self.batch_refs)
-            self.batch_refs = None
+DEAL = "deal"
+"""Under which `custom_data` of an episode has what was dealt."""
 
 
 def rows_of(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]:
@@ -48,13 +24,10 @@ def rows_of(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]:
     A response of the pioneer from which several chains go on is one row. Responses are compared with others in their
     role: to the same query; or, where chains fork, the later ones to the same response of the pioneer.
     """
-    played = [next(iter(episode.agent_episodes.values())).extra_model_outputs for episode in episodes]
-    queries = [int(pioneer[QUERY][0]) for pioneer in played]
+    deals = [episode.custom_data[DEAL] for episode in episodes]
     first: dict[tuple[int, int], int] = {}  # chain with a response of the pioneer
-    forks = [
-        first.setdefault((query, int(pioneer[SAMPLE][0])), chain)
-        for chain, (query, pioneer) in enumerate(zip(queries, played, strict=True))
-    ]
+    forks = [first.setdefault((deal.query, deal.sample), chain) for chain, deal in enumerate(deals)]
+    queries = [deal.query for deal in deals]
     later = queries if len(first) == len(episodes) else forks
     collected: dict[str, list[tuple[Any, ...]]] = {}
     for chain, episode in enumerate(episodes):

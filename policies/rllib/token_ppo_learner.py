@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 import torch.distributed as dist
@@ -18,8 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from policies.generation.cuda import check_cuda
 from policies.generation.generator import Loaded
-from policies.learning.averaging import means, move_to_mean
+from policies.learning.estimation import not_flat
 from policies.learning.policy_learner import PolicyLearner
+from policies.learning.ranks import means, move_to_mean
 from policies.learning.rows import Rows
 from policies.learning.sharding import learner_mesh
 from policies.learning.stored_policy import begin_save, writing_group
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from policies.rllib.weight_sender import WeightSender
 
 UPDATE, KL_COEFS = "update", "kl_coefs"
+T = TypeVar("T")
 
 
 class TokenPPOLearner(TorchLearner):
@@ -57,6 +59,7 @@ class TokenPPOLearner(TorchLearner):
             check_cuda("gpus_per_learner", self.settings.gpus_per_learner)
         self.policies, self._lent = {}, ExitStack()
         self._senders: dict[str, WeightSender] = {}
+        self._rows: dict[str, Rows] = {}
         self._saving: Future[None] | None = None
         super().build()
         for policy in self.policies.values():
@@ -93,26 +96,35 @@ class TokenPPOLearner(TorchLearner):
     def _make_modules_ddp_if_necessary(self) -> None:
         """No DDP: an LLM's ranks start from the same weights, and add their gradients up themselves."""
 
-    def score(self, rows: dict[str, Rows]) -> dict[str, Rows]:
-        """Scores the rows of its LLMs, and gives what it answers for; all learners must call it alike."""
-        scored = {name: self.policies[name].score(rows[name]) for name in sorted(rows) if name in self.policies}
-        return {name: on_cpu(scores) for name, scores in scored.items() if self.policies[name].leads}
-
-    def update(self, training_data: TrainingData, *, timesteps: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Every LLM of this process learns from its rows.
+    def score(self, rows: dict[str, Rows], *, keep: bool = False) -> dict[str, Rows]:
+        """Scores the rows of its LLMs, and gives what it answers for; all learners must call it alike.
 
         Args:
-            training_data: a `SharedRows`.
+            rows: by LLM.
+            keep: keep them, with their scores, for `update`.
+        """
+        own = [name for name in sorted(rows) if name in self.policies]
+        scored = {name: on_cpu(self.policies[name].score(rows[name])) for name in own}
+        if keep:
+            self._rows = {name: rows[name] | scores for name, scores in scored.items()}
+        return {name: scores for name, scores in scored.items() if self.policies[name].leads}
+
+    def update(self, training_data: TrainingData, *, timesteps: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Every LLM of this process learns from the rows that `score` kept.
+
+        Args:
+            training_data: its `batch` has by LLM the columns that these rows lack; or is where Ray has that.
             timesteps: the number of the update, from 0, under `UPDATE`.
             **kwargs: under `KL_COEFS` each LLM's weight of the KL, where it is in the loss.
 
         Raises:
             NonFiniteUpdate: a gradient was not finite.
         """
-        training_data.solve_refs()
-        for name, rows in sorted(training_data.batch.items()):
-            if name not in self.policies:
-                continue
+        columns, kept = fetched(training_data.batch), self._rows
+        for name in kept:
+            rows = kept[name] | columns[name]
+            if self.settings.drop_flat_groups:
+                rows = not_flat(rows)
             figures = self.policies[name].update(rows, int(timesteps[UPDATE]), kwargs[KL_COEFS][name])
             self.policies[name].optimizer.zero_grad(set_to_none=True)  # their memory is the next LLM's
             self.metrics.log_dict(figures, key=name, window=1)
@@ -137,7 +149,7 @@ class TokenPPOLearner(TorchLearner):
     def lend(self, module_id: str) -> None:
         """Lets an LLM hold the mean of all LLMs' weights, until `take_back`; all learners must call it alike."""
         if module_id in self.policies:
-            self._lent.enter_context(self.policies[module_id].lent())
+            self._lent.enter_context(self.policies[module_id].model.temporary_weights())
         place = list(self.policies).index(module_id) if module_id in self.policies else None
         for tensors, middle in means([policy.model.own() for policy in self.policies.values()], self._same_parts):
             if place is not None:
@@ -180,8 +192,7 @@ class TokenPPOLearner(TorchLearner):
         assert s.weight_transfer is not None
         if module_id not in self._senders:
             self._senders[module_id] = WeightSender(policy, s.weight_transfer, s.tensor_parallel, s.generation_timeout)
-        given = ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights
-        sent = self._senders[module_id].send(runners, version, restarts, given)
+        sent = self._senders[module_id].send(runners, version, restarts, fetched(weights))
         return sent if policy.leads else None
 
     def score_under(self, module_id: str, weights: Weights | ray.ObjectRef[Weights], rows: Rows) -> Rows | None:
@@ -189,28 +200,24 @@ class TokenPPOLearner(TorchLearner):
         policy = self.policies.get(module_id)
         if policy is None:
             return None
-        scored = policy.score_under(ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights, rows)
+        scored = policy.score_under(fetched(weights), rows)
         return on_cpu(scored) if policy.leads else None
 
-    def save(self, folder: str) -> None:
-        """Writes its LLMs, each into folders of its name there; all learners must call it alike."""
-        for name, policy in self.policies.items():
-            policy.save(*_folders(folder, name))
-
     def begin_save(self, folder: str) -> None:
-        """Begins to write what `save` does, as it is now, until `finish_save`; all learners must call it alike.
+        """Begins to write its LLMs as they are now, each into folders of its name, until `finish_save`; all learners
+        must call it alike.
 
         On a CPU it writes at once: a copy of all its LLMs would take of the memory that learning needs, and gain little
         where its cores are busy (docs/sharding.md).
         """
-        if not self._copies:
-            self.save(folder)
-            return
         state: dict[str, dict[str, Tensor]] = {}
         for name, policy in self.policies.items():
-            if self.mesh is not None or policy.leads:  # else another learner has the same
+            if not self._copies:
+                policy.save(*_folders(folder, name))
+            elif self.mesh is not None or policy.leads:  # else another learner has the same
                 state |= policy.state(*_folders(folder, name))
-        self._saving = begin_save(state, self._of_saving)
+        if self._copies:
+            self._saving = begin_save(state, self._of_saving)
 
     @property
     def _copies(self) -> bool:
@@ -278,3 +285,9 @@ def _folders(folder: str, module_id: str) -> tuple[str, str]:
 def on_cpu(rows: Rows) -> Rows:
     """Returns rows whose columns are in the machine's memory."""
     return {name: column.cpu() for name, column in rows.items()}
+
+
+def fetched(value: T | ray.ObjectRef[T]) -> T:
+    """Returns a value itself; of one in Ray's object store what is there."""
+    found: T = ray.get(value) if isinstance(value, ray.ObjectRef) else value
+    return found

@@ -54,7 +54,7 @@ class WeightSender:
             The checksum of what was sent, and what each runner's engine read; None where a runner failed, so that
             none of them may be played with.
         """
-        met = (restarts, [runner._actor_id.hex() for runner in runners])
+        met = (restarts, list(runners))
         source = Source(self.policy, weights)
         client = Client(runners, self.policy.name, version, self.workers, self.timeout)
         try:

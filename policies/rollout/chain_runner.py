@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar, cast
 
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
-from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.framework import get_device
 
 from cory_env.chain import Chain
@@ -29,44 +28,13 @@ from policies.generation.generator import (
 from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
 from policies.rollout.dealing import Deal
-from policies.rollout.episodes import as_rllib_episode, as_text, reward_parts
+from policies.rollout.engines import make_generator
+from policies.rollout.episodes import Rollout, as_rllib_episode
 from policies.rollout.game import Game, InPlay
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 T = TypeVar("T")
-
-
-class Rollout(NamedTuple):
-    """What one call of `sample` brings back."""
-
-    episodes: list[MultiAgentEpisode]
-    """One per chain whose reward could be computed, in the order dealt."""
-    deals: list[Deal]
-    """What was dealt, per episode."""
-    samples: list[dict[str, Any]]
-    """The same chains as text: query, and per role the policy, response and task reward."""
-    version: int
-    """Version of the weights that generated them."""
-    tokens: int
-    """Response tokens generated."""
-    truncated_prompts: int
-    """Prompts whose reference was cut."""
-    dropped_chains: int
-    """Chains dropped because their reward failed (`on_reward_error: skip`)."""
-    rollout_seconds: float
-    reward_seconds: float
-    reward_parts: dict[str, dict[str, list[float]]]
-    """By role, what each of several reward functions gave; nothing where there is one."""
-
-
-class Played(NamedTuple):
-    """A chain whose reward could be computed."""
-
-    deal: Deal
-    episode: ChainEpisode
-    responses: Sequence[Response]
-    task_rewards: Sequence[float]
 
 
 class ChainRunner(StatelessRunner):
@@ -75,6 +43,8 @@ class ChainRunner(StatelessRunner):
     Which queries it plays, in which roles and with which weights comes with every call. With vLLM it builds no torch
     copy of the model.
     """
+
+    generator: Generator
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         """Builds task, reward process and generation backend.
@@ -85,8 +55,6 @@ class ChainRunner(StatelessRunner):
         """
         super().__init__(config=config, **kwargs)
         self.settings: Settings = self.config.settings
-        self.generator: Generator | None = None
-        self.rewards: RewardWorker | None = None
         self._versions: dict[str, int] = {}
         self._reward_seconds = 0.0
         self.make_env()
@@ -116,41 +84,12 @@ class ChainRunner(StatelessRunner):
         """Starts the generation backend, on the device that Ray gave this runner.
 
         Raises:
-            DeviceError: PyTorch or vLLM cannot compute there.
+            DeviceError, EngineStartError: as of `make_generator`.
         """
-        s = self.settings
-        if s.gpus_per_runner:
-            check_cuda("gpus_per_runner", s.gpus_per_runner)
+        if self.settings.gpus_per_runner:
+            check_cuda("gpus_per_runner", self.settings.gpus_per_runner)
         device = get_device(self.config, self.config.num_gpus_per_env_runner)
-        common: dict[str, Any] = {
-            "dtype": s.dtype,
-            "device": device,
-            "trust_remote_code": s.trust_remote_code,
-            "lora": s.lora,
-        }
-        if s.backend == "vllm":
-            from policies.generation.vllm_generator import VLLMGenerator
-
-            self.generator = VLLMGenerator(
-                s.model_paths,
-                **common,
-                max_prompt=s.max_prompt,
-                max_response=s.max_response,
-                max_sequences=min(s.chains, 256),
-                seed=s.seed,
-                gpu_share=s.gpus_per_runner,
-                tensor_parallel=s.tensor_parallel,
-                in_process=bool(self.worker_index) or device.type == "cpu",  # on a GPU not beside the driver's learner
-                timeout=s.generation_timeout,
-                weight_transfer=s.weight_transfer,
-            )
-        else:
-            from policies.generation.transformers_generator import TransformersGenerator
-
-            longest = s.max_prompt + s.max_response
-            self.generator = TransformersGenerator(
-                s.model_paths, **common, quantization=s.quantization, longest=longest
-            )
+        self.generator = make_generator(self.settings, device, in_driver=not self.worker_index)
 
     def sample(
         self,
@@ -178,9 +117,12 @@ class ChainRunner(StatelessRunner):
             GenerationError: the engine failed, or other weights are loaded than asked for.
             RewardError: the reward failed and `on_reward_error` is `stop`.
         """
-        assert mapping is not None and self.generator is not None
-        chain = self.chain(tuple(mapping.as_dict().values()))
-        self._check_versions(mapping, version)
+        assert mapping is not None
+        players = tuple(mapping.as_dict().values())
+        for module_id in players:
+            if self._versions.get(module_id) != version:
+                raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
+        chain = self.chain(players)
         queries = chain.task.queries(split)
         limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
         started, self._reward_seconds = time.perf_counter(), 0.0
@@ -196,47 +138,36 @@ class ChainRunner(StatelessRunner):
         dealt = [(deal, ChainEpisode(chain, queries[deal.query])) for deal in deals]
         game = Game(dealt, siblings, ask, partial(self._reward, reward_so_far))
         self.generator.converse(game.start(), game.follow)
-        episodes = [playing.episode for playing in game.chains]
-        scores = self._reward(reward_episodes, episodes)
+        chains = game.chains
+        rewards = self._reward(reward_episodes, [playing.episode for playing in chains])
         seconds = time.perf_counter() - started
-        played = [
-            Played(*playing, task_rewards)
-            for playing, found in zip(game.chains, scores, strict=True)
-            if len(task_rewards := [reward for reward in found if reward is not None]) == len(found)
+        episodes = [
+            as_rllib_episode(*playing, cast(list[float], of_chain), mapping)
+            for playing, of_chain in zip(chains, rewards, strict=True)
+            if None not in of_chain
         ]
-        self.env_steps += len(played) * len(chain.roles)
-        return Rollout(
-            episodes=[as_rllib_episode(*each, mapping) for each in played],
-            deals=[each.deal for each in played],
-            samples=[as_text(each.episode, each.task_rewards, mapping) for each in played],
-            version=version,
-            tokens=game.tokens,
-            truncated_prompts=sum(sum(episode.truncated) for episode in episodes),
-            dropped_chains=len(episodes) - len(played),
-            rollout_seconds=seconds - self._reward_seconds,
-            reward_seconds=self._reward_seconds,
-            reward_parts=reward_parts(chain.roles, [each.task_rewards for each in played]),
-        )
-
-    def _check_versions(self, mapping: RoleMapping, version: int) -> None:
-        """Refuses to sample from other weights than those asked for."""
-        for module_id in mapping.as_dict().values():
-            if self._versions.get(module_id) != version:
-                raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
+        self.env_steps += len(episodes) * len(chain.roles)
+        counters = {
+            "version": version,
+            "tokens": game.tokens,
+            "truncated_prompts": sum(sum(playing.episode.truncated) for playing in chains),
+            "dropped_chains": len(chains) - len(episodes),
+            "rollout_seconds": seconds - self._reward_seconds,
+            "reward_seconds": self._reward_seconds,
+        }
+        return Rollout(episodes, counters)
 
     def _reward(
         self, score: Callable[[RewardWorker, Sequence[ChainEpisode]], T], episodes: Sequence[ChainEpisode]
     ) -> T:
         """Asks for rewards, and counts the seconds that takes."""
-        assert self.rewards is not None
-        asked = time.perf_counter()
-        found = score(self.rewards, episodes)
-        self._reward_seconds += time.perf_counter() - asked
-        return found
+        started = time.perf_counter()
+        rewards = score(self.rewards, episodes)
+        self._reward_seconds += time.perf_counter() - started
+        return rewards
 
     def probe(self, module_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         """Responses to raw prompts: what the self-test compares with the learner."""
-        assert self.generator is not None
         ends = self.chain((module_id,)).stop_token_ids
         sampling = Sampling(self.settings.temperature, self.settings.max_response, seeds, ends)
         return self.generator.generate(prompts, module_id, sampling)
@@ -254,7 +185,6 @@ class ChainRunner(StatelessRunner):
         Raises:
             GenerationError: the engine failed, and was started anew.
         """
-        assert self.generator is not None
         loaded = {}
         for module_id in sorted(weights):
             loaded[module_id] = self.generator.load(module_id, weights[module_id], version)
@@ -264,7 +194,7 @@ class ChainRunner(StatelessRunner):
     def transfer(self, *, step: str, module_id: str, argument: Any, version: int) -> Loaded | None:
         """A step in which a learner sends weights past the driver; see `VLLMGenerator.transfer`."""
         self._versions.pop(module_id, None)  # in the middle of it the engine holds neither old nor new weights
-        loaded: Loaded | None = self.generator.transfer(step, module_id, argument, version)  # type: ignore[union-attr]
+        loaded: Loaded | None = self.generator.transfer(step, module_id, argument, version)  # type: ignore[attr-defined]
         if loaded is not None:
             self._versions[module_id] = version
         return loaded
@@ -275,20 +205,11 @@ class ChainRunner(StatelessRunner):
         """Observation and action space of every LLM, and of the environment as a whole."""
         observation, action = self.env.observation_space(), self.env.action_space()
         whole = (dict.fromkeys(self.env.roles, observation), dict.fromkeys(self.env.roles, action))
-        own = {name: self.chain((name,)) for name in self.settings.modules}
-        return {
-            INPUT_ENV_SPACES: whole,
-            INPUT_ENV_SINGLE_SPACES: whole,
-            **{name: (of.observation_space(), of.action_space()) for name, of in own.items()},
-        }
-
-    def assert_healthy(self) -> None:
-        """Raises AssertionError where there is no backend."""
-        assert self.generator is not None
+        chains = {name: self.chain((name,)) for name in self.settings.modules}
+        spaces = {name: (chain.observation_space(), chain.action_space()) for name, chain in chains.items()}
+        return {INPUT_ENV_SPACES: whole, INPUT_ENV_SINGLE_SPACES: whole, **spaces}
 
     def stop(self) -> None:
         """Ends the engines and the reward process."""
-        if self.generator is not None:
-            self.generator.close()
-        if self.rewards is not None:
-            self.rewards.close()
+        self.generator.close()
+        self.rewards.close()

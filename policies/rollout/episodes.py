@@ -1,10 +1,10 @@
-"""A finished chain as others take it: as an RLlib episode, and as text."""
+"""Finished chains: as RLlib episodes, which carry the chain's prompt reference and its text, and what was counted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -14,9 +14,48 @@ from cory_env.episode import ChainEpisode
 from cory_env.rewarding.worker import Reward
 from policies.generation.generator import Response
 from policies.learning.measures import repetition
-from policies.rllib.token_batch import ENDED, LOGPROBS, QUERY, SAMPLE, TASK_REWARD
+from policies.rllib.token_batch import DEAL, ENDED, LOGPROBS, TASK_REWARD
 from policies.rollout.dealing import Deal
 from policies.rollout.role_mapping import RoleMapping
+
+TEXT = "text"
+"""Under which `custom_data` of an episode has `as_text`."""
+
+
+class Rollout(NamedTuple):
+    """Chains that were played."""
+
+    episodes: list[MultiAgentEpisode]
+    """One per chain whose reward could be computed, in the order dealt."""
+    counters: dict[str, float]
+    """`version` (of the weights that generated; the oldest), `tokens` (that were generated), `truncated_prompts` (whose
+    reference was cut), `dropped_chains` (whose reward failed, with `on_reward_error: skip`), `rollout_seconds` (without
+    rewards), `reward_seconds`."""
+
+    @property
+    def deals(self) -> list[Deal]:
+        """What was dealt, per episode."""
+        return [episode.custom_data[DEAL] for episode in self.episodes]
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """The episodes as text; see `as_text`."""
+        return [episode.custom_data[TEXT] for episode in self.episodes]
+
+    def without_chains(self) -> Rollout:
+        """This rollout with all its chains dropped."""
+        dropped = self.counters["dropped_chains"] + len(self.episodes)
+        return Rollout([], {**self.counters, "dropped_chains": dropped})
+
+
+def join(rollouts: Sequence[Rollout], *, parallel: bool = False) -> Rollout:
+    """Puts rollouts together in their order; their seconds count side by side if they ran in parallel."""
+    counters: dict[str, float] = {}
+    for name in rollouts[0].counters:
+        values = [rollout.counters[name] for rollout in rollouts]
+        longest = max(values) if parallel and name.endswith("_seconds") else sum(values)
+        counters[name] = min(values) if name == "version" else longest
+    return Rollout([episode for rollout in rollouts for episode in rollout.episodes], counters)
 
 
 def as_rllib_episode(
@@ -42,6 +81,7 @@ def as_rllib_episode(
         action_space=action_space,
         agent_to_module_mapping_fn=mapping,
     )
+    out.custom_data.update({DEAL: deal, TEXT: as_text(episode, task_rewards, mapping)})
     out.add_env_reset(observations={chain.roles[0]: episode.observation(chain.roles[0])})
     for position, role in enumerate(chain.roles):
         last = position == len(chain.roles) - 1
@@ -56,8 +96,6 @@ def as_rllib_episode(
                 role: {
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
                     TASK_REWARD: float(task_rewards[position]),
-                    QUERY: deal.query,
-                    SAMPLE: deal.sample,
                     ENDED: episode.ended[position],
                 }
             },
@@ -70,16 +108,6 @@ def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
     """Observation and action space of every role: one object for all episodes of a chain, so pickled once with them."""
     observation, action = chain.observation_space(), chain.action_space()
     return dict.fromkeys(chain.roles, observation), dict.fromkeys(chain.roles, action)
-
-
-def reward_parts(roles: Sequence[str], task_rewards: Sequence[Sequence[float]]) -> dict[str, dict[str, list[float]]]:
-    """What each of several reward functions gave, by role and by its name; nothing where there is one function."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for of_chain in task_rewards:
-        for role, reward in zip(roles, of_chain, strict=True):
-            for name, value in reward.parts.items() if isinstance(reward, Reward) else ():
-                found.setdefault(role, {}).setdefault(name, []).append(value)
-    return found
 
 
 def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from cory_env.rewarding.worker import RewardError
 from policies.generation.generator import GenerationError
-from policies.rollout.chain_runner import Rollout
 from policies.rollout.dealing import Deal, deal
+from policies.rollout.episodes import Rollout, join
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Begun, Runners
 from policies.settings.settings import Settings
@@ -43,31 +43,29 @@ class Playing:
         self.skipped_batches = 0
         """So far. Query order and sampling seeds follow from their number and the update's."""
         self._begun: dict[Of, list[Begun]] = {}
-        self._ahead: dict[Of, list[list[Rollout]] | Exception] = {}
+        self._ahead: dict[Of, list[Rollout] | Exception] = {}
 
-    def play(self, update: int, mapping: RoleMapping) -> list[list[Rollout]]:
-        """The rollouts of an update, by team, each of which has queries of its own.
+    def play(self, update: int, mapping: RoleMapping) -> Rollout:
+        """The chains of an update, of all teams, each of which has queries of its own.
 
         A batch of which all rewards of a team failed is skipped (`on_reward_error=skip`), and the next one played.
 
         Returns:
-            The rollouts of the skipped batches, without their chains, and then those of the update.
+            What was played; its counters also cover the batches that were skipped, and `skipped_batches` is their
+            number.
 
         Raises:
             RewardError: more than `MAX_SKIPPED_BATCHES` batches in a row would be skipped.
             RewardError, QueryTooLong, GenerationError, …: as of `Runners.play`, also where they were played ahead.
         """
-        skipped: list[list[Rollout]] = []
-        for _ in range(MAX_SKIPPED_BATCHES + 1):
+        skipped: list[Rollout] = []
+        for count in range(MAX_SKIPPED_BATCHES + 1):
             batch = self._play(update, mapping)
-            failed = [
-                team
-                for team, of_team in zip(mapping.teams(), batch, strict=True)
-                if not any(r.episodes for r in of_team)
-            ]
+            failed = [team for team, rollout in zip(mapping.teams(), batch, strict=True) if not rollout.episodes]
             if not failed:
-                return [*skipped, *batch]
-            skipped += [[_emptied(rollout) for rollout in of_team] for of_team in batch]
+                played = join([*skipped, *batch])
+                return Rollout(played.episodes, {**played.counters, "skipped_batches": count})
+            skipped += [rollout.without_chains() for rollout in batch]
             self.skipped_batches += 1
             llms = ", ".join(llm for team in failed for llm in team.as_dict().values())
             answered = f" that {llms} answered" if len(failed) < len(batch) else ""
@@ -77,8 +75,8 @@ class Playing:
             f"{update + 1}, so there is nothing to learn from. Correct the reward, or what it depends on."
         )
 
-    def _play(self, update: int, mapping: RoleMapping) -> list[list[Rollout]]:
-        """The rollouts of a batch: those that were played ahead, if they were."""
+    def _play(self, update: int, mapping: RoleMapping) -> list[Rollout]:
+        """A batch by team: as it was played ahead, if it was."""
         ahead = self._ahead.get((update, mapping))
         self.forget()
         if isinstance(ahead, Exception):
@@ -96,7 +94,7 @@ class Playing:
         """Waits for what was begun, so that runners can get new weights. What fails is raised by `play`."""
         for of, teams in self._begun.items():
             try:
-                self._ahead[of] = [self.runners.finish(begun, self.runners.left) for begun in teams]
+                self._ahead[of] = [self.runners.finish(begun, ahead=True) for begun in teams]
             except GenerationError as error:
                 logger.warning("%s The queries are played again.", error)
             except Exception as error:
@@ -115,9 +113,3 @@ class Playing:
         for k, team in enumerate(teams):
             arguments = {"stream": batch, "mapping": team, "split": "train", "siblings": s.num_siblings}
             yield deals[k * size : (k + 1) * size], arguments
-
-
-def _emptied(rollout: Rollout) -> Rollout:
-    """A rollout of a skipped batch: all its chains are dropped, those of teams whose rewards were computed too."""
-    dropped = rollout.dropped_chains + len(rollout.episodes)
-    return rollout._replace(episodes=[], deals=[], samples=[], dropped_chains=dropped, reward_parts={})

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.long_run import short_folder
 from benchmarks.models import make_model
 from benchmarks.nodes import wait_until
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run as RunFolder
 from policies.cory import CoryConfig
 from tests.cluster.head import head
 from tests.launch.conftest import ENVIRONMENT
@@ -92,7 +92,7 @@ def checkout_importable_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def undisturbed(run: Run) -> list[dict[str, Any]]:
     """What the updates of the same run report when nothing dies, played and learned in this process alone."""
-    settings = RunDirectory.open(run.folder / "run").settings().model_dump()
+    settings = RunFolder.open(run.folder / "run").settings().model_dump()
     alone = {"num_runners": 0, "num_learners": 0, "shards_per_policy": None, "runner_threads": 1}
     algorithm = CoryConfig().cory(**{**settings, **alone}).build_algo()
     reports = [algorithm.train()["cory"] for _ in range(UPDATES)]

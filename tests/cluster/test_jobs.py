@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from launch.search.search import recorded
 from tests.cluster.head import SECRET, Head
 from tests.launch.conftest import CHECKOUT
@@ -103,7 +103,7 @@ def test_rays_own_command_trains_in_an_uploaded_checkout(head: Head, work: Path,
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
     assert re.search(r"launch is in .*/runtime_resources/working_dir_files/", output), output
-    assert RunDirectory.open(out).checkpoints.updates()[-1] == 1
+    assert Run.open(out).checkpoints.updates()[-1] == 1
 
 
 @pytest.mark.parametrize("token", [None, "0" * 64])
@@ -123,7 +123,7 @@ def test_a_stopped_job_is_saved_and_its_command_given_again_goes_on(head: Head, 
     words = ("submit", "--storage", f"file://{storage}", "--name", "run", "--", "train", *SMALL)
     job = head.cory(*words, "updates=100", cwd=work)
     rest = stopped_at(job, "1/100", head, work)
-    run = RunDirectory.open(storage / "run")
+    run = Run.open(storage / "run")
     done = run.checkpoints.updates()[-1]
     assert f"Update {done} is saved. Go on with:\n  cory train --resume file://{storage}/run" in rest
     assert 0 < done < 100 and run.updates()[-1]["update"] == done

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from launch.main import main
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import Settings
 from tests.forked import forked
@@ -114,9 +114,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13)) -> RunDirectory:
+def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13)) -> Run:
     """Writes what a run of `updates` leaves in its folder: an exchange every 5 updates, an evaluation every 6."""
-    run = RunDirectory.create(folder)
+    run = Run.create(folder)
     run.write_settings(settings, "cory train")
     for update in updates:
         figures: dict[str, dict[str, float | None]] = {}
@@ -148,7 +148,7 @@ RUN_SETTINGS = Settings(backend="transformers", num_runners=0, dtype="fp32", tem
 
 
 @pytest.fixture(scope="session")
-def policies_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def policies_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run whose checkpoints of updates 5 and 6 hold policies that differ from the base and from each other."""
     run = record(tmp_path_factory.mktemp("runs") / "run", RUN_SETTINGS, updates=range(7))
     for update in (5, 6):
@@ -159,7 +159,7 @@ def policies_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="session")
-def two_models_run(tmp_path_factory: pytest.TempPathFactory, small_model: str) -> RunDirectory:
+def two_models_run(tmp_path_factory: pytest.TempPathFactory, small_model: str) -> Run:
     """A run whose second LLM started from a smaller model, saved after update 1."""
     settings = RUN_SETTINGS.model_copy(update={"model": [BUNDLED_LM, small_model]})
     run = record(tmp_path_factory.mktemp("runs") / "two_models", settings, updates=range(2))
@@ -169,12 +169,12 @@ def two_models_run(tmp_path_factory: pytest.TempPathFactory, small_model: str) -
 
 
 @pytest.fixture(scope="session")
-def adapters_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def adapters_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run with `weights=lora`, saved after update 1."""
     return record_adapters(tmp_path_factory.mktemp("runs") / "adapters", temperature=1.0)
 
 
-def record_adapters(folder: Path, **changes: object) -> RunDirectory:
+def record_adapters(folder: Path, **changes: object) -> Run:
     """Writes a run with `weights=lora` whose adapters differ from nothing at all and from each other."""
     lora = {"weights": "lora", "lora_rank": 4, "lora_alpha": 30.0}
     settings = RUN_SETTINGS.model_copy(update={**lora, **changes})

@@ -13,7 +13,7 @@ from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Plan
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from launch.run_folder.sources import sources_of
 from launch.search.search import Search, check_same
 from launch.search.space import pinned, read_axes
@@ -32,7 +32,7 @@ def settings(length: int, more: Sequence[str] = ()) -> Settings:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[RunDirectory]:
+def runs(tmp_path: Path) -> list[Run]:
     """Of two rewards with one name."""
     found = [record(tmp_path / f"near_{length}", settings(length), updates=range(7)) for length in (4, 5)]
     for run in found:
@@ -42,7 +42,7 @@ def runs(tmp_path: Path) -> list[RunDirectory]:
 
 
 def test_a_model_card_a_report_and_a_comparison_have_its_name(
-    runs: list[RunDirectory], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (runs[0].path / "config.yaml").open("a") as file:
         file.write(f"# cory train reward={settings(4).reward}\n")
@@ -58,7 +58,7 @@ def test_a_model_card_a_report_and_a_comparison_have_its_name(
     assert "pickled" not in said and json.loads(said[said.index("\n{") :])["settings"]["reward"] == ["near", "near"]
 
 
-def test_messages_have_its_name(runs: list[RunDirectory], tmp_path: Path) -> None:
+def test_messages_have_its_name(runs: list[Run], tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"holds a run with reward=near, and that cannot change"):
         _same(runs[0], settings(5))
     with pytest.raises(CommandError, match=r"holds a run with reward=near, start_from=null, and"):

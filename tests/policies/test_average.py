@@ -15,8 +15,8 @@ from policies.cory import Cory
 from policies.generation.installed import vllm_installed
 from policies.learning.measures import MEASURED
 from policies.models.weights import checksum
-from policies.rollout.chain_runner import Rollout
 from policies.rollout.dealing import Deal
+from policies.rollout.episodes import Rollout
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
 
@@ -88,7 +88,7 @@ def test_llms_with_the_same_weights_are_evaluated_once_and_others_each_for_itsel
     evaluator, played = algorithm.evaluator, []
     play = algorithm.runners.play
 
-    def noted(deals: Sequence[Deal], **arguments: Any) -> list[Rollout]:
+    def noted(deals: Sequence[Deal], **arguments: Any) -> Rollout:
         played.append(arguments["mapping"]("pioneer"))
         return play(deals, **arguments)
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cory_env.tokenizer import load_tokenizer
 from policies.cory import Cory, CoryConfig, WeightSyncError
 from policies.generation.generator import Loaded
-from policies.learning.credit import CreditError
+from policies.learning.own_credit import CreditError
 from policies.meanings import FIGURES, PHASES
 from policies.models.weights import checksum
 from policies.report import Report
@@ -176,8 +176,8 @@ def test_a_pioneer_is_measured_as_it_is_alone_and_samples_of_a_query_differ(make
     alone, figures = algorithm.evaluator.measure(deals, RoleMapping(("pioneer",), ("llm_2",)), "test")
     players = ("llm_2", "llm_3", "llm_1")
     whole, of_all = algorithm.evaluator.measure(deals, RoleMapping(algorithm.settings.roles, players), "test")
-    assert [rollout.deals for rollout in (*alone, *whole)] == [deals, deals]
-    texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (*alone, *whole)]
+    assert alone.deals == whole.deals == deals
+    texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (alone, whole)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 4
     assert list(of_all) == list(algorithm.settings.roles) and list(figures) == ["pioneer"]
     for name, column in figures["pioneer"].items():

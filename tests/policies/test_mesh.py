@@ -140,7 +140,7 @@ def from_elsewhere(folder: Path) -> tuple[set[str], bool]:
     algorithm.train()
     before = algorithm.weights("llm_1")
     missing = folder / "not there"
-    written = algorithm.learners.ask_all(lambda learner: learners._save(learner, missing, TokenPPOLearner.save))
+    written = algorithm.learners.ask_all(lambda learner: learners._begin_save(learner, missing))
     for _, own in filter(None, written):
         shutil.copytree(own, folder, dirs_exist_ok=True)
     algorithm.train()

@@ -88,7 +88,7 @@ def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
     assert len(tokenizers["llm_1"]) < 20 and len(tokenizers["llm_2"]) == 4096
     deals = [Deal(query) for query in range(8)]
     for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
-        (rollout,) = algorithm.runners.play(deals, mapping=mapping, split="test")
+        rollout = algorithm.runners.play(deals, mapping=mapping, split="test")
         for deal, sample, episode in zip(deals, rollout.samples, rollout.episodes, strict=True):
             query = task.test[deal.query]
             texts: list[str] = []
@@ -105,9 +105,9 @@ def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
 
     # What the last answer is compared with is its own base, asked the bare query in its own tokens.
     for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
-        rollouts, figures = algorithm.evaluator.measure(deals, mapping, "test")
+        rollout, figures = algorithm.evaluator.measure(deals, mapping, "test")
         player = mapping("observer")
-        rows = at_position(rows_of(rollouts[0].episodes)[player], 1)
+        rows = at_position(rows_of(rollout.episodes)[player], 1)
         seen, padding = rows["prompts"], rows["prompt_mask"]
         prompts = [tokenizers[player](task.prompt(task.test[deal.query]))["input_ids"] for deal in deals]
         rows["prompts"], rows["prompt_mask"] = left_padded(prompts)

@@ -75,8 +75,8 @@ def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: 
     algorithm = make_cory(
         num_policies=1, advantage="rloo", num_generations=2, queries=4, minibatch=16, kl_coef=0.0, partner_reward=0.0
     )
-    rollouts = algorithm.runners.play([Deal(q, n) for q in range(4) for n in range(2)], mapping=algorithm.mapping)
-    (rows,) = rows_of([episode for rollout in rollouts for episode in rollout.episodes]).values()
+    rollout = algorithm.runners.play([Deal(q, n) for q in range(4) for n in range(2)], mapping=algorithm.mapping)
+    (rows,) = rows_of(rollout.episodes).values()
     rows |= algorithm.learners.score({"llm_1": rows})["llm_1"]
     rows["rewards"] = rows["task_rewards"].float()
     columns, _ = algorithm.estimations["llm_1"].estimate(rows)
@@ -96,9 +96,9 @@ def test_siblings_go_on_from_one_response_of_the_pioneer_and_are_compared_with_e
     )
     assert algorithm.settings.responses == 16  # of each query 2 of the pioneer, and 3 of the observer to each of these
     deals = [Deal(q, n) for q in range(2) for n in range(2)]
-    rollouts = algorithm.runners.play(deals, mapping=algorithm.mapping, siblings=3)
-    (rows,) = rows_of([episode for rollout in rollouts for episode in rollout.episodes]).values()
-    assert sum(rollout.tokens for rollout in rollouts) == rows["mask"].sum()
+    rollout = algorithm.runners.play(deals, mapping=algorithm.mapping, siblings=3)
+    (rows,) = rows_of(rollout.episodes).values()
+    assert rollout.counters["tokens"] == rows["mask"].sum()
     pioneers, observers = (at_position(rows, position) for position in (0, 1))
     assert pioneers["chains"].tolist() == pioneers["forks"].tolist() == [0, 3, 6, 9]
     assert observers["forks"].tolist() == [0] * 3 + [3] * 3 + [6] * 3 + [9] * 3

@@ -10,8 +10,8 @@ from cory_env.rewarding.worker import RewardError
 from launch.display.rows import Rows
 from launch.training.tracking import figures_of
 from policies.models.weights import checksum
-from policies.rollout.chain_runner import Rollout
 from policies.rollout.dealing import deal
+from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
 from tests.policies.conftest import MakeCory
 
@@ -33,7 +33,7 @@ def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch:
     algorithm = make_cory(num_policies=4, queries=4, num_generations=2, minibatch=4, exchange_period=1)
     play, played = algorithm.runners.play, []
 
-    def recorded(*args: Any, **kwargs: Any) -> list[Rollout]:
+    def recorded(*args: Any, **kwargs: Any) -> Rollout:
         found = play(*args, **kwargs)
         if kwargs["split"] == "train":
             played.append(found)
@@ -43,7 +43,7 @@ def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch:
     for update, teams in enumerate(([(0, 1), (2, 3)], [(1, 2), (3, 0)])):
         played.clear()
         report = algorithm.train()["cory"]
-        (first,), (second,) = played
+        first, second = played
         assert first.deals + second.deals == deal(0, update, 4, len(algorithm.task.train), 2)
         assert not {each.query for each in first.deals} & {each.query for each in second.deals}
         for rollout, team in zip((first, second), teams, strict=True):
@@ -79,10 +79,10 @@ def test_a_team_without_any_reward_for_many_batches_stops_training(
     algorithm = make_cory(num_policies=4, queries=4, minibatch=2)
     play = algorithm.runners.play
 
-    def lost(*args: Any, **kwargs: Any) -> list[Rollout]:
+    def lost(*args: Any, **kwargs: Any) -> Rollout:
         found = play(*args, **kwargs)
         if kwargs["mapping"].rotation == 2:
-            found = [rollout._replace(episodes=[], deals=[], samples=[]) for rollout in found]
+            found = found.without_chains()
         return found
 
     monkeypatch.setattr(algorithm.runners, "play", lost)

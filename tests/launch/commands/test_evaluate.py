@@ -8,7 +8,7 @@ from launch.commands.evaluate import _parser, _run_in, _settings, main
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Lineup, Plan
 from launch.models.trained import POLICIES
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from launch.run_folder.sources import sources_of
 from policies.settings.settings import Settings, SettingsError
 from tests.launch.conftest import record
@@ -18,14 +18,14 @@ SETTINGS = Settings(num_agents=3, model="./mine", seed=5, min_response=2, max_re
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+def run(tmp_path: Path) -> Run:
     """A run of three agents on imdb, with a checkpoint."""
     made = record(tmp_path / "run", SETTINGS, updates=range(7))
     made.checkpoints.save(6, write)
     return made
 
 
-def settings(*words: str, run: RunDirectory | None = None) -> Settings:
+def settings(*words: str, run: Run | None = None) -> Settings:
     return _settings(_parser().parse_intermixed_args([str(run.path) if run else "./model", *words]), run)
 
 
@@ -37,7 +37,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return message
 
 
-def test_a_run_brings_its_settings_and_its_responses_may_be_as_long_as_any_in_training(run: RunDirectory) -> None:
+def test_a_run_brings_its_settings_and_its_responses_may_be_as_long_as_any_in_training(run: Run) -> None:
     assert settings(run=run) == SETTINGS.model_copy(update={"min_response": None})
     assert settings("temperature=0.5", "max_response=20", run=run).max_response == 20
 
@@ -46,7 +46,7 @@ def test_a_model_is_evaluated_alone_with_the_default_presets_settings() -> None:
     assert (settings().model, settings().num_agents, settings().max_response) == ("./model", 1, 12)
 
 
-def test_policies_may_play_a_chain_of_another_length_than_they_were_trained_in(run: RunDirectory) -> None:
+def test_policies_may_play_a_chain_of_another_length_than_they_were_trained_in(run: Run) -> None:
     longer = settings("--agents", "6", run=run)
     assert (longer.num_agents, longer.modules) == (6, SETTINGS.modules) and len(longer.modules) == 3
     alone = settings("--agents", "2")
@@ -57,20 +57,18 @@ def test_policies_may_play_a_chain_of_another_length_than_they_were_trained_in(r
 
 
 def test_so_many_queries_at_once_as_are_asked_for_or_the_next_that_every_team_gets_as_many_of(tmp_path: Path) -> None:
-    team = RunDirectory.create(tmp_path / "team")
+    team = Run.create(tmp_path / "team")
     apart = SETTINGS.model_copy(update={"num_agents": 1, "num_policies": 8, "minibatch": 1})
     team.write_settings(apart, "cory train")
     assert (settings("queries=100", run=team).queries, settings(run=team).queries) == (104, 8)
 
 
 @pytest.mark.parametrize("word", ["model=./other", "num_agents=2", "weights=full"])
-def test_what_the_policies_are_cannot_be_changed(
-    capsys: pytest.CaptureFixture[str], run: RunDirectory, word: str
-) -> None:
+def test_what_the_policies_are_cannot_be_changed(capsys: pytest.CaptureFixture[str], run: Run, word: str) -> None:
     assert f"`{word.partition('=')[0]}` cannot be set here" in refused(capsys, str(run.path), word)
 
 
-def test_a_file_of_settings_changes_all_but_what_the_policies_are(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_file_of_settings_changes_all_but_what_the_policies_are(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("model: ./other\nnum_agents: 2\ntemperature: 0.5\nmax_response: 4\n")
     found = settings("-c", str(file), "max_response=5", run=run)
@@ -102,7 +100,7 @@ def test_data_takes_the_place_of_queries_that_a_task_draws(tmp_path: Path) -> No
     assert (found.data, found.digits, found.operations) == ("other.jsonl", None, None)
 
 
-def test_any_number_of_queries_may_be_played_at_once(run: RunDirectory) -> None:
+def test_any_number_of_queries_may_be_played_at_once(run: Run) -> None:
     assert settings("queries=5", run=run).queries == 5
 
 
@@ -125,7 +123,7 @@ def test_an_evaluation_is_another_one_when_its_reward_was_corrected_but_not_when
     assert plan(chosen, trained=False).fingerprint != first
 
 
-def test_a_target_is_a_run_a_model_or_refused(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_target_is_a_run_a_model_or_refused(run: Run, tmp_path: Path) -> None:
     found = _run_in(str(run.path))
     assert found is not None and found.settings() == SETTINGS
     (tmp_path / "config.json").touch()
@@ -143,9 +141,7 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_both_said(
     assert capsys.readouterr().err.endswith("There is no folder nosuch here, so it was taken for a model on the hub.\n")
 
 
-def test_a_checkpoint_that_is_missing_or_damaged_is_refused(
-    capsys: pytest.CaptureFixture[str], run: RunDirectory
-) -> None:
+def test_a_checkpoint_that_is_missing_or_damaged_is_refused(capsys: pytest.CaptureFixture[str], run: Run) -> None:
     assert "no checkpoint `7`. It has: latest (6), 6." in refused(capsys, str(run.path), "--checkpoint", "7")
     weights = f"{POLICIES}/llm_1/weights"
     run.checkpoints.save(7, lambda folder: write_weights(folder / weights))

@@ -17,7 +17,7 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from launch.commands.export import main
 from launch.models.exported import whole_model
 from launch.models.trained import open_trained
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from policies.learning.rows import make_rows
 from policies.models.weights import LazyWeights
 from policies.settings.settings import Settings
@@ -27,7 +27,7 @@ TEXT = "This movie is a wonderful film, and I liked it."
 
 
 def test_plain_transformers_loads_it_and_gives_the_log_probabilities_that_training_gave(
-    policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "models" / "out"
     assert main([str(policies_run.path), "--policy", "llm_2", "--checkpoint", "latest", "--out", str(out)]) == 0
@@ -93,7 +93,7 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
 
 
 def test_the_card_names_base_task_results_and_commands_and_its_example_runs(
-    policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0
@@ -115,11 +115,11 @@ def test_the_card_names_base_task_results_and_commands_and_its_example_runs(
 
 
 def test_a_policy_that_was_collapsing_is_exported_with_a_warning_there_and_in_the_card(
-    policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = policies_run.updates()
     sick = {"signature": "repetition", "of": "llm_1", "text": "llm_1 repeats itself: 61%.", "updates": 4}
-    run = RunDirectory(tmp_path / "run")
+    run = Run(tmp_path / "run")
     run.path.mkdir()
     (run.path / "checkpoints").symlink_to(policies_run.path / "checkpoints")
     (run.path / "config.yaml").write_text((policies_run.path / "config.yaml").read_text())
@@ -134,7 +134,7 @@ def test_a_policy_that_was_collapsing_is_exported_with_a_warning_there_and_in_th
 
 @pytest.mark.parametrize("merge", [False, True])
 def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
-    adapters_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str], merge: bool
+    adapters_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], merge: bool
 ) -> None:
     out = tmp_path / "out"
     assert main([str(adapters_run.path), "--policy", "llm_2", "--out", str(out), *["--merge"] * merge]) == 0
@@ -160,7 +160,7 @@ def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
 
 @pytest.mark.parametrize(("policy", "width", "base"), [("llm_1", 256, "imdb-gpt2-tiny"), ("llm_2", 64, "small")])
 def test_each_llm_is_exported_with_its_own_models_configuration_and_named_after_it(
-    two_models_run: RunDirectory, tmp_path: Path, policy: str, width: int, base: str
+    two_models_run: Run, tmp_path: Path, policy: str, width: int, base: str
 ) -> None:
     assert main([str(two_models_run.path), "--policy", policy, "--out", str(tmp_path / "out")]) == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -173,7 +173,7 @@ def test_each_llm_is_exported_with_its_own_models_configuration_and_named_after_
 
 
 def test_llms_of_different_models_have_no_mean(
-    two_models_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two_models_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, told in (
         ([], "Which policy? Name it with --policy: llm_1, llm_2.\n"),
@@ -185,7 +185,7 @@ def test_llms_of_different_models_have_no_mean(
 
 
 def test_the_mean_of_all_policies_is_exported_and_any_policy_at_a_longer_step_from_the_base(
-    policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = {}
     for name, words in {
@@ -216,9 +216,7 @@ def test_the_mean_of_all_policies_is_exported_and_any_policy_at_a_longer_step_fr
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(
-    adapters_run: RunDirectory, tmp_path: Path, merge: bool
-) -> None:
+def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(adapters_run: Run, tmp_path: Path, merge: bool) -> None:
     out = tmp_path / "out"
     words = ["--policy", "mean", "--step-scale", "0.5", "--out", str(out)]
     assert main([str(adapters_run.path), *words, *["--merge"] * merge]) == 0
@@ -237,7 +235,7 @@ def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(
         assert "--max-lora-rank 8" in card and '"r": 8' in (out / "adapter_config.json").read_text()
 
 
-def test_a_merged_adapter_is_what_peft_merges(adapters_run: RunDirectory, tmp_path: Path) -> None:
+def test_a_merged_adapter_is_what_peft_merges(adapters_run: Run, tmp_path: Path) -> None:
     for name, words in {"adapter": [], "merged": ["--merge"]}.items():
         assert main([str(adapters_run.path), "--policy", "llm_1", "--out", str(tmp_path / name), *words]) == 0
     expected = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").merge_and_unload().state_dict()
@@ -246,7 +244,7 @@ def test_a_merged_adapter_is_what_peft_merges(adapters_run: RunDirectory, tmp_pa
 
 
 def test_no_more_than_three_tensors_are_held_at_once(
-    policies_run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policies_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, most = weakref.WeakValueDictionary[int, np.ndarray](), []
     make = LazyWeights.__getitem__
@@ -264,9 +262,9 @@ def test_no_more_than_three_tensors_are_held_at_once(
 
 
 def test_an_adapter_of_a_quantised_base_is_not_merged(
-    adapters_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    adapters_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = RunDirectory(tmp_path / "run")
+    run = Run(tmp_path / "run")
     shutil.copytree(adapters_run.path, run.path)
     config = (run.path / "config.yaml").read_text()
     config = config.replace("quantization: none", "quantization: nf4")
@@ -290,7 +288,7 @@ def test_an_adapter_of_a_quantised_base_is_not_merged(
     ],
 )
 def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(
-    policies_run: RunDirectory,
+    policies_run: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -337,7 +335,7 @@ def test_a_model_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize("megabytes", [2, 17])
 def test_a_full_disk_leaves_nothing_of_it(
-    policies_run: RunDirectory, disk: Path, capsys: pytest.CaptureFixture[str], megabytes: int
+    policies_run: Run, disk: Path, capsys: pytest.CaptureFixture[str], megabytes: int
 ) -> None:
     if megabytes > 2:  # room for the weights, but not for the tokenizer
         size = (DEFAULT_TOKENIZER / "model.safetensors").stat().st_size * 2 // 1024 + 64

@@ -19,7 +19,7 @@ from launch.console.errors import CommandError
 from launch.models.token_printer import TokenPrinter
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, _check_prompts
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.language_model import load_language_model
@@ -29,11 +29,11 @@ from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS, read_policy
 QUERIES = ["This movie", "I did not expect", "The acting"]
 
 
-def chain(run: RunDirectory, *players: str, temperature: float = 1.0, seed: int = 0) -> TrainedChain:
+def chain(run: Run, *players: str, temperature: float = 1.0, seed: int = 0) -> TrainedChain:
     return TrainedChain(open_trained(run.path, "6"), players, temperature, seed)
 
 
-def test_what_is_told_is_what_is_answered_and_what_a_batch_without_a_stream_samples(policies_run: RunDirectory) -> None:
+def test_what_is_told_is_what_is_answered_and_what_a_batch_without_a_stream_samples(policies_run: Run) -> None:
     made, output = chain(policies_run, "llm_2", "llm_1"), io.StringIO()
     answers = [made.answer(number, text, TokenPrinter(output, repeat=True)) for number, text in enumerate(QUERIES)]
     told = ""
@@ -57,7 +57,7 @@ def test_what_is_told_is_what_is_answered_and_what_a_batch_without_a_stream_samp
     ]
 
 
-def test_llms_of_different_models_answer_each_with_its_own(two_models_run: RunDirectory) -> None:
+def test_llms_of_different_models_answer_each_with_its_own(two_models_run: Run) -> None:
     made = TrainedChain(open_trained(two_models_run.path), ("llm_2", "llm_1"), 1.0, 0)
     assert isinstance(made.generator, TransformersGenerator)
     widths = {name: model.config.n_embd for name, model in made.generator.models.items()}
@@ -66,7 +66,7 @@ def test_llms_of_different_models_answer_each_with_its_own(two_models_run: RunDi
 
 
 def test_one_policy_alone_answers_the_bare_query_and_at_temperature_0_whatever_the_seed(
-    policies_run: RunDirectory,
+    policies_run: Run,
 ) -> None:
     answers = [chain(policies_run, "llm_2", temperature=0, seed=seed).answer(0, "This movie") for seed in (1, 2)]
     assert answers[0] == answers[1]
@@ -78,7 +78,7 @@ def test_one_policy_alone_answers_the_bare_query_and_at_temperature_0_whatever_t
     assert made.chain.decode(greedy[0, len(tokens) :].tolist()) == answers[0]["responses"][0]["text"]
 
 
-def test_adapters_answer_as_the_policies_that_were_trained(adapters_run: RunDirectory) -> None:
+def test_adapters_answer_as_the_policies_that_were_trained(adapters_run: Run) -> None:
     trained = open_trained(adapters_run.path)
     answer = TrainedChain(trained, ["llm_2", "llm_1"], 0, 0).answer(0, "This movie")
     prompts = TrainedChain(trained, ["llm_2", "llm_1"], 0, 0).chain
@@ -95,7 +95,7 @@ def test_adapters_answer_as_the_policies_that_were_trained(adapters_run: RunDire
 
 
 def test_roles_checkpoint_and_seed_are_those_of_the_run_unless_others_are_named(
-    policies_run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    policies_run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join([QUERIES[0], "  ", QUERIES[1]]) + "\n"))
     assert main([str(policies_run.path), "--json"]) == 0
@@ -116,7 +116,7 @@ def test_roles_checkpoint_and_seed_are_those_of_the_run_unless_others_are_named(
 
 
 def test_the_mean_of_all_llms_answers_as_their_mean_weights_do(
-    policies_run: RunDirectory, adapters_run: RunDirectory, capsys: pytest.CaptureFixture[str]
+    policies_run: Run, adapters_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--roles", "mean", "--temperature", "0", "--json"]
     assert main([str(policies_run.path), QUERIES[0], *words]) == 0
@@ -149,7 +149,7 @@ def test_the_mean_of_all_llms_answers_as_their_mean_weights_do(
     ],
 )
 def test_what_cannot_be_answered_is_one_sentence(
-    policies_run: RunDirectory, capsys: pytest.CaptureFixture[str], words: list[str], what: str
+    policies_run: Run, capsys: pytest.CaptureFixture[str], words: list[str], what: str
 ) -> None:
     assert main([str(policies_run.path), *words]) == 2
     output, errors = capsys.readouterr()
@@ -174,7 +174,7 @@ def test_prompts_that_hold_columns_of_the_data_cannot_be_filled_by_a_query_alone
         _check_prompts(task, later=True)
 
 
-def test_the_best_of_several_responses_cannot_be_shown_without_a_reward(policies_run: RunDirectory) -> None:
+def test_the_best_of_several_responses_cannot_be_shown_without_a_reward(policies_run: Run) -> None:
     trained = open_trained(policies_run.path, "6")
     trained = replace(trained, settings=trained.settings.model_copy(update={"observed": "best"}))
     with pytest.raises(CommandError, match=r"only the reward can tell\. Let fewer answer: --roles llm_1,llm_2\."):
@@ -190,7 +190,7 @@ def test_a_model_cannot_steer_the_terminal() -> None:
 
 
 def test_at_a_terminal_it_asks_goes_on_after_a_query_that_is_too_long_and_ends_with_ctrl_c(
-    policies_run: RunDirectory,
+    policies_run: Run,
 ) -> None:
     terminal, inside = os.openpty()
     process = subprocess.Popen(

@@ -22,7 +22,7 @@ from launch.console.errors import CommandError
 from launch.models import many
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from policies.models.model_names import model_path
 from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS, Cory, record, write_policies
@@ -34,7 +34,7 @@ def rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def asked(run: RunDirectory, source: Path, out: Path, *words: str, backend: str = "transformers") -> int:
+def asked(run: Run, source: Path, out: Path, *words: str, backend: str = "transformers") -> int:
     return main([str(run.path), "--in", str(source), "--out", str(out), "--backend", backend, *words])
 
 
@@ -46,7 +46,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chat_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def chat_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run whose prompts are conversations."""
     folder = tmp_path_factory.mktemp("chat")
     shutil.copytree(model_path("imdb-gpt2-tiny"), folder / "model")
@@ -66,7 +66,7 @@ def chat_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 def test_rows_of_a_file_are_answered_as_one_by_one_several_times_each(
-    policies_run: RunDirectory, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policies_run: Run, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "answers.jsonl"
     assert asked(policies_run, source, out, "--samples", "2", "--temperature", "0.5", "--seed", "3") == 0
@@ -82,7 +82,7 @@ def test_rows_of_a_file_are_answered_as_one_by_one_several_times_each(
 
 
 def test_an_answering_that_was_killed_goes_on_where_it_was_and_another_one_begins_anew(
-    policies_run: RunDirectory,
+    policies_run: Run,
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,7 +118,7 @@ def test_an_answering_that_was_killed_goes_on_where_it_was_and_another_one_begin
 
 
 def test_tables_and_conversations_are_read(
-    policies_run: RunDirectory, chat_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policies_run: Run, chat_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk = [
         {"role": "user", "content": "Name a film."},
@@ -147,7 +147,7 @@ def test_tables_and_conversations_are_read(
     assert [row["query"] for row in found] == QUERIES and found[1]["columns"] == {"day": "2020-01-02"}
 
 
-def test_columns_fill_prompts_that_hold_them(policies_run: RunDirectory, tmp_path: Path) -> None:
+def test_columns_fill_prompts_that_hold_them(policies_run: Run, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text('{"query": "movie", "hint": "One"}\n{"query": "film", "hint": "Two"}\n')
     trained = open_trained(policies_run.path)
@@ -163,9 +163,7 @@ def test_columns_fill_prompts_that_hold_them(policies_run: RunDirectory, tmp_pat
 
 
 @pytest.mark.slow
-def test_vllm_answers_where_it_is_installed(
-    policies_run: RunDirectory, source: Path, tmp_path: Path, cory: Cory
-) -> None:
+def test_vllm_answers_where_it_is_installed(policies_run: Run, source: Path, tmp_path: Path, cory: Cory) -> None:
     words = [str(policies_run.path), "--in", str(source), "--temperature", "0"]
     by_vllm = cory("generate", *words, "--out", "vllm.jsonl")
     assert by_vllm.returncode == 0 and by_vllm.stdout == "vllm.jsonl: 4 answers, by vllm.\n", by_vllm.stderr
@@ -174,7 +172,7 @@ def test_vllm_answers_where_it_is_installed(
 
 
 def test_an_answering_that_fails_before_anything_is_done_leaves_nothing(
-    policies_run: RunDirectory, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policies_run: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
         raise CommandError("no engine")
@@ -186,7 +184,7 @@ def test_an_answering_that_fails_before_anything_is_done_leaves_nothing(
 
 
 def test_answers_that_another_command_finished_meanwhile_are_not_replaced(
-    policies_run: RunDirectory,
+    policies_run: Run,
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -217,7 +215,7 @@ def test_answers_that_another_command_finished_meanwhile_are_not_replaced(
     ],
 )
 def test_what_cannot_be_answered_writes_nothing(
-    policies_run: RunDirectory, tmp_path: Path, cory_here: Cory, words: list[str], what: str
+    policies_run: Run, tmp_path: Path, cory_here: Cory, words: list[str], what: str
 ) -> None:
     (tmp_path / "q.jsonl").write_text('{"query": "a"}\n')
     (tmp_path / "long.jsonl").write_text('{"query": "a"}\n' + json.dumps({"query": "word " * 90}) + "\n")
@@ -228,7 +226,7 @@ def test_what_cannot_be_answered_writes_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_at_a_terminal_a_conversation_goes_on_until_another_is_begun(chat_run: RunDirectory) -> None:
+def test_at_a_terminal_a_conversation_goes_on_until_another_is_begun(chat_run: Run) -> None:
     terminal, inside = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "launch.main", "generate", str(chat_run.path), "--temperature", "0"],

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from launch.commands.export import main
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from tests.launch.conftest import Cory
 
 OWNER, GUEST = "hf_owner", "hf_guest"
@@ -132,7 +132,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 
 def test_the_hub_gets_the_folder_that_was_written_with_its_card_in_one_commit(
-    hub: Hub, policies_run: RunDirectory, tmp_path: Path, cory: Cory
+    hub: Hub, policies_run: Run, tmp_path: Path, cory: Cory
 ) -> None:
     words = ["export", str(policies_run.path), "--policy", "llm_1", "--out", "out", "--push", MODEL, "--private"]
     environment = {"HF_ENDPOINT": hub.address, "HF_TOKEN": OWNER, "HF_HUB_DISABLE_XET": "1"}
@@ -144,12 +144,12 @@ def test_the_hub_gets_the_folder_that_was_written_with_its_card_in_one_commit(
     assert (hub.private, hub.commits) == (True, ["llm_1 after update 5, by cory-rllib"])
 
 
-def exported(run: RunDirectory, out: Path, *words: str) -> int:
+def exported(run: Run, out: Path, *words: str) -> int:
     return main([str(run.path), "--policy", "llm_1", "--out", str(out), "--push", *(words or (MODEL,))])
 
 
 def test_a_model_that_everybody_sees_gets_nothing_that_is_to_be_private(
-    hub: Hub, policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: Hub, policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.private = False
     assert exported(policies_run, tmp_path / "out", MODEL, "--private") == 2
@@ -163,7 +163,7 @@ def test_a_model_that_everybody_sees_gets_nothing_that_is_to_be_private(
 
 def test_a_token_that_may_not_write_there_is_told_and_the_folder_stays(
     hub: Hub,
-    policies_run: RunDirectory,
+    policies_run: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -188,7 +188,7 @@ def test_a_token_that_may_not_write_there_is_told_and_the_folder_stays(
 )
 def test_what_cannot_be_pushed_is_refused_before_anything_is_written(
     hub: Hub,
-    policies_run: RunDirectory,
+    policies_run: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -209,7 +209,7 @@ def test_what_cannot_be_pushed_is_refused_before_anything_is_written(
 
 
 def test_private_without_a_push_is_refused(
-    policies_run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(tmp_path / "out"), "--private"]) == 2
     assert "--private is for --push OWNER/NAME." in capsys.readouterr().err

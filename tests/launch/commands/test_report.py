@@ -21,9 +21,9 @@ from launch.report.runs import arms_of, names, read, read_run
 from launch.report.samples import moments_of
 from launch.report.series import curve_over_seeds
 from launch.report.tables import arm_rows, environments
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import in_words
 from launch.run_folder.manifest import own_version
+from launch.run_folder.run import Run
 from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, record
 
@@ -49,7 +49,7 @@ class Words(HTMLParser):
         self.text += data
 
 
-def sampled(run: RunDirectory, update: int, text: str, **signs: object) -> None:
+def sampled(run: Run, update: int, text: str, **signs: object) -> None:
     responses = [
         {"role": role, "policy": policy, "text": text, "task_reward": None, **signs}
         for role, policy in zip(run.settings().roles, run.settings().modules, strict=True)
@@ -57,7 +57,7 @@ def sampled(run: RunDirectory, update: int, text: str, **signs: object) -> None:
     run.samples.append({"update": update, "held_out": False, "query": HOSTILE, "responses": responses})
 
 
-def written(tmp_path: Path, *runs: RunDirectory) -> str:
+def written(tmp_path: Path, *runs: Run) -> str:
     """Writes the report of runs and returns it."""
     assert report([run.path for run in runs], tmp_path / "report.html") == 0
     return (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -135,7 +135,7 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     return written(folder, *runs)
 
 
-def evaluated(run: RunDirectory) -> Path:
+def evaluated(run: Run) -> Path:
     """Writes what `cory evaluate` leaves."""
     found = {"mean": 0.5, "low": 0.25, "high": None, "n": 4}
     row = {"policy": "llm_2", "after": "llm_1", "figures": {"task_reward": found, "pass@4": found}}

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.train import _find, _reopen, _resumed, _same, main
+from launch.commands.train import _find, _resumed, _same, main
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
-from launch.run_folder.directory import RunDirectory
-from launch.run_folder.manifest import FormatError
+from launch.run_folder.run import Run
+from launch.training.steps import reopen
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
@@ -17,7 +17,7 @@ SETTINGS = Settings(updates=12)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+def run(tmp_path: Path) -> Run:
     """A run that did 6 of 12 updates, with checkpoints of 3 and 6."""
     made = record(tmp_path / "run", SETTINGS, updates=range(7))
     for update in (3, 6):
@@ -26,53 +26,53 @@ def run(tmp_path: Path) -> RunDirectory:
     return made
 
 
-def test_it_goes_on_from_the_latest_checkpoint_and_forgets_what_came_after(run: RunDirectory) -> None:
+def test_it_goes_on_from_the_latest_checkpoint_and_forgets_what_came_after(run: Run) -> None:
     run.metrics.append({"update": 7})
-    assert _reopen(run, SETTINGS, "cory train") == 6
+    assert reopen(run, SETTINGS, "cory train") == 6
     assert [line["update"] for line in run.updates()] == list(range(7))
 
 
 def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_on_from_the_one_before(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+    run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    assert _reopen(run, SETTINGS, "cory train") == 3
+    assert reopen(run, SETTINGS, "cory train") == 3
     assert "update_000006 has a damaged file deep/weights; it is now damaged_update_000006" in capsys.readouterr().err
     assert [line["update"] for line in run.updates()] == list(range(4))
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder(run: RunDirectory) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder(run: Run) -> None:
     for update in (3, 6):
         (run.path / "checkpoints" / f"update_{update:06d}" / "manifest.json").write_text("{")
     with pytest.raises(CommandError, match="no checkpoint to go on from"):
-        _reopen(run, SETTINGS, "cory train")
+        reopen(run, SETTINGS, "cory train")
     run.unlock()
     with pytest.raises(CommandError, match="name another folder"):
-        RunDirectory.create(run.path)
+        Run.create(run.path)
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_is_refused(tmp_path: Path) -> None:
     record(tmp_path, SETTINGS, updates=[0]).unlock()
     with pytest.raises(CommandError, match=r"no checkpoint to go on from\. Start a new run"):
-        _reopen(RunDirectory.open(tmp_path), SETTINGS, "cory train")
+        reopen(Run.open(tmp_path), SETTINGS, "cory train")
 
 
-def test_a_run_that_is_still_running_is_refused_with_its_process(run: RunDirectory) -> None:
+def test_a_run_that_is_still_running_is_refused_with_its_process(run: Run) -> None:
     run.lock()
     with pytest.raises(CommandError, match=r"in use by another run \(process \d+ on .+\)"):
-        _reopen(RunDirectory.open(run.path), SETTINGS, "cory train")
+        reopen(Run.open(run.path), SETTINGS, "cory train")
 
 
-def test_a_run_whose_last_checkpoint_is_damaged_is_not_done(run: RunDirectory) -> None:
+def test_a_run_whose_last_checkpoint_is_damaged_is_not_done(run: Run) -> None:
     done = SETTINGS.model_copy(update={"updates": 6})
-    assert _reopen(run, done, "cory train") == 6
+    assert reopen(run, done, "cory train") == 6
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    assert _reopen(run, done, "cory train") == 3
+    assert reopen(run, done, "cory train") == 3
 
 
 @pytest.mark.parametrize("command", ["--resume", "--continue"])
 def test_devices_that_a_run_cannot_have_are_refused_when_it_goes_on_too(
-    run: RunDirectory, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus = ["gpus_per_runner=1", "gpus_per_learner=1"]
     same = tmp_path / "same.yaml"
@@ -86,24 +86,15 @@ def test_devices_that_a_run_cannot_have_are_refused_when_it_goes_on_too(
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"is not a run's folder: it has no run's config\.yaml"):
-        _resumed(RunDirectory.open(tmp_path), [])
+        _resumed(Run.open(tmp_path), [])
     (tmp_path / "config.yaml").write_text("trainer:\n  epochs: 3\n")
     with pytest.raises(CommandError, match=r"is not a run's folder: it has no run's config\.yaml"):
-        _resumed(RunDirectory.open(tmp_path), [])
-
-
-def test_a_run_from_before_checkpoints_were_sealed_is_refused_as_it_is(run: RunDirectory) -> None:
-    for update in (3, 6):
-        (run.path / "checkpoints" / f"update_{update:06d}" / "manifest.json").unlink()
-    before = sorted(run.path.rglob("*"))
-    with pytest.raises(FormatError, match="before checkpoints had a manifest"):
-        _reopen(run, SETTINGS, "cory train")
-    assert sorted(run.path.rglob("*")) == before
+        _resumed(Run.open(tmp_path), [])
 
 
 @pytest.mark.parametrize(("line", "what"), [("colour: red", "Unknown setting `colour`"), ("lr: -1", "`lr`=-1")])
 def test_settings_that_another_version_wrote_are_refused_with_where_to_find_which(
-    run: RunDirectory, line: str, what: str
+    run: Run, line: str, what: str
 ) -> None:
     config = run.path / "config.yaml"
     others = [each for each in config.read_text().splitlines() if not each.startswith(line.partition(" ")[0])]
@@ -112,20 +103,20 @@ def test_settings_that_another_version_wrote_are_refused_with_where_to_find_whic
         _resumed(run, [])
 
 
-def test_settings_that_are_newer_than_the_run_take_their_defaults(run: RunDirectory) -> None:
+def test_settings_that_are_newer_than_the_run_take_their_defaults(run: Run) -> None:
     config = run.path / "config.yaml"
     config.write_text("".join(line + "\n" for line in config.read_text().splitlines() if not line.startswith("lam:")))
     assert _resumed(run, []) == SETTINGS
 
 
-def test_a_damaged_line_of_the_metrics_is_named(run: RunDirectory) -> None:
+def test_a_damaged_line_of_the_metrics_is_named(run: Run) -> None:
     lines = run.metrics.path.read_text().splitlines()
     run.metrics.path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
     with pytest.raises(CommandError, match=r"metrics\.jsonl line 2 is not what a run wrote there"):
-        _reopen(run, SETTINGS, "cory train")
+        reopen(run, SETTINGS, "cory train")
 
 
-def test_the_command_of_a_run_goes_on_with_it_when_only_what_may_change_did(run: RunDirectory, tmp_path: Path) -> None:
+def test_the_command_of_a_run_goes_on_with_it_when_only_what_may_change_did(run: Run, tmp_path: Path) -> None:
     found = _find(str(run.path))
     assert found is not None
     longer = _same(found, SETTINGS.model_copy(update={"updates": 20}))

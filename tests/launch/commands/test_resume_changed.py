@@ -19,9 +19,9 @@ from launch.evaluation.evaluation import changes_since, located_settings
 from launch.models.export import write as write_export
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, chain_of
-from launch.run_folder.directory import RunDirectory
-from launch.run_folder.mirror import create_run, open_run, read_run
+from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, sources_of
+from launch.run_folder.status import read_run
 from launch.training.preflight import load_task
 from launch.training.training import _Run
 from policies.settings.settings import make_settings
@@ -183,7 +183,7 @@ def test_a_task_of_the_user_s_own_prompts_as_it_did_in_another_folder_and_withou
         "    return Loud(name='loud', train=queries, test=queries, reward='kind_words:score')\n"
     )
     settings = make_settings({**VALUES, "task": "loud_task:make", "reward": None, "validation": False})
-    run = RunDirectory(project / "run")
+    run = Run(project / "run")
     run.write_settings(settings, "cory train")
     with monkeypatch.context() as there:
         there.chdir(project)
@@ -219,7 +219,7 @@ def test_an_export_and_its_card_need_neither_data_nor_the_folder(elsewhere: Path
 
 
 def test_an_evaluation_in_another_folder_is_the_same_one(elsewhere: Path, project: Path) -> None:
-    run = RunDirectory.open(Path("../project/run"))
+    run = Run.open(Path("../project/run"))
 
     def settings(*words: str) -> object:
         return _settings(_parser().parse_intermixed_args([str(run.path), *words]), run)
@@ -232,7 +232,7 @@ def test_an_evaluation_in_another_folder_is_the_same_one(elsewhere: Path, projec
 
 
 def test_an_evaluation_of_changed_data_says_that_it_may_be_of_queries_that_were_trained_on(project: Path) -> None:
-    run = RunDirectory.open(Path("run"))
+    run = Run.open(Path("run"))
     write_rows(project / "q.jsonl", ROWS[1:] + ROWS[:1])
     settings = located_settings(run)
     task, tokenizers = load_task(settings)
@@ -248,23 +248,23 @@ def test_an_evaluation_of_changed_data_says_that_it_may_be_of_queries_that_were_
 
 def test_what_a_run_in_storage_is_made_from_is_there_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(project / "cache"))
-    run = create_run(f"file://{project}/stored")
+    run = Run.create(f"file://{project}/stored")
     run.write_settings(make_settings(VALUES), "cory train")
     sources = Sources.read(project / "run")
     assert sources is not None
     sources.write(run.path)
     run.checkpoints.save(0, lambda folder: (folder / "weights").touch())
-    run.mirror(keep=1)
+    run.upload()
     run.unlock()
     monkeypatch.setenv("XDG_CACHE_HOME", str(project / "another_machine"))
     assert Sources.read(read_run(f"file://{project}/stored").path) == sources
-    taken = open_run(f"file://{project}/stored")
+    taken = Run.open(f"file://{project}/stored")
     assert Sources.read(taken.path) == sources
     taken.unlock()
 
 
 def test_data_that_change_while_a_run_trains_end_it_when_an_attempt_after_a_failure_reads_them(project: Path) -> None:
-    run, settings = RunDirectory.open(Path("run")), make_settings(VALUES)
+    run, settings = Run.open(Path("run")), make_settings(VALUES)
     attempt = _Run(run, settings, Terminal(settings, sys.stdout), Interrupts(lambda: None), debug=False)
     attempt.check_queries(settings.make_task())
     write_rows(project / "q.jsonl", ROWS[::-1])

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from launch.report.listing import Listed, listed, preset_of
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.journal import Journal
 from launch.run_folder.layout import FROM_PYTHON, LEASE
 from launch.run_folder.locks import lock_folder
+from launch.run_folder.run import Run
 from launch.search.outcome import TrialResult, write_csv
 from launch.search.search import REPORTS, RESULTS, Search
 from launch.search.space import TIME, read_axes
@@ -20,7 +20,7 @@ from tests.launch.conftest import Cory, record
 SETTINGS = Settings(updates=12)
 
 
-def made(folder: Path, done: int = 3, saved: int | None = None, **changes: object) -> RunDirectory:
+def made(folder: Path, done: int = 3, saved: int | None = None, **changes: object) -> Run:
     """A run that nothing trains, with a checkpoint if it has saved one."""
     run = record(folder, SETTINGS.model_copy(update=changes), updates=range(done + 1))
     if saved is not None:
@@ -70,7 +70,7 @@ def test_a_run_in_storage_is_trained_as_long_as_its_lease_is_renewed(
 ) -> None:
     made(tmp_path / "one")
     if age is not None:
-        lease = {"id": "a", "host": "elsewhere", "process": 7, "time": time.time() - age}
+        lease = {"writer": "a", "host": "elsewhere", "process": 7, "time": time.time() - age}
         (tmp_path / "one" / LEASE).write_text(json.dumps(lease))
     for place in (f"file://{tmp_path}", str(tmp_path)):
         (run,) = listed(place)

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from cory_env.tokenizer import load_tokenizer
 from launch.commands.export import main
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from policies.generation.installed import vllm_installed
 from tests.launch.conftest import ENVIRONMENT, record_adapters
 
@@ -87,7 +87,7 @@ def likeliest(model: Any, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_vllm_serves_a_policy_and_answers_as_transformers_does(policies_run: RunDirectory, tmp_path: Path) -> None:
+def test_vllm_serves_a_policy_and_answers_as_transformers_does(policies_run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0
     with serve(tmp_path, "--model", "out", "--served-model-name", "llm_1") as address:

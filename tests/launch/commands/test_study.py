@@ -10,8 +10,8 @@ import pytest
 
 from launch.commands import evaluate, export, study
 from launch.commands import report as report
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.locks import try_lock
+from launch.run_folder.run import Run
 from launch.study.results import read
 from tests.launch.conftest import Cory, begin
 
@@ -106,7 +106,7 @@ def test_a_study_s_words_that_cannot_be_are_refused_in_a_sentence(
 
 
 def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_along(
-    policies_run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    policies_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     for main, what, words in (

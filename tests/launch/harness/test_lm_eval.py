@@ -11,7 +11,7 @@ import torch
 from launch.commands.evaluate import main
 from launch.harness import lm_eval
 from launch.models.trained import open_trained
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from policies.models.language_model import load_language_model
 from policies.models.model_names import model_path
 from tests.launch.conftest import Cory, read_policy
@@ -42,7 +42,7 @@ def tasks(tmp_path: Path) -> Path:
     return folder
 
 
-def perplexity(model: torch.nn.Module, run: RunDirectory, count: int) -> float:
+def perplexity(model: torch.nn.Module, run: Run, count: int) -> float:
     """Of ` good` after the first texts."""
     tokenizer = open_trained(run.path).settings.make_tokenizers()["llm_1"]
     (target,) = tokenizer(" good")["input_ids"]
@@ -55,7 +55,7 @@ def perplexity(model: torch.nn.Module, run: RunDirectory, count: int) -> float:
 
 
 def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weights(
-    policies_run: RunDirectory, tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    policies_run: Run, tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     words = ["--lm-eval", "mood", "--lm-eval-tasks-folder", str(tasks), "--limit", "2", "--out", str(out)]
@@ -84,7 +84,7 @@ def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weig
 
 
 def test_what_cannot_be_measured_is_one_sentence(
-    policies_run: RunDirectory, tasks: Path, cory_here: Cory, tmp_path: Path
+    policies_run: Run, tasks: Path, cory_here: Cory, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(policies_run.path, run)

@@ -6,11 +6,11 @@ from cory_env.tokenizer import tokens_holding
 from launch.models.exported import generation_config
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 
 
 def test_an_export_ends_at_each_token_that_holds_the_stop_text_and_its_card_says_what_the_text_is(
-    policies_run: RunDirectory,
+    policies_run: Run,
 ) -> None:
     plain = open_trained(policies_run.path)
     trained = replace(plain, settings=plain.settings.model_copy(update={"stop": "\n"}))

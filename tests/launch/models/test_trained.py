@@ -13,28 +13,28 @@ from safetensors.numpy import load_file
 from launch.console.errors import CommandError
 from launch.models.trained import EARLIER, POLICIES, Stored, open_trained
 from launch.run_folder import manifest
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
 
 
 @pytest.fixture
-def run(policies_run: RunDirectory, tmp_path: Path) -> RunDirectory:
+def run(policies_run: Run, tmp_path: Path) -> Run:
     """A copy to be damaged."""
     shutil.copytree(policies_run.path, tmp_path / "run", symlinks=True)
-    return RunDirectory(tmp_path / "run")
+    return Run(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("wanted", "update"), [(None, 5), ("best", 5), ("latest", 6), ("6", 6)])
 def test_the_best_checkpoint_is_opened_or_the_one_that_was_asked_for(
-    policies_run: RunDirectory, wanted: str | None, update: int
+    policies_run: Run, wanted: str | None, update: int
 ) -> None:
     trained = open_trained(policies_run.path, wanted)
     assert (trained.update, trained.folder.name) == (update, f"update_{update:06d}")
     assert trained.lines[-1]["update"] == update
 
 
-def test_the_latest_is_opened_where_none_is_the_best(run: RunDirectory) -> None:
+def test_the_latest_is_opened_where_none_is_the_best(run: Run) -> None:
     (run.path / "checkpoints" / "best").unlink()
     assert open_trained(run.path).update == 6
     with pytest.raises(CommandError, match=r"no checkpoint `best`\. It has: latest \(6\), 5, 6\."):
@@ -47,7 +47,7 @@ def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
         open_trained(tmp_path)
 
 
-def test_a_checkpoint_that_the_metrics_do_not_know_is_refused(run: RunDirectory) -> None:
+def test_a_checkpoint_that_the_metrics_do_not_know_is_refused(run: Run) -> None:
     run.metrics.cut_after(5)
     with pytest.raises(CommandError, match=r"metrics\.jsonl has no line of update 6"):
         open_trained(run.path, "latest")
@@ -62,7 +62,7 @@ def test_the_policies_play_the_roles_that_the_next_update_would_have_given_them(
     assert players == [first, first, exchanged, exchanged]
 
 
-def test_the_weights_are_those_of_the_module_without_its_value_head(policies_run: RunDirectory) -> None:
+def test_the_weights_are_those_of_the_module_without_its_value_head(policies_run: Run) -> None:
     trained = open_trained(policies_run.path, "6")
     (file,) = (trained.folder / POLICIES / "llm_2").iterdir()
     expected = load_file(file)
@@ -74,7 +74,7 @@ def test_the_weights_are_those_of_the_module_without_its_value_head(policies_run
 
 
 def test_a_damaged_policy_is_refused_with_the_checkpoints_there_are_and_other_damage_does_not_matter(
-    run: RunDirectory,
+    run: Run,
 ) -> None:
     trained = open_trained(run.path, "6")
     entries = json.loads((trained.folder / manifest.NAME).read_text())
@@ -89,14 +89,14 @@ def test_a_damaged_policy_is_refused_with_the_checkpoints_there_are_and_other_da
         open_trained(run.path, "6")
 
 
-def test_a_checkpoint_that_the_run_removed_meanwhile_is_one_sentence(run: RunDirectory) -> None:
+def test_a_checkpoint_that_the_run_removed_meanwhile_is_one_sentence(run: Run) -> None:
     trained = open_trained(run.path, "6")
     shutil.rmtree(trained.folder)
     with pytest.raises(CommandError, match=r"was removed meanwhile\. Try again\."):
         trained.weights("llm_1")
 
 
-def test_weights_that_were_opened_can_be_read_after_the_run_has_removed_the_checkpoint(run: RunDirectory) -> None:
+def test_weights_that_were_opened_can_be_read_after_the_run_has_removed_the_checkpoint(run: Run) -> None:
     weights = open_trained(run.path, "6").weights("llm_1")
     expected = {name: weights[name] for name in weights}
     shutil.rmtree(run.path / "checkpoints")
@@ -113,7 +113,7 @@ class Trap:
         return os.mkdir, (str(self.file),)
 
 
-def test_what_an_earlier_version_pickled_is_read(run: RunDirectory) -> None:
+def test_what_an_earlier_version_pickled_is_read(run: Run) -> None:
     trained = open_trained(run.path, "6")
     pickled({"lm.weight": np.arange(3.0), "value_head.bias": np.zeros(1)}, trained)
     assert list(trained.weights("llm_1")) == ["weight"] and trained.weights("llm_1")["weight"].tolist() == [0, 1, 2]
@@ -128,7 +128,7 @@ def pickled(state: object, trained: Stored) -> Path:
     return folder / EARLIER
 
 
-def test_files_that_hold_no_weights_are_refused(run: RunDirectory) -> None:
+def test_files_that_hold_no_weights_are_refused(run: Run) -> None:
     trained = open_trained(run.path, "6")
     (file,) = (trained.folder / POLICIES / "llm_1").iterdir()
     file.write_bytes(b"nothing")
@@ -136,7 +136,7 @@ def test_files_that_hold_no_weights_are_refused(run: RunDirectory) -> None:
         trained.weights("llm_1")
 
 
-def test_code_in_a_checkpoint_is_not_run(run: RunDirectory, tmp_path: Path) -> None:
+def test_code_in_a_checkpoint_is_not_run(run: Run, tmp_path: Path) -> None:
     trained = open_trained(run.path, "6")
     state = pickled({"lm.weight": Trap(tmp_path / "sprung")}, trained)
     with pytest.raises(CommandError, match=r"posix\.mkdir, which is no part of an array\. It was not read\."):
@@ -146,6 +146,6 @@ def test_code_in_a_checkpoint_is_not_run(run: RunDirectory, tmp_path: Path) -> N
     assert (tmp_path / "sprung").is_dir()  # the trap works
 
 
-def test_a_policy_that_there_is_not_is_refused_with_those_there_are(policies_run: RunDirectory) -> None:
+def test_a_policy_that_there_is_not_is_refused_with_those_there_are(policies_run: Run) -> None:
     with pytest.raises(CommandError, match=r"no policy `llm_3`\. Its policies are: llm_1, llm_2\."):
         open_trained(policies_run.path).named(["llm_1", "llm_3"])

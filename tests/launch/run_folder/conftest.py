@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.run_folder.directory import RunDirectory
-from launch.run_folder.mirror import create_run
+from launch.run_folder.run import Run
 from policies.settings.settings import Settings
 from tests.launch.run_folder.test_checkpoints import write
 
@@ -29,13 +28,16 @@ def on_another_machine(folder: Path) -> Iterator[None]:
         yield
 
 
-def stored_run(place: Path, updates: int = 7, saved: Sequence[int] = (0, 6), scheme: str = "file") -> RunDirectory:
+def stored_run(
+    place: Path, updates: int = 7, saved: Sequence[int] = (0, 6), scheme: str = "file", upload: bool = True
+) -> Run:
     """A run with checkpoints of the updates 0 and 6, in storage and in the local folder where it works."""
-    made = create_run(f"{scheme}://{place}")
+    made = Run.create(f"{scheme}://{place}")
     made.write_settings(SETTINGS, "cory train")
     for update in range(updates):
         made.metrics.append({"update": update})
         if update in saved:
             made.checkpoints.save(update, write)
-            made.mirror(keep=2)
+            if upload:
+                made.upload()
     return made

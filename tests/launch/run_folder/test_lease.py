@@ -1,41 +1,36 @@
 """A run in storage that no lock reaches: one process trains it, and a killed one keeps nobody out for long."""
 
-import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from launch.commands.train import _find
 from launch.run_folder import lease
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.lease import Held, Lease, Lost
-from launch.run_folder.mirror import create_run, discard, hand_over, open_run
-from launch.run_folder.storage import Storage
+from launch.run_folder.run import Run
 from tests.launch.conftest import ENVIRONMENT
 from tests.launch.run_folder.conftest import SETTINGS, on_another_machine, stored_run
 from tests.launch.run_folder.test_checkpoints import write
 
 HOLD = """
 import sys
-from launch.run_folder.mirror import open_run
+from launch.run_folder.run import Run
 
-run = open_run(sys.argv[1])
+run = Run.open(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.fixture
-def place(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(home: Path, tmp_path: Path) -> Path:
     """Where a run is stored, by a file system that `pyarrow` does not know for this machine's own."""
-    monkeypatch.setattr(lease, "SETTLED", 0.3)
     return tmp_path / "bucket" / "run"
 
 
@@ -43,8 +38,8 @@ def uri_of(place: Path) -> str:
     return f"fsspec+file://{place}"
 
 
-def stored(place: Path) -> RunDirectory:
-    return stored_run(place, scheme="fsspec+file")
+def stored(place: Path, upload: bool = True) -> Run:
+    return stored_run(place, scheme="fsspec+file", upload=upload)
 
 
 def killed_holder(place: Path) -> int:
@@ -67,12 +62,12 @@ def test_a_run_that_another_machine_trains_is_refused_with_who_does(place: Path,
     run = stored(place)
     said = rf"in use by another run \(process {os.getpid()} on {platform.node()}, heard of \d s ago\)\. Stop it, or "
     with on_another_machine(tmp_path), pytest.raises(Held, match=f"run is {said}.* If it was killed, try again in 1"):
-        open_run(uri_of(place))
+        Run.open(uri_of(place))
     run.checkpoints.save(9, write)
-    run.mirror(keep=2)
+    run.upload()
     run.unlock()
     with on_another_machine(tmp_path):
-        other = open_run(uri_of(place))  # at once
+        other = Run.open(uri_of(place))  # at once
         assert other.reached() == 9
         other.unlock()
 
@@ -80,12 +75,12 @@ def test_a_run_that_another_machine_trains_is_refused_with_who_does(place: Path,
 def test_a_run_that_begins_is_refused_where_another_has_begun_and_saved_nothing_yet(
     place: Path, tmp_path: Path
 ) -> None:
-    run = create_run(uri_of(place))
+    run = Run.create(uri_of(place))
     with on_another_machine(tmp_path), pytest.raises(Held):
-        create_run(uri_of(place))
+        Run.create(uri_of(place))
     run.write_settings(SETTINGS, "cory train")
-    run.mirror(keep=2)
-    discard(run)
+    run.upload()
+    run.abort()
     assert not list(place.iterdir()) and not run.path.exists()
 
 
@@ -94,8 +89,8 @@ def test_a_killed_process_keeps_its_own_machine_out_not_at_all_and_others_for_a_
 ) -> None:
     process = killed_holder(place)
     with on_another_machine(tmp_path), pytest.raises(Held, match=f"process {process} on"):
-        open_run(uri_of(place))
-    run = open_run(uri_of(place))
+        Run.open(uri_of(place))
+    run = Run.open(uri_of(place))
     assert run.checkpoints.updates() == [0, 6]
     run.unlock()
     place = place.with_name("another")
@@ -114,19 +109,19 @@ def test_who_was_not_heard_of_and_lost_a_run_writes_nothing_more_there_and_keeps
     run = stored(place)
     monkeypatch.setattr(lease, "STALE", 0.0)
     with on_another_machine(tmp_path):
-        other = open_run(uri_of(place))
+        other = Run.open(uri_of(place))
         other.metrics.append({"update": 7})
-        other.mirror(keep=2)
+        other.upload()
     before = (place / "metrics.jsonl").read_bytes()
     run.metrics.append({"update": 7, "seconds": 1.0})
     said = rf"was taken over by process {os.getpid()} on .* What this one did is in {run.path} on "
     with pytest.raises(Lost, match=said):
-        run.mirror(keep=2)
+        run.upload()
     with pytest.raises(Exception, match=said):
-        hand_over(run, SETTINGS)
+        run.finalize_upload()
     run.unlock()
     assert (place / "metrics.jsonl").read_bytes() == before and len(run.updates()) == 8
-    other.mirror(keep=2)  # who lost the lease gave back none
+    other.upload()  # who lost the lease gave back none
     other.unlock()
 
 
@@ -138,27 +133,46 @@ def test_a_lease_is_renewed_between_two_saves(place: Path, monkeypatch: pytest.M
         assert time.monotonic() < until
         time.sleep(0.1)
     run.unlock()
-    assert json.loads((place / ".lease").read_text())["time"] == 0
+    assert not (place / ".lease").exists()
 
 
-def test_of_several_that_take_a_free_lease_at_once_one_has_it(place: Path, tmp_path: Path) -> None:
-    def take(number: int) -> Lease | None:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        found = Lease(Storage(uri_of(place)), folder)
-        with contextlib.suppress(Held):
-            found.take(locked=False)
-            return found
-        return None
+def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_stops_at_its_next_upload(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as unseen:
+        unseen.setattr(Lease, "_owner", lambda self: None)  # each has looked before the other has written
+        run = stored(place, upload=False)
+        with on_another_machine(tmp_path):
+            other = Run.create(uri_of(place))
+            other.write_settings(SETTINGS, "cory train")
+    before = sorted(path.name for path in place.rglob("*"))
+    with pytest.raises(Lost, match="was taken over by process"):
+        run.upload()
+    assert sorted(path.name for path in place.rglob("*")) == before
+    other.upload()
+    for one in (run, other):
+        one.unlock()
 
-    with ThreadPoolExecutor(6) as at_once:
-        (winner,) = filter(None, at_once.map(take, range(6)))
-    winner.renew()
-    winner.release()
+
+def test_who_lost_a_run_that_has_ended_meanwhile_writes_nothing_there(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stored(place)
+    with on_another_machine(tmp_path), monkeypatch.context() as later:
+        later.setattr(lease, "STALE", 0.0)
+        other = Run.open(uri_of(place))
+        other.metrics.append({"update": 7})
+        other.finalize_upload()
+    before = (place / "metrics.jsonl").read_bytes()
+    run.metrics.append({"update": 7, "seconds": 1.0})
+    with pytest.raises(Lost, match="was taken over by another process"):
+        run.upload()
+    run.unlock()
+    assert (place / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_run_that_is_handed_over_leaves_no_lease(place: Path) -> None:
     run = stored(place)
-    hand_over(run, SETTINGS)
+    run.finalize_upload()
     assert not (place / ".lease").exists() and not run.path.exists()
-    assert RunDirectory.open(place).checkpoints.updates() == [0, 6]
+    assert Run.open(place).checkpoints.updates() == [0, 6]

@@ -4,9 +4,10 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
+import pyarrow.fs
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -16,9 +17,9 @@ from launch.console.errors import CommandError
 from launch.models.trained import POLICIES, open_trained
 from launch.report.runs import read_run as report_of
 from launch.run_folder import final
-from launch.run_folder.directory import RunDirectory
-from launch.run_folder.mirror import read_run
 from launch.run_folder.records import Update
+from launch.run_folder.run import Run
+from launch.run_folder.status import read_run
 from launch.run_folder.storage import Storage, StorageError
 from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
@@ -30,10 +31,10 @@ from tests.launch.study.test_results import last_responses
 
 
 @pytest.fixture
-def bucket(home: Path, tmp_path: Path, policies_run: RunDirectory) -> Path:
+def bucket(home: Path, tmp_path: Path, policies_run: Run) -> Path:
     """Where a run of 6 updates is stored, by a file system that `pyarrow` does not know for this machine's own."""
     place = tmp_path / "bucket" / "run"
-    Storage(uri_of(place)).push(policies_run.path, keep=2, best=5)
+    Storage(uri_of(place)).upload(policies_run.path, keep=2, best=5)
     return place
 
 
@@ -41,18 +42,16 @@ def uri_of(place: Path) -> str:
     return f"fsspec+file://{place}"
 
 
-def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(
-    bucket: Path, policies_run: RunDirectory, home: Path
-) -> None:
+def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(bucket: Path, policies_run: Run, home: Path) -> None:
     stored, own = open_trained(uri_of(bucket)), open_trained(policies_run.path)
     assert (stored.update, stored.settings, stored.lines) == (5, own.settings, own.lines)
     for name, array in own.weights("llm_2").items():
         np.testing.assert_array_equal(stored.weights("llm_2")[name], array)
     assert home in stored.folder.parents and not list(stored.folder.glob("algorithm_state*"))
     assert not list(stored.run.checkpoints.place(6).iterdir())
-    for weights in (bucket / "checkpoints" / "update_000005").glob(f"{POLICIES}/*/*.safetensors"):
-        weights.unlink()
+    copies = {file: file.stat().st_ino for file in stored.folder.rglob("*.safetensors")}
     assert open_trained(uri_of(bucket)).weights("llm_1").keys() == own.weights("llm_1").keys()
+    assert copies and {file: file.stat().st_ino for file in copies} == copies
     assert read_run(f"file://{bucket}").path == bucket  # needs no copy
 
 
@@ -65,7 +64,7 @@ def test_a_report_of_a_run_in_storage_has_its_samples_last_figures_and_evaluatio
     run.checkpoints.save(6, write)
     run.unlock()
     bucket, uri = tmp_path / "bucket" / "run", uri_of(tmp_path / "bucket" / "run")
-    Storage(uri).push(run.path, keep=1, best=None)
+    Storage(uri).upload(run.path, keep=1, best=None)
     assert not read_run(uri).samples.read()  # whoever watches it needs none
     own, stored = report_of(run.path, "run"), report_of(uri, "run")
     assert stored == own and own.result.final and own.result.final["queries"] == 4
@@ -100,16 +99,16 @@ def test_storage_that_fails_while_weights_are_copied_leaves_no_half_export_and_t
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [uri_of(bucket), "--policy", "mean", "--out", str(tmp_path / "out")]
-    copy = shutil.copyfileobj
+    copy = pyarrow.fs.copy_files
 
-    def fails(source: IO[bytes], target: IO[bytes], length: int = 0) -> None:
-        if "llm_2" in target.name:
-            target.write(source.read(1000))
+    def fails(source: str, target: str, *rest: Any, **options: Any) -> None:
+        if "llm_2" in target:
+            Path(target).write_bytes(b"half")
             raise OSError("connection reset by peer")
-        copy(source, target, length)
+        copy(source, target, *rest, **options)
 
     with monkeypatch.context() as broken:
-        broken.setattr("launch.run_folder.storage.shutil.copyfileobj", fails)
+        broken.setattr(pyarrow.fs, "copy_files", fails)
         assert export.main(words) == 2
     message = capsys.readouterr().err
     assert "connection reset by peer" in message and uri_of(bucket) in message and len(message.splitlines()) == 1
@@ -142,11 +141,11 @@ def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.Capt
     assert capsys.readouterr().err.startswith("Error: ftp://host/run is no place for a run")
 
 
-def begun_in_storage(folder: Path) -> tuple[RunDirectory, list[Update], Storage]:
+def begun_in_storage(folder: Path) -> tuple[Run, list[Update], Storage]:
     """A run of 12 updates of which storage has 3, with all the lines of its metrics."""
     run = record(folder / "run", SETTINGS, updates=range(4))
     storage = Storage(uri_of(folder / "bucket" / "run"))
-    storage.push(run.path, keep=2, best=None)
+    storage.upload(run.path, keep=2, best=None)
     return run, record(folder / "later", SETTINGS).updates(), storage
 
 
@@ -160,7 +159,7 @@ def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_m
         assert seconds == watch.STORAGE_SECONDS
         for line in later[len(run.updates()) :][:4]:
             run.metrics.append(line)
-        storage.push(run.path, keep=2, best=None)
+        storage.upload(run.path, keep=2, best=None)
 
     monkeypatch.setattr("launch.commands.watch.time.sleep", train)
     assert watch.main([storage.uri]) == 0
@@ -175,7 +174,7 @@ def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, later, storage = begun_in_storage(tmp_path)
-    refresh = Storage.refresh
+    download = Storage.download
     looks: list[Path] = []
 
     def shaky(self: Storage, folder: Path, patterns: Sequence[str]) -> None:
@@ -185,10 +184,10 @@ def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
         if len(looks) == 4:
             for line in later[4:]:
                 run.metrics.append(line)
-            storage.push(run.path, keep=2, best=None)
-        refresh(self, folder, patterns)
+            storage.upload(run.path, keep=2, best=None)
+        download(self, folder, patterns)
 
-    monkeypatch.setattr(Storage, "refresh", shaky)
+    monkeypatch.setattr(Storage, "download", shaky)
     monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
     monkeypatch.setattr("launch.console.patience.PAUSE", 0.05)
     monkeypatch.setattr("launch.console.patience.PATIENCE", 0.0)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from cory_env.tasks import Query, make_task
 from launch.console.errors import CommandError
 from launch.run_folder.sources import Sources, compare, sources_of, task_alone
+from launch.training.comparable import check_sources, consequence
 from launch.training.preflight import load_task
-from launch.training.recovery import check_sources, consequence
 from policies.settings.settings import Settings, make_settings
 from tests.cory_env.sample_tasks import reviews
 

@@ -1,27 +1,28 @@
 """A run's folder in storage: whole there at every moment, and what is copied from there."""
 
-import io
-import os
+import contextlib
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import fsspec.implementations.local  # type: ignore[import-untyped]
 import pytest
-from pyarrow.fs import FileSystem, LocalFileSystem, _MockFileSystem
+from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem, _MockFileSystem
 
 from launch.console.errors import CommandError
-from launch.run_folder.directory import RunDirectory
-from launch.run_folder.storage import REPORTED, Storage, StorageError, check_place
+from launch.run_folder.run import Run
+from launch.run_folder.storage import LOOKED_AT, REPORTED, Storage, StorageError, check_place
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
 
 SETTINGS = Settings(updates=12, keep_checkpoints=2)
+OWN = ["*"]
+"""The files of a run beside its checkpoints."""
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+def run(tmp_path: Path) -> Run:
     """A run with checkpoints of the updates 3, 6, 9 and 12; 6 and 12 were evaluated, and 12 is better."""
     made = record(tmp_path / "run", SETTINGS)
     for update in (3, 6, 9, 12):
@@ -37,46 +38,41 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return Storage("test://bucket/run", (files, base))
 
 
-def checkpoints_in(storage: Storage) -> list[int]:
-    return storage.updates(storage.names())
-
-
 def test_what_was_pushed_is_fetched_with_the_latest_checkpoint_alone(
-    run: RunDirectory, storage: Storage, tmp_path: Path
+    run: Run, storage: Storage, tmp_path: Path
 ) -> None:
-    storage.push(run.path, keep=2, best=3)
-    assert checkpoints_in(storage) == [3, 9, 12]
-    fetched = RunDirectory(tmp_path / "elsewhere")
-    storage.fetch(fetched.path)
+    storage.upload(run.path, keep=2, best=3)
+    assert storage.updates() == [3, 9, 12]
+    fetched = Run(tmp_path / "elsewhere")
+    storage.download(fetched.path, OWN)
     assert fetched.settings() == SETTINGS and fetched.updates() == run.updates()
     assert not fetched.checkpoints.updates()
-    storage.fetch_checkpoint(fetched.path)
+    storage.download_checkpoint(fetched.path)
     assert fetched.checkpoints.updates() == [12] and fetched.checkpoints.choose(None)[0] == 12
 
     # The other machine goes on: the best one stays although it never came here, what is older than two goes.
     fetched.checkpoints.save(15, write)
     fetched.metrics.append({"update": 15})
-    storage.push(fetched.path, keep=2, best=3)
-    assert checkpoints_in(storage) == [3, 12, 15]
-    assert not [name for name in storage.names() if "update_000009" in name or name.endswith(".part")]
+    storage.upload(fetched.path, keep=2, best=3)
+    assert storage.updates() == [3, 12, 15]
+    assert not [name for name in storage.files() if "update_000009" in name or name.endswith(".part")]
 
 
-def test_a_copy_to_look_at_has_a_checkpoints_part_when_it_is_asked_for_and_follows_what_changes_there(
-    run: RunDirectory, storage: Storage, tmp_path: Path
+def test_a_copy_follows_what_changes_in_storage_and_has_as_much_of_a_checkpoint_as_is_asked_for(
+    run: Run, storage: Storage, tmp_path: Path
 ) -> None:
-    storage.push(run.path, keep=2, best=6)
-    copy = RunDirectory(tmp_path / "copy")
-    storage.refresh(copy.path)
-    assert copy.settings() == SETTINGS and copy.updates() == run.updates()
-    assert copy.checkpoints.updates() == [6, 9, 12] and not list(copy.path.rglob("weights"))
+    storage.upload(run.path, keep=2, best=6)
+    copy = Run(tmp_path / "copy")
+    storage.download(copy.path, LOOKED_AT)
+    assert copy.settings() == SETTINGS and copy.updates() == run.updates() and not list(copy.path.rglob("weights"))
 
     chosen = copy.checkpoints.place(9)
-    storage.bring(chosen, "other")
+    storage.download(copy.path, ["checkpoints/update_000009/manifest.json", "checkpoints/update_000009/other**"])
     assert [file.name for file in chosen.iterdir()] == ["manifest.json"]
-    storage.bring(chosen, "deep/")
+    storage.download(copy.path, ["checkpoints/update_000009/deep/**"])
     assert copy.checkpoints.choose("9")[0] == 9
     (chosen / "deep" / "weights").write_text("torn here")
-    storage.bring(chosen, "deep/")
+    storage.download(copy.path, ["checkpoints/update_000009/**"])
     assert copy.checkpoints.choose("9")[0] == 9
 
     # The run was set back and does update 9 anew; 12 is gone.
@@ -85,17 +81,18 @@ def test_a_copy_to_look_at_has_a_checkpoints_part_when_it_is_asked_for_and_follo
     run.checkpoints.save(9, lambda folder: write(folder, "new"))
     run.cut_after(9)
     storage.clear()
-    storage.push(run.path, keep=2, best=6)
-    storage.refresh(copy.path)
-    assert copy.checkpoints.updates() == [6, 9] and [line["update"] for line in copy.updates()] == list(range(10))
-    storage.bring(chosen, "deep/")
+    storage.upload(run.path, keep=2, best=None)
+    storage.download(copy.path, LOOKED_AT)
+    assert storage.updates() == [6, 9] and [line["update"] for line in copy.updates()] == list(range(10))
+    assert not (copy.checkpoints.folder / "best").exists()
+    storage.download(copy.path, ["checkpoints/update_000009/**"])
     assert (chosen / "deep" / "weights").read_text() == "new"
 
 
-def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: RunDirectory, tmp_path: Path) -> None:
+def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: Run, tmp_path: Path) -> None:
     files = _MockFileSystem()
     storage = Storage("test://bucket/run", (files, "bucket/run"))
-    storage.push(run.path, keep=2, best=None)
+    storage.upload(run.path, keep=2, best=None)
     for key in (
         "evaluation/../../out/evaluation.json",
         "checkpoints/update_000012/../../../out/weights",
@@ -105,103 +102,79 @@ def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: RunDirect
         with files.open_output_stream(f"bucket/run/{key}") as stream:
             stream.write(b"evil")
     copy = tmp_path / "deep" / "copy"
-    storage.fetch(copy)
-    storage.fetch_checkpoint(copy)
-    storage.refresh(copy, REPORTED)
-    storage.bring(copy / "checkpoints" / "update_000012", "")
+    storage.download(copy, OWN)
+    storage.download_checkpoint(copy)
+    storage.download(copy, REPORTED)
+    storage.download(copy, ["checkpoints/update_000012/**"])
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["copy"]
     assert not [file for file in copy.rglob("*") if file.is_file() and file.read_bytes() == b"evil"]
 
 
-def test_a_star_in_a_pattern_stands_for_one_folder(run: RunDirectory, storage: Storage, tmp_path: Path) -> None:
+def test_a_star_in_a_pattern_stands_for_one_folder(run: Run, storage: Storage, tmp_path: Path) -> None:
     for place in ("best-1234", "mine/best-5678"):
         (run.path / "evaluation" / place).mkdir(parents=True)
         (run.path / "evaluation" / place / "evaluation.json").write_text("{}")
-    storage.push(run.path, keep=2, best=None)
-    storage.refresh(tmp_path / "copy", REPORTED)
+    storage.upload(run.path, keep=2, best=None)
+    storage.download(tmp_path / "copy", REPORTED)
     assert [file.parent.name for file in (tmp_path / "copy").rglob("evaluation.json")] == ["best-1234"]
 
 
-def test_a_copy_that_breaks_off_anywhere_leaves_only_whole_checkpoints_with_their_metrics(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Broken(fsspec.implementations.local.LocalFileSystem):
+    """A file system whose process is killed when it writes for the nth time, in the middle of a file if that is one."""
+
+    cachable, protocol = False, "broken"
+
+    def __init__(self, left: int, torn: bool) -> None:
+        super().__init__()
+        self.left, self.torn = left, torn
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("killed")
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if "w" in mode and self.torn and self.left == 0:
+            Path(path).write_text("torn")
+        if "w" in mode:
+            self.count()
+        return super().open(path, mode, **options)
+
+    def mv(self, *paths: str, **options: Any) -> None:
+        self.count()
+        super().mv(*paths, **options)
+
+    def rm(self, *paths: str, **options: Any) -> None:
+        self.count()
+        super().rm(*paths, **options)
+
+
+@pytest.mark.parametrize("is_object_store", [False, True])
+def test_an_upload_that_is_killed_at_any_object_leaves_no_checkpoint_that_looks_whole_and_is_not(
+    run: Run, is_object_store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored = Storage._store
-    for limit in range(100):
-        storage = Storage("test://run", (LocalFileSystem(), str(tmp_path / f"storage{limit}")))
-        left = [limit]
-
-        def store(self: Storage, name: str, source: object, left: list[int] = left) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise StorageError("the network is gone")
-            stored(self, name, source)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Storage, "_store", store)
-        try:
-            storage.push(run.path, keep=4, best=None)
-        except StorageError:
-            pass
-        else:
+    seen = set()
+    for limit in range(200):
+        place = tmp_path / f"storage{limit}"
+        files = Broken(limit, torn=not is_object_store)
+        if is_object_store:  # which has no folders
+            monkeypatch.setattr("launch.run_folder.storage.OBJECT_STORES", ("py::fsspec+broken",))
+            for update in (3, 6, 9, 12):
+                (place / "checkpoints" / f"update_{update:06d}" / "deep").mkdir(parents=True)
+        with contextlib.suppress(StorageError):
+            Storage("test://run", (PyFileSystem(FSSpecHandler(files)), str(place))).upload(run.path, keep=4, best=3)
+        storage = Storage("test://run", (LocalFileSystem(), str(place)))
+        copy = Run(tmp_path / f"copy{limit}")
+        storage.download(copy.path, ["**"])
+        seen.add(tuple(storage.updates()))
+        for update in storage.updates():
+            assert copy.checkpoints.choose(str(update))[0] == update
+            assert copy.updates() == run.updates() and copy.settings() == SETTINGS
+        if files.left >= 0:
             break
-        fetched = RunDirectory(tmp_path / f"fetched{limit}")
-        storage.fetch(fetched.path)
-        storage.fetch_checkpoint(fetched.path)
-        for update in fetched.checkpoints.updates():
-            assert fetched.checkpoints.choose(str(update))[0] == update
-            assert [line["update"] for line in fetched.updates()] == list(range(13))
-    assert 10 <= limit < 99
-    assert checkpoints_in(storage) == [3, 6, 9, 12]
-
-
-@pytest.fixture
-def objects(monkeypatch: pytest.MonkeyPatch) -> Storage:
-    """An object store: a file there is written directly."""
-    monkeypatch.setattr("launch.run_folder.storage.OBJECT_STORES", ("mock",))
-    files = _MockFileSystem()
-    files.create_dir("bucket/run/checkpoints/update_000003", recursive=True)
-    return Storage("test://bucket/run", (files, "bucket/run"))
-
-
-class Interrupted(io.BytesIO):
-    """A file during whose second piece something happens."""
-
-    def __init__(self, content: bytes, happen: Callable[[], object]) -> None:
-        super().__init__(content)
-        self._happen = happen
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Reads half of the file at most, unless all is wanted at once."""
-        piece = super().read(size if size in (None, -1) else len(self.getvalue()) // 2)
-        if self.tell() > len(self.getvalue()) // 2:
-            self._happen()
-        return piece
-
-
-def fail() -> None:
-    raise OSError(5, os.strerror(5))
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/update_000003/weights"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_file_is_copied_to_an_object_store_leaves_it_whole(
-    objects: Storage, name: str, number: signal.Signals
-) -> None:
-    usual = signal.signal(number, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            objects._store(name, Interrupted(b"whole", lambda: signal.raise_signal(number)))
-        assert signal.getsignal(number) == signal.default_int_handler
-    finally:
-        signal.signal(number, usual)
-    assert objects.read(name) == b"whole"
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/update_000003/manifest.json"])
-def test_a_file_that_cannot_be_read_here_stays_as_it_was_in_an_object_store(objects: Storage, name: str) -> None:
-    objects._store(name, io.BytesIO(b"older"))
-    with pytest.raises(StorageError, match=r"cannot be written: .*Input/output error"):
-        objects._store(name, Interrupted(b"newer", fail))
-    assert objects.read(name) == b"older"
+        storage.upload(run.path, keep=4, best=3)  # the next attempt
+        assert storage.updates() == [3, 6, 9, 12]
+    assert limit > 10 and seen == {(), (3,), (3, 6), (3, 6, 9), (3, 6, 9, 12)}
 
 
 def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

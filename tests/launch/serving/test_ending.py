@@ -13,7 +13,7 @@ import pytest
 from launch.console.interrupts import SIGNALS
 from launch.models.trained import open_trained
 from launch.models.trained_chain import chain_of
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from launch.serving import server
 from launch.serving.answers import Served
 from launch.serving.desk import Ask, Desk
@@ -64,7 +64,7 @@ def handlers() -> Iterator[None]:
 
 
 def test_ctrl_c_ends_a_server_in_seconds_and_tells_those_whose_answers_are_not_finished(
-    policies_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    policies_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "PATIENCE", 0.3)
     served = Served("llm_1", ("llm_1",), chain_of(open_trained(policies_run.path), ["llm_1"]))

@@ -25,7 +25,7 @@ from launch.commands.serve import main
 from launch.models.token_printer import TokenPrinter
 from launch.models.trained import Stored, open_trained
 from launch.models.trained_chain import TrainedChain, chain_of
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from launch.serving import server
 from launch.serving.answers import Served
 from launch.serving.desk import Desk
@@ -53,7 +53,7 @@ def client(address: str, key: str = KEY) -> Any:
 
 
 @pytest.fixture(scope="module")
-def asked(policies_run: RunDirectory) -> Iterator[Any]:
+def asked(policies_run: Run) -> Iterator[Any]:
     """A client of a server in this process, of the run's best checkpoint, by transformers."""
     from aiohttp import web
 
@@ -82,9 +82,7 @@ def asked(policies_run: RunDirectory) -> Iterator[Any]:
     desk.close()
 
 
-def answers(
-    run: RunDirectory, players: tuple[str, ...], temperature: float, seed: int = 0, count: int = 1
-) -> list[Any]:
+def answers(run: Run, players: tuple[str, ...], temperature: float, seed: int = 0, count: int = 1) -> list[Any]:
     """What `cory generate` answers to the query, as so many queries."""
     chain = TrainedChain(open_trained(run.path), players, temperature, seed)
     return [[each["text"] for each in chain.answer(number, QUERY)["responses"]] for number in range(count)]
@@ -99,9 +97,7 @@ def test_the_policies_and_their_chain_are_its_models(asked: Any) -> None:
     assert asked.models.retrieve("chain").id == "chain"
 
 
-def test_a_seed_brings_what_generate_answers_and_the_chain_brings_its_drafts(
-    asked: Any, policies_run: RunDirectory
-) -> None:
+def test_a_seed_brings_what_generate_answers_and_the_chain_brings_its_drafts(asked: Any, policies_run: Run) -> None:
     expected = answers(policies_run, CHAIN, 0.7, seed=3, count=2)
     reply = asked.chat.completions.create(model="chain", messages=user(), seed=3, n=2)
     for choice, (draft, answer) in zip(reply.choices, expected, strict=True):
@@ -124,7 +120,7 @@ def test_a_stream_brings_the_drafts_first_and_then_the_same_answer_in_pieces(ask
     assert chunks[-2].choices[0].finish_reason == "length" and chunks[-1].usage == whole.usage
 
 
-def test_a_policy_goes_on_from_a_text_and_ends_before_a_stop_text(asked: Any, policies_run: RunDirectory) -> None:
+def test_a_policy_goes_on_from_a_text_and_ends_before_a_stop_text(asked: Any, policies_run: Run) -> None:
     ((text,),) = answers(policies_run, ("llm_1",), 0)
     (choice,) = asked.completions.create(model="llm_1", prompt=QUERY, temperature=0).choices
     assert (choice.text, choice.finish_reason) == (text, "length") and not hasattr(choice, "drafts")
@@ -135,7 +131,7 @@ def test_a_policy_goes_on_from_a_text_and_ends_before_a_stop_text(asked: Any, po
     assert text.startswith(choice.text) and len(choice.text) < len(text)
 
 
-def test_a_run_s_own_stop_text_ends_an_answer_as_generate_shows_it(asked: Any, policies_run: RunDirectory) -> None:
+def test_a_run_s_own_stop_text_ends_an_answer_as_generate_shows_it(asked: Any, policies_run: Run) -> None:
     ((whole,),) = answers(policies_run, ("llm_1",), 0)
     text = whole.partition("o")[0]
     assert "o" in whole and not text.endswith(" ")  # the token that holds the `o` brings text before it
@@ -284,7 +280,7 @@ def test_a_long_text_is_decoded_in_parts_and_is_the_same() -> None:
     assert max(asked) < WINDOW + 4  # a character has 4 bytes, at most as many tokens
 
 
-def test_what_cannot_be_served_is_one_sentence(policies_run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_served_is_one_sentence(policies_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with server.listen("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
         assert main([str(policies_run.path), "--port", port]) == 2
@@ -295,7 +291,7 @@ def test_what_cannot_be_served_is_one_sentence(policies_run: RunDirectory, capsy
 
 @pytest.mark.slow
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
-def test_ctrl_c_ends_it_while_it_loads(policies_run: RunDirectory, tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_while_it_loads(policies_run: Run, tmp_path: Path) -> None:
     for seconds in (1, 2, 3):  # vLLM is imported, an engine starts
         process = begin(tmp_path, "serve", str(policies_run.path), "--port", "0")
         try:
@@ -312,9 +308,7 @@ def test_ctrl_c_ends_it_while_it_loads(policies_run: RunDirectory, tmp_path: Pat
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
-def test_by_vllm_it_answers_as_generate_does_and_ends_cleanly_at_sigterm(
-    policies_run: RunDirectory, tmp_path: Path
-) -> None:
+def test_by_vllm_it_answers_as_generate_does_and_ends_cleanly_at_sigterm(policies_run: Run, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "launch.main", "serve", str(policies_run.path), "--port", "0"],
         cwd=tmp_path,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import CONFIG
+from launch.run_folder.run import Run
 from policies.generation.installed import vllm_installed
 from tests.launch.conftest import CHECKOUT, ENVIRONMENT
 
@@ -49,9 +49,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_that_is_killed_is_told_of_and_another_answers_alike(
-    policies_run: RunDirectory, tmp_path: Path
-) -> None:
+def test_an_engine_that_is_killed_is_told_of_and_another_answers_alike(policies_run: Run, tmp_path: Path) -> None:
     run = shutil.copytree(policies_run.path, tmp_path / "run")
     asked = {"backend": "vllm", "num_runners": 1, "runner_threads": 2, "tensor_parallel": 2}
     config = run / CONFIG

@@ -15,9 +15,9 @@ from launch.console.errors import CommandError, FolderError
 from launch.models.trained import POLICIES
 from launch.run_folder import final
 from launch.run_folder.checkpoints import ONLY_POLICIES
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.final import OF_RESPONSE, Final
 from launch.run_folder.locks import FolderHandle, lock_folder
+from launch.run_folder.run import Run
 from launch.study.definition import load
 from launch.study.measures import critic_loss
 from launch.study.results import final_figures, read, result_file, rounded, write
@@ -153,9 +153,9 @@ def test_a_folder_that_the_run_cannot_go_on_with_is_set_aside(tmp_path: Path) ->
     assert dataclasses.replace(one, study=elsewhere).set_aside() is None
     other = load("imdb", ["updates=20"])
     assert dataclasses.replace(one, study=other).set_aside() == one.run.with_name("seed_3.old-1")
-    assert not one.run.exists() and RunDirectory(one.run.with_name("seed_3.old-1")).updates()
+    assert not one.run.exists() and Run(one.run.with_name("seed_3.old-1")).updates()
     pruned = job(tmp_path)
-    RunDirectory(pruned.run).checkpoints.save(UPDATES, lambda path: (path / ONLY_POLICIES).touch())
+    Run(pruned.run).checkpoints.save(UPDATES, lambda path: (path / ONLY_POLICIES).touch())
     assert pruned.set_aside() == one.run.with_name("seed_3.old-2")
     damaged = job(tmp_path)
     (damaged.run / "config.yaml").write_text((damaged.run / "config.yaml").read_text().replace("lr:", "rl:"))
@@ -276,7 +276,7 @@ def test_figures_are_rounded_to_significant_digits_and_what_is_not_finite_is_non
 
 
 def test_of_a_run_s_checkpoints_the_last_policies_are_kept(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
+    run = Run(tmp_path)
 
     def fill(folder: Path) -> None:
         for name in ("learner_group/learner/optimizer/llm_1/adam", f"{POLICIES}/llm_1/weights", "env_runner/state.pkl"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launch.commands import evaluate, report, train
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from tests.launch.evaluation.test_evaluation import means, play, read
 from tests.launch.training.test_training import SMALL
 
@@ -29,7 +29,7 @@ def test_the_mean_is_told_and_evaluated_beside_the_llms_everywhere(tmp_path: Pat
     told = play("scenario", tmp_path, of="tests.launch.training.test_averaging").stdout
     assert "LLMs are averaged every 3" in told and told.count("LLMs averaged") == 1
     assert len(re.findall(r"llm_mean: task -\d+\.\d+, KL \d+\.\d+, combined ", told)) == 3  # updates 0, 2 and 3
-    run = RunDirectory(tmp_path / "run")
+    run = Run(tmp_path / "run")
     lines: list[Any] = run.updates()
     assert [line.get("averaged") for line in lines] == [None, False, False, True]
     evaluated = lines[-1]["evaluation"]

@@ -14,8 +14,7 @@ from launch.console.errors import FolderError
 from launch.console.interrupts import Interrupts
 from launch.display import curves
 from launch.display.terminal import Terminal
-from launch.run_folder.directory import RunDirectory
-from launch.run_folder.mirror import create_run, discard
+from launch.run_folder.run import Run
 from launch.training import training
 from launch.training.saving import Saving
 from policies.settings.settings import Settings
@@ -27,7 +26,7 @@ from tests.launch.run_folder.test_checkpoints import write
 
 def ending(uri: str, recorded: Path, happens: str) -> int:
     """Ends a run whose updates are all done, while something happens."""
-    run = create_run(uri)
+    run = Run.create(uri)
     run.write_settings(SETTINGS, "cory train")
     for line in record(recorded, SETTINGS).updates():
         run.metrics.append(line)
@@ -61,13 +60,12 @@ def test_what_happens_after_the_last_update_costs_nothing_of_a_run(
     ended = forked(ending, *arguments, folder=tmp_path, environment=own)
     assert (ended.returncode, said in ended.stdout + ended.stderr) == (code, True), ended.stdout + ended.stderr
     local = list((tmp_path / "cache" / "cory-rllib" / "runs").iterdir())
-    if happens == "signals":  # the second one aborts at once, and all is on this machine
-        assert local
-    else:
-        assert RunDirectory.open(place).checkpoints.choose("latest")[0] == 12 and not local
+    if happens != "signals":  # of which the second one aborts at once, and all is on this machine
+        assert Run.open(place).checkpoints.choose("latest")[0] == 12
+    assert bool(local) == (happens != "signal")
 
 
-def train_while(run: RunDirectory, happens: Callable[[int], object], begun: bool = False) -> int:
+def train_while(run: Run, happens: Callable[[int], object], begun: bool = False) -> int:
     """Trains in a recorded run's folder, of 6 updates, while something happens after each update was learned.
 
     Args:
@@ -121,12 +119,12 @@ def test_a_run_whose_folder_is_renamed_saves_its_update_there_and_says_where_tha
 
     with pytest.raises(FolderError, match="was renamed to kept/run during training"):
         train_while(run, rename, begun)
-    moved = RunDirectory(Path("kept/run"))
+    moved = Run(Path("kept/run"))
     assert moved.checkpoints.updates() == [2]
     weights = moved.checkpoints.choose("latest")[1] / "weights"
     assert weights.read_text() == "learned 2"
     assert [line["update"] for line in moved.updates()] == [0, 1, 2]
-    assert "kept/run" in training._how_to_go_on(run)
+    assert "kept/run" in training._how_to_resume(run)
     assert not replaced or not list(Path("runs/run").iterdir())
 
 
@@ -137,7 +135,7 @@ def test_a_run_whose_folder_is_removed_ends_in_a_sentence_and_makes_none_anew(tm
     assert not run.path.exists()
     run.path.mkdir()
     (run.path / "config.yaml").write_text("of another run")
-    discard(run)
+    run.abort()
     assert (run.path / "config.yaml").exists()
 
 
@@ -150,7 +148,7 @@ def test_an_update_that_failed_half_way_is_not_saved_where_the_folder_was_rename
 
     with pytest.raises(FolderError, match="was renamed"):
         train_while(run, fail)
-    assert RunDirectory(tmp_path / "kept").checkpoints.updates() == []
+    assert Run(tmp_path / "kept").checkpoints.updates() == []
 
 
 class SignalledLate(int):

@@ -10,8 +10,8 @@ import pytest
 from launch.console.parser import run
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import Checkpoints
-from launch.run_folder.directory import RunDirectory
 from launch.run_folder.journal import Journal
+from launch.run_folder.run import Run
 from tests.launch.conftest import mount
 
 MEGABYTE = b"\0" * 2**20
@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(disk: Path, capsys: pytes
     mount("-o", "remount,ro", str(disk))
 
     def create(path: Path) -> int:
-        RunDirectory.create(path)
+        Run.create(path)
         return 0
 
     for name in ("old", "new"):

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.commands.validate import main as validate
 from launch.console.errors import CommandError
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from launch.training.preflight import check
 from policies.generation import installed
 from policies.models.model_check import ModelError
@@ -171,7 +171,7 @@ def test_the_preset_summarize_is_proven_and_trained_on_a_file(
     sizes = ("max_response=12", "updates=1", "queries=4", "minibatch=4", "eval_queries=2", "eval_every=1")
     result = cory("train", "summarize", data, f"model={model}", *small, *sizes, "--out", "run")
     assert result.returncode == 0, result.stderr
-    assert RunDirectory(tmp_path / "run").settings().chat_date == date.today().isoformat()
+    assert Run(tmp_path / "run").settings().chat_date == date.today().isoformat()
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert all(0 <= line["policy"][policy]["task_reward"] <= 1 for policy in ("llm_1", "llm_2"))
 

@@ -9,10 +9,10 @@ from ray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError, RayAc
 from cory_env.rewarding.worker import RewardError, RewardKilled
 from launch.console.errors import CommandError
 from launch.console.patience import patiently
-from launch.run_folder.directory import RunDirectory
-from launch.training.recovery import last_whole, may_pass
+from launch.run_folder.run import Run
+from launch.training.start import last_whole, may_pass
 from policies.generation.generator import GenerationError
-from policies.learning.non_finite import NonFiniteUpdate
+from policies.learning.rows import NonFiniteUpdate
 from policies.models.model_check import ModelError
 from policies.rllib.learners import LearnerError
 from policies.settings.settings import Settings, SettingsError
@@ -60,7 +60,7 @@ def test_what_would_only_come_again_may_not(error: Exception) -> None:
 
 
 def test_a_run_goes_on_from_its_latest_whole_checkpoint(tmp_path: Path) -> None:
-    run: RunDirectory = record(tmp_path / "run", Settings(updates=12), updates=range(7))
+    run: Run = record(tmp_path / "run", Settings(updates=12), updates=range(7))
     told: list[str] = []
     assert last_whole(run, told.append) is None and not told
     for update in (3, 6):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.run_folder import manifest
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from launch.training.saving import Saving
 from policies.cory import Cory
 from policies.learning import stored_policy
@@ -51,17 +51,17 @@ def algorithm(make_cory: MakeCory) -> Cory:
 
 
 @pytest.fixture
-def run(algorithm: Cory, tmp_path: Path) -> RunDirectory:
+def run(algorithm: Cory, tmp_path: Path) -> Run:
     return record(tmp_path / "run", algorithm.settings, updates=range(1))
 
 
-def names(run: RunDirectory) -> list[str]:
+def names(run: Run) -> list[str]:
     """Of checkpoints, whole or not."""
     return sorted(entry.name for entry in run.checkpoints.folder.iterdir() if "update" in entry.name)
 
 
 def test_training_goes_on_beside_one_checkpoint_which_is_published_when_it_is_whole(
-    algorithm: Cory, run: RunDirectory, disk: Disk, make_cory: MakeCory
+    algorithm: Cory, run: Run, disk: Disk, make_cory: MakeCory
 ) -> None:
     with Saving(run, 2, pytest.fail) as saving:
         algorithm.train()
@@ -86,7 +86,7 @@ def test_training_goes_on_beside_one_checkpoint_which_is_published_when_it_is_wh
 
 
 def test_a_full_disk_is_heard_of_at_the_next_look_and_leaves_the_checkpoints_before(
-    algorithm: Cory, run: RunDirectory, disk: Disk
+    algorithm: Cory, run: Run, disk: Disk
 ) -> None:
     disk.ready.set()
     with pytest.raises(OSError) as raised, Saving(run, 2, pytest.fail) as saving:
@@ -106,7 +106,7 @@ def test_a_full_disk_is_heard_of_at_the_next_look_and_leaves_the_checkpoints_bef
 
 @pytest.mark.parametrize(("what", "left"), [(RuntimeError, ["update_000000"]), (KeyboardInterrupt, [])])
 def test_what_fails_meanwhile_loses_no_checkpoint_that_was_begun_but_an_abort_does(
-    algorithm: Cory, run: RunDirectory, disk: Disk, what: type[BaseException], left: list[str]
+    algorithm: Cory, run: Run, disk: Disk, what: type[BaseException], left: list[str]
 ) -> None:
     with pytest.raises(what), Saving(run, 2, pytest.fail) as saving:
         saving.begin(algorithm)

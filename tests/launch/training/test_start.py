@@ -12,7 +12,7 @@ from launch.commands import train
 from launch.console.errors import CommandError
 from launch.models.trained import POLICIES, open_trained
 from launch.run_folder.checkpoints import BEST
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from launch.search.search import Search, check_same, with_start
 from launch.search.space import pinned, read_axes
 from launch.training.start import starting_policies
@@ -110,7 +110,7 @@ def test_a_run_trains_with_the_date_that_its_folder_keeps(
 
     taken: list[Settings] = []
 
-    def note(run: RunDirectory, settings: Settings, *_: object, **__: object) -> int:
+    def note(run: Run, settings: Settings, *_: object, **__: object) -> int:
         assert run.settings().chat_date == settings.chat_date
         taken.append(settings)
         return 0

@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import load_file
 
 from launch.console.errors import CommandError
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 from tests.launch.conftest import Cory, begin
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
@@ -38,7 +38,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(
         seen.append(process.stdout.readline())
         assert seen[-1], process.stderr.read()  # it ended before its first update
     with pytest.raises(CommandError, match="in use by another run"):
-        RunDirectory.create(run)
+        Run.create(run)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
     rest, errors = process.communicate(timeout=120)
     output = "".join(seen) + rest

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from policies.generation.orphans import end_with_parent
+from policies.compat.vllm import end_with_parent
 
 
 def linger() -> None:

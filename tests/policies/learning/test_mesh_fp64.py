@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from policies.learning.averaging import move_to_mean
 from policies.learning.policy_learner import PolicyLearner
+from policies.learning.ranks import move_to_mean
 from policies.learning.sharding import learner_mesh
 from tests.forked import run_ranks
 from tests.policies.learning.test_policy_learner import path

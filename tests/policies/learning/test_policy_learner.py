@@ -20,10 +20,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from policies.learning import token_ppo
 from policies.learning.estimation import Estimation
 from policies.learning.hyperparameters import Hyperparameters
-from policies.learning.non_finite import NonFiniteUpdate
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
-from policies.learning.rows import Rows, make_rows
+from policies.learning.rows import NonFiniteUpdate, Rows, make_rows
 from policies.models.lora import Lora
 from policies.self_test import perturb
 from tests.forked import run_ranks

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.training_data import TrainingData
 
 from cory_env.episode import ChainEpisode
 from policies.cory import CoryConfig
 from policies.generation.generator import Response
 from policies.learning.credit import pay
 from policies.learning.estimation import Estimation
-from policies.learning.non_finite import NonFiniteUpdate
-from policies.learning.rows import Rows
-from policies.rllib.token_batch import SharedRows, rows_of
+from policies.learning.rows import NonFiniteUpdate, Rows
+from policies.rllib.token_batch import rows_of
 from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner
 from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode
@@ -76,14 +76,14 @@ def play(
 
 def update(learner: TokenPPOLearner, rows: dict[str, Rows], number: int = 0) -> dict[str, dict[str, float]]:
     """One update, as the algorithm does it; returns the learner's figures by LLM."""
-    for name, scores in learner.score(rows).items():
+    for name, scores in learner.score(rows, keep=True).items():
         rows[name] |= scores
     estimations = {name: Estimation(learner.settings.hyperparameters) for name in rows}
     for name, rewards in pay(rows, learner.settings.credited, estimations).items():
         rows[name]["rewards"] = rewards
         rows[name] |= estimations[name].estimate(rows[name])[0]
     coefs = dict.fromkeys(rows, 0.0)
-    results = learner.update(SharedRows(batch=rows), timesteps={UPDATE: number}, **{KL_COEFS: coefs})
+    results = learner.update(TrainingData(batch=rows), timesteps={UPDATE: number}, **{KL_COEFS: coefs})
     return {name: {key: stat.peek() for key, stat in results[name].items()} for name in rows}
 
 

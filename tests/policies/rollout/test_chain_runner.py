@@ -101,8 +101,8 @@ def test_a_reward_that_fails_on_a_response_to_be_seen_drops_that_query_alone(ray
     reward = {"reward": "tests.policies.sample_rewards:unless_broken", "on_reward_error": "skip"}
     runner = make_runner(num_agents=3, weights="lora", observed="best", data=str(data), eval_data=str(data), **reward)
     rollout = play(runner, [Deal(query) for query in range(8)])
-    assert [deal.query for deal in rollout.deals] == [0, 1, 2, 4, 5, 6, 7] and rollout.dropped_chains == 1
-    assert rollout.reward_seconds > 0
+    assert [deal.query for deal in rollout.deals] == [0, 1, 2, 4, 5, 6, 7] and rollout.counters["dropped_chains"] == 1
+    assert rollout.counters["reward_seconds"] > 0
     runner.stop()
 
 

@@ -20,9 +20,7 @@ AHEAD: dict[str, Any] = {"num_runners": 1, "max_lag": 1, "queries": 4, "minibatc
 
 def played_by(algorithm: Cory, update: int, mapping: RoleMapping) -> list[list[str]]:
     """What the algorithm's present weights answer to the queries of an update."""
-    rollouts = [rollout for team in algorithm.playing.play(update, mapping) for rollout in team]
-    samples = [sample for rollout in rollouts for sample in rollout.samples]
-    return texts({"samples": samples})
+    return texts({"samples": algorithm.playing.play(update, mapping).samples})
 
 
 @pytest.mark.parametrize(
@@ -58,12 +56,12 @@ def test_an_update_is_played_by_the_weights_before_the_last_update_in_the_roles_
     assert [texts(report) for report in found] == expected
     assert [report["roles"] for report in found] == [mapping.as_dict() for mapping in roles]
     assert [report["weight_version_lag"] for report in found] == [0, 1, 1]
-    for report, teams in zip(found, taken, strict=True):
+    for report, rollout in zip(found, taken, strict=True):
         off = [abs(figures["importance"] - 1) for figures in report["policy"].values()]
         assert max(off) < 1e-5 if report["weight_version_lag"] == 0 else min(off) > 1e-3
         total, *phases = (report["seconds"][name] for name in ("total", "rollout", "reward", "learn", "sync"))
         assert min(phases) >= 0 and sum(phases) <= total
-        seconds = sum(rollout.rollout_seconds for (rollout,) in teams)  # of playing, not of waiting
+        seconds = rollout.counters["rollout_seconds"]  # of playing, not of waiting
         assert report["tokens_per_second"] == pytest.approx(report["tokens"] / seconds)
     assert not ahead.playing._ahead and not ahead.playing._begun  # the last update has none after it
 

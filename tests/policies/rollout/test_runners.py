@@ -64,7 +64,7 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
     flag.touch()  # a runner ends itself by SIGKILL in the middle of its second rollout
     found.append(shaken.train()["cory"])
     assert not flag.exists()
-    for runner in shaken.env_runner_group._worker_manager.actors().values():
+    for runner in shaken.runners.manager.actors().values():
         ray.kill(runner, no_restart=False)
     found.append(shaken.train()["cory"])
     shaken.runners._send_to([])  # those that came back were lost again: nobody is left to send to
@@ -78,7 +78,7 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
         assert other["weight_version_lag"] == 0
 
     data.write_text("".join(rows[1:]))  # a runner that is restarted reads it anew
-    for runner in shaken.env_runner_group._worker_manager.actors().values():
+    for runner in shaken.runners.manager.actors().values():
         ray.kill(runner, no_restart=False)
     with pytest.raises(TaskChangedError, match=r"Runner \d was restarted and read other queries than training began"):
         shaken.train()
@@ -92,11 +92,11 @@ def test_an_engine_of_the_driver_that_dies_before_new_weights_reach_it_gets_them
     load = runner.load_weights
     lost: list[Any] = []
 
-    def dies_once(*arguments: Any) -> Any:
+    def dies_once(**arguments: Any) -> Any:
         if not lost:
             lost.append(arguments)
             raise GenerationError("The vLLM engine of llm_1 died; it was started anew.")
-        return load(*arguments)
+        return load(**arguments)
 
     monkeypatch.setattr(runner, "load_weights", dies_once)
     algorithm.train()

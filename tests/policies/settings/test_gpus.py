@@ -151,10 +151,10 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
             r"installed for CUDA and cannot generate on a CPU\. Set gpus_per_runner",
         ),
         (CUDA, True, {"num_learners": 2, "minibatch": 64}, "gpus_per_runner=0.5 gpus_per_learner=0.5 share one GPU"),
-        (CUDA, False, {}, r"for CUDA, but there is no NVIDIA driver here .* the CPU, set backend=transformers\.$"),
-        (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 asks for a GPU, but there is no NVIDIA driver here"),
+        (CUDA, False, {}, r"for CUDA, but PyTorch says: .* the CPU, set backend=transformers\.$"),
+        (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 asks for a GPU, but PyTorch says: "),
         (CPU, True, {"gpus_per_runner": 1}, r"installed for CPUs, and was given a GPU\. Set gpus_per_runner=0, or"),
-        ({}, False, {"gpus_per_learner": 1}, "gpus_per_learner=1 asks for a GPU, but there is no NVIDIA driver here"),
+        ({}, False, {"gpus_per_learner": 1}, "gpus_per_learner=1 asks for a GPU, but PyTorch says: "),
         (CUDA, False, {"backend": "transformers"}, None),
         (CUDA, True, {}, None),
         (CPU, True, {}, None),
@@ -185,5 +185,5 @@ def test_the_first_command_says_what_a_cuda_build_without_a_gpu_lacks(
     machine(CUDA, gpu=False)
     assert command(["imdb-tiny", "backend=vllm"]) == 2
     captured = capsys.readouterr()
-    assert "vLLM is installed for CUDA, but there is no NVIDIA driver here" in captured.err
+    assert "vLLM is installed for CUDA, but PyTorch says: " in captured.err
     assert "It fits" not in captured.out and not (tmp_path / "runs").exists()

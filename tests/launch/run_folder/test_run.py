@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.console.errors import CommandError
-from launch.run_folder.directory import RunDirectory
-from launch.run_folder.mirror import discard
+from launch.run_folder.run import Run
 from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record
 
@@ -19,9 +18,9 @@ SETTINGS = Settings(updates=12)
 HOLD = """
 import sys
 from pathlib import Path
-from launch.run_folder.directory import RunDirectory
+from launch.run_folder.run import Run
 
-run = RunDirectory(Path(sys.argv[1]))
+run = Run(Path(sys.argv[1]))
 run.lock()
 print("locked", flush=True)
 sys.stdin.read()
@@ -34,10 +33,10 @@ def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_killed(tm
     )
     assert holder.stdout and holder.stdout.readline() == "locked\n"
     with pytest.raises(CommandError, match=f"in use by another run \\(process {holder.pid} on {platform.node()}\\)"):
-        RunDirectory.create(tmp_path)
+        Run.create(tmp_path)
     holder.kill()
     holder.communicate()
-    RunDirectory.create(tmp_path)
+    Run.create(tmp_path)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
@@ -50,7 +49,7 @@ def test_a_file_system_without_locks_is_refused_with_what_to_use_instead(
     monkeypatch.setattr("fcntl.flock", flock)
     for place in (tmp_path, tmp_path / "new"):
         with pytest.raises(CommandError, match=f"^{place} is on a file system without locks .*--out file://{place}, "):
-            RunDirectory.create(place)
+            Run.create(place)
     assert tmp_path.is_dir() and not (tmp_path / "new").exists()
 
 
@@ -59,7 +58,7 @@ def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_go_on(tmp_path: Pa
     run.checkpoints.save(12, lambda folder: None)
     run.unlock()
     with pytest.raises(CommandError, match=f"cory train --resume {tmp_path}"):
-        RunDirectory.create(tmp_path)
+        Run.create(tmp_path)
 
 
 def test_a_run_that_ended_before_anything_was_saved_makes_room(tmp_path: Path) -> None:
@@ -67,23 +66,23 @@ def test_a_run_that_ended_before_anything_was_saved_makes_room(tmp_path: Path) -
     (tmp_path / "wandb" / "offline-run").mkdir(parents=True)
     for name in ("wandb.id", "mlflow.id", "trackio.id"):
         (tmp_path / name).write_text("1a2b3c4d")
-    run = RunDirectory.create(tmp_path)
+    run = Run.create(tmp_path)
     assert not run.exists() and run.updates() == []
 
 
 def test_what_a_kill_left_of_the_first_files_makes_room(tmp_path: Path) -> None:
     (tmp_path / ".config.yaml.new").write_text("task: im")
-    RunDirectory.create(tmp_path).unlock()  # killed before there was a run
+    Run.create(tmp_path).unlock()  # killed before there was a run
     record(tmp_path, SETTINGS, updates=[]).unlock()
     (tmp_path / ".sources.json.new").write_text('{"llms": ')
-    run = RunDirectory.create(tmp_path)
+    run = Run.create(tmp_path)
     assert not run.exists() and not list(tmp_path.glob(".*.new"))
 
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(CommandError, match="not empty"):
-        RunDirectory.create(tmp_path)
+        Run.create(tmp_path)
 
 
 def test_settings_come_back_and_the_commands_that_made_them_are_kept(tmp_path: Path) -> None:
@@ -115,7 +114,7 @@ def test_runs_that_begin_in_one_second_have_a_folder_each(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "20260101-120000")
     with ThreadPoolExecutor(8) as at_once:
-        runs = list(at_once.map(lambda _: RunDirectory.create(None, "imdb-tiny"), range(8)))
+        runs = list(at_once.map(lambda _: Run.create(None, "imdb-tiny"), range(8)))
     names = {f"imdb-tiny-20260101-120000{'' if number == 1 else f'-{number}'}" for number in range(1, 9)}
     assert {run.path.name for run in runs} == {folder.name for folder in (tmp_path / "runs").iterdir()} == names
 
@@ -124,7 +123,7 @@ def test_a_folder_is_named_after_a_task_of_one_s_own_in_plain_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = RunDirectory.create(None, "my_package.riddles:make?file=a/b")
+    run = Run.create(None, "my_package.riddles:make?file=a/b")
     assert run.path.parent == Path("runs") and run.path.name.startswith("my_package.riddles-make-file-a-b-2")
 
 
@@ -133,12 +132,12 @@ def test_a_run_that_is_refused_before_its_first_line_takes_with_it_the_folder_th
 ) -> None:
     (tmp_path / "theirs").mkdir()
     for name in ("new", "theirs"):
-        run = RunDirectory.create(tmp_path / name)
+        run = Run.create(tmp_path / name)
         run.write_settings(SETTINGS, "cory train")
-        discard(run)
+        run.abort()
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"] and not list((tmp_path / "theirs").glob("*.yaml"))
     begun = record(tmp_path / "begun", SETTINGS, updates=[0])
-    discard(begun)
+    begun.abort()
     assert len(begun.updates()) == 1
 
 
@@ -147,5 +146,5 @@ def test_a_folder_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "model.pt").write_text("weights")
     with pytest.raises(CommandError, match="is not empty"):
-        RunDirectory.create(tmp_path)
+        Run.create(tmp_path)
     assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["checkpoints", "config.yaml", "model.pt"]

@@ -2,14 +2,14 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch.commands import train
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
-from launch.run_folder.directory import RunDirectory
-from launch.run_folder.mirror import create_run, hand_over, is_begun, open_run
+from launch.run_folder.run import Run, is_begun
 from launch.run_folder.storage import Storage, StorageError
 from tests.launch.conftest import mount
 from tests.launch.run_folder.conftest import SETTINGS, on_another_machine, stored_run
@@ -20,18 +20,18 @@ def test_a_run_is_taken_up_from_storage_alone_and_ends_without_a_local_copy(home
     place = tmp_path / "storage" / "run"
     run = stored_run(place)
     with pytest.raises(CommandError, match="in use by another run"):
-        open_run(f"file://{place}")
-    hand_over(run, SETTINGS)
+        Run.open(f"file://{place}")
+    run.finalize_upload()
     run.unlock()
     assert not list((home / "cory-rllib" / "runs").iterdir())
     with pytest.raises(CommandError, match=f"has a run, .*: go on with it by `cory train --resume file://{place}`"):
-        create_run(f"file://{place}")
-    again = open_run(f"file://{place}")
+        Run.create(f"file://{place}")
+    again = Run.open(f"file://{place}")
     assert [line["update"] for line in again.updates()] == list(range(7)) and again.checkpoints.empty()
-    again.bring()
+    again.download_checkpoint()
     assert again.checkpoints.updates() == [6]
     again.unlock()
-    assert RunDirectory.open(place).checkpoints.updates() == [0, 6]  # a path is as good as its URI
+    assert Run.open(place).checkpoints.updates() == [0, 6]  # a path is as good as its URI
 
 
 def test_a_damaged_checkpoint_in_storage_is_told_of_and_replaced_when_the_run_comes_there_again(
@@ -39,16 +39,16 @@ def test_a_damaged_checkpoint_in_storage_is_told_of_and_replaced_when_the_run_co
 ) -> None:
     place = tmp_path / "storage" / "run"
     run = stored_run(place)
-    hand_over(run, SETTINGS)
+    run.finalize_upload()
     run.unlock()
     (place / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    again = open_run(f"file://{place}")
-    again.bring()
+    again = Run.open(f"file://{place}")
+    again.download_checkpoint()
     assert "update_000006 has a damaged file" in again.checkpoints.set_damaged_aside()[0]
     assert again.checkpoints.updates() == [0]
     again.checkpoints.save(6, write)
-    again.mirror(keep=2)
-    assert RunDirectory.open(place).checkpoints.choose("6")[0] == 6
+    again.upload()
+    assert Run.open(place).checkpoints.choose("6")[0] == 6
 
 
 def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_later(
@@ -57,16 +57,15 @@ def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_la
     run = stored_run(disk / "run")
     run.checkpoints.save(9, lambda folder: (folder / "weights").write_bytes(b"0" * 4 * 2**20))
     with pytest.raises(StorageError, match=r"run cannot be written: .*No space left on device"):
-        run.mirror(keep=3)
+        run.upload()
     run.unlock()
     mount("-o", "remount,ro", str(disk))
     with pytest.raises(StorageError, match=r"Read-only file system.*the run is in .*`cory train --resume file://"):
-        hand_over(run, SETTINGS)
-    storage = Storage(f"file://{disk}/run")
-    assert storage.updates(storage.names()) == [0, 6]
+        run.finalize_upload()
+    assert Storage(f"file://{disk}/run").updates() == [0, 6]
     mount("-o", "remount,rw,size=16m", str(disk))
-    again = open_run(f"file://{disk}/run")  # on the machine that has update 9
-    assert RunDirectory.open(disk / "run").checkpoints.choose("latest")[0] == 9
+    again = Run.open(f"file://{disk}/run")  # on the machine that has update 9
+    assert Run.open(disk / "run").checkpoints.choose("latest")[0] == 9
     again.unlock()
 
 
@@ -76,8 +75,8 @@ def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine
     shutil.rmtree(place)
     with on_another_machine(tmp_path):
         stored_run(place, updates=4, saved=(0, 3)).unlock()
-    again = open_run(f"file://{place}")
-    again.bring()
+    again = Run.open(f"file://{place}")
+    again.download_checkpoint()
     assert again.checkpoints.updates() == [3] and [line["update"] for line in again.updates()] == list(range(4))
 
 
@@ -89,59 +88,36 @@ def test_what_this_machine_did_after_another_had_taken_the_run_over_is_not_lost_
     run.checkpoints.save(9, write)
     run.unlock()  # storage could not be written
     with on_another_machine(tmp_path):
-        other = open_run(f"file://{place}")
-        other.bring()
+        other = Run.open(f"file://{place}")
+        other.download_checkpoint()
         assert other.checkpoints.updates() == [6]
         other.unlock()
-    open_run(f"file://{place}").unlock()
+    Run.open(f"file://{place}").unlock()
     assert run.checkpoints.updates() == [0, 6, 9]
     with on_another_machine(tmp_path):
-        other = open_run(f"file://{place}")
-        other.bring()
+        other = Run.open(f"file://{place}")
+        other.download_checkpoint()
         assert other.checkpoints.updates() == [9]
         other.checkpoints.save(12, write)
-        other.mirror(keep=2)
+        other.upload()
         other.unlock()
-    again = open_run(f"file://{place}")
-    again.bring()
+    again = Run.open(f"file://{place}")
+    again.download_checkpoint()
     assert again.checkpoints.updates() == [12]
-
-
-def test_a_run_that_an_earlier_version_left_here_and_in_storage_is_taken_up_where_it_is_further(
-    home: Path, tmp_path: Path
-) -> None:
-    for here, other in ((True, False), (False, False), (True, True)):
-        place = tmp_path / "storage" / f"run-{here}-{other}"
-        run = stored_run(place)
-        if here:
-            run.checkpoints.save(9, write)
-        run.unlock()
-        for folder in (run.path, place):
-            (folder / "run.id").unlink()
-            (folder / ".lease").unlink()
-        if other:  # what this machine has is of a run that was there before
-            run.write_settings(SETTINGS, "cory train")
-            config = place / "config.yaml"
-            config.write_text(config.read_text().replace("# cory train", "# cory train lr=1e-3", 1))
-        again = open_run(f"file://{place}")
-        again.bring()
-        assert again.reached() == (9 if here and not other else 6)
-        assert again.settings() == SETTINGS and len(again.updates()) == 7
-        again.unlock()
 
 
 def test_a_folder_and_its_uri_are_one_run_that_one_process_trains(home: Path, tmp_path: Path) -> None:
     place = tmp_path / "storage" / "run"
-    run = create_run(f"file://{place}")
+    run = Run.create(f"file://{place}")
     run.write_settings(SETTINGS, "cory train")
-    run.mirror(keep=2)
+    run.upload()
     with pytest.raises(CommandError, match=f"^{place} is in use by another run"):
-        RunDirectory.create(place)
+        Run.create(place)
     run.unlock()
-    create_run(f"file://{place}").unlock()  # nothing was saved
-    in_folder = RunDirectory.create(place)
+    Run.create(f"file://{place}").unlock()  # nothing was saved
+    in_folder = Run.create(place)
     with pytest.raises(CommandError, match=f"^{place} is in use by another run"):
-        create_run(f"file://{place}")
+        Run.create(f"file://{place}")
     in_folder.unlock()
 
 
@@ -157,11 +133,11 @@ def test_a_run_whose_checkpoints_never_arrived_is_not_replaced_and_goes_on_from_
     for name in arrived:
         shutil.copy(run.path / name, place)
     with pytest.raises(CommandError, match=f"or in {run.path} on .* by `cory train --resume file://{place}`, or name"):
-        create_run(f"file://{place}")
+        Run.create(f"file://{place}")
     assert run.checkpoints.updates() == [0, 6]
     assert is_begun(f"file://{place}") and not is_begun(f"file://{place}2")
-    open_run(f"file://{place}").unlock()
-    assert run.checkpoints.updates() == RunDirectory.open(place).checkpoints.updates() == [0, 6]
+    Run.open(f"file://{place}").unlock()
+    assert run.checkpoints.updates() == Run.open(place).checkpoints.updates() == [0, 6]
     shutil.rmtree(run.path)
     assert is_begun(f"file://{place}")
 
@@ -173,25 +149,25 @@ def test_updates_that_were_done_anew_after_a_failure_are_not_lost_where_storage_
     run = stored_run(place)
     for update in (7, 8):
         run.metrics.append({"update": update, "seconds": 1.0})
-    run.mirror(keep=2)
+    run.upload()
     run.cut_after(6)
     for update in (7, 8, 9):
         run.metrics.append({"update": update, "seconds": 2.0})
     run.checkpoints.save(9, write)
     run.unlock()  # storage could not be written until the end
-    again = open_run(f"file://{place}")
+    again = Run.open(f"file://{place}")
     assert again.checkpoints.updates() == [0, 6, 9] and len(again.updates()) == 10
-    assert RunDirectory.open(place).updates() == again.updates()
+    assert Run.open(place).updates() == again.updates()
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_is_nothing_to_go_on_with(home: Path, tmp_path: Path) -> None:
     uri = f"file://{tmp_path / 'storage' / 'run'}"
-    run = create_run(uri)
+    run = Run.create(uri)
     run.write_settings(SETTINGS, "cory train")
-    run.mirror(keep=2)
+    run.upload()
     run.unlock()
     with pytest.raises(CommandError, match=f"^{uri} has no run with a checkpoint to go on from"):
-        open_run(uri)
+        Run.open(uri)
 
 
 def test_a_copy_of_the_metrics_that_was_cut_off_is_of_the_same_run(home: Path, tmp_path: Path) -> None:
@@ -200,9 +176,9 @@ def test_a_copy_of_the_metrics_that_was_cut_off_is_of_the_same_run(home: Path, t
     run.checkpoints.save(9, write)
     run.unlock()
     (place / "metrics.jsonl").write_bytes(run.metrics.path.read_bytes()[:-5])
-    again = open_run(f"file://{place}")
+    again = Run.open(f"file://{place}")
     assert again.checkpoints.updates() == [0, 6, 9]
-    assert RunDirectory.open(place).updates() == again.updates() and len(again.updates()) == 7
+    assert Run.open(place).updates() == again.updates() and len(again.updates()) == 7
 
 
 def test_a_run_of_which_storage_has_only_the_start_is_not_taken_for_another_on_this_machine(
@@ -213,8 +189,8 @@ def test_a_run_of_which_storage_has_only_the_start_is_not_taken_for_another_on_t
     shutil.rmtree(place)
     with on_another_machine(tmp_path):
         stored_run(place, updates=1, saved=(0,)).unlock()
-    again = open_run(f"file://{place}")
-    again.bring()
+    again = Run.open(f"file://{place}")
+    again.download_checkpoint()
     assert again.checkpoints.updates() == [0] and len(again.updates()) == 1
 
 
@@ -225,19 +201,10 @@ def test_what_was_drawn_after_the_last_checkpoint_arrived_is_not_lost_where_stor
     run = stored_run(place)
     run.curves.write_text("drawn")
     run.unlock()
-    again = open_run(f"file://{place}")
+    again = Run.open(f"file://{place}")
     assert again.checkpoints.updates() == [0, 6] and again.curves.exists()
-    assert RunDirectory.open(place).curves.read_text() == "drawn"
+    assert Run.open(place).curves.read_text() == "drawn"
     again.unlock()
-
-    # Another machine goes on, and fails before its next checkpoint: what it recorded is not written over.
-    with on_another_machine(tmp_path):
-        other = open_run(f"file://{place}")
-        other.metrics.append({"update": 7})
-        other.mirror(keep=2)
-        other.unlock()
-    again = open_run(f"file://{place}")
-    assert len(again.updates()) == 8 and again.checkpoints.empty()
 
 
 @pytest.fixture(params=["--resume", "--continue"])
@@ -256,16 +223,16 @@ def test_a_run_that_is_done_in_storage_is_told_so_and_leaves_nothing_here(
     home: Path, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored_run(tmp_path / "storage" / "run")
-    hand_over(run, SETTINGS)
+    run.finalize_upload()
     run.unlock()
     copied: list[str] = []
-    get = Storage._get
+    download = Storage._download
 
-    def noted(self: Storage, name: str, file: Path, time: int | None = None) -> None:
+    def noted(self: Storage, name: str, *rest: Any) -> None:
         copied.append(name)
-        get(self, name, file, time)
+        download(self, name, *rest)
 
-    monkeypatch.setattr(Storage, "_get", noted)
+    monkeypatch.setattr(Storage, "_download", noted)
     assert train.main(command) == 0
     assert "is done: it has all of its 6 updates. To lengthen it: " in capsys.readouterr().out
     own = [name for name in copied if not name.startswith("checkpoints/")]
@@ -281,12 +248,12 @@ def test_a_run_that_is_done_and_never_arrived_whole_is_copied_from_this_machine_
     place = tmp_path / "storage" / "run"
     run = stored_run(place)
     run.curves.write_text("drawn")
-    run.mirror(keep=2)
+    run.upload()
     run.unlock()
     if missing == run.curves.name:
         (place / missing).unlink()
     else:
         shutil.rmtree(place / missing)
     assert train.main(command) == 0
-    assert RunDirectory.open(place).checkpoints.choose("6")[0] == 6 and (place / "curves.png").exists()
+    assert Run.open(place).checkpoints.choose("6")[0] == 6 and (place / "curves.png").exists()
     assert not list((home / "cory-rllib" / "runs").iterdir())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from policies.models.families import LIMIT, learner_row
+from policies.compat.transformers import attention_of
 
 VOCABULARY = 128
 HEADS, HEAD_WIDTH = 4, 32  # the narrowest heads that vLLM's attention on a CPU takes
@@ -165,40 +165,6 @@ def _rope(value: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type": "default", **kept}
 
 
-def needed_attention(config: PreTrainedConfig, trust_remote_code: bool = False) -> str | None:
-    """Returns the attention implementation that a model's definition needs; None: any that transformers offers.
-
-    PyTorch's fused attention silently leaves out a soft cap on the scores, for example; the eager implementation has
-    it. A family that is not in the table is asked by a tiny model with both.
-    """
-    if has_soft_cap(config):
-        return "eager"
-    row = learner_row(config.model_type)
-    difference = (
-        row["attention_difference"] if row else _difference_of(config.to_json_string(), config, trust_remote_code)
-    )
-    return "eager" if difference is not None and not difference < LIMIT else None
-
-
-def has_soft_cap(config: PreTrainedConfig) -> bool:
-    """Tells whether a model caps its attention scores."""
-    values = config.get_text_config().to_dict()
-    return any(value and "att" in name and "cap" in name for name, value in values.items())
-
-
-_differences: dict[str, float | None] = {}
-
-
-def _difference_of(key: str, config: PreTrainedConfig, trust_remote_code: bool) -> float | None:
-    """What `attention_difference` returns, once per configuration; None where a small model cannot tell."""
-    if key not in _differences:
-        try:
-            _differences[key] = attention_difference(config, trust_remote_code)
-        except CannotShrink:
-            _differences[key] = None  # decided by `PolicyModel.check_forward`, on the model itself
-    return _differences[key]
-
-
 def padding_difference(model: PreTrainedModel) -> float:
     """Returns by how much rows of one batch, padded, differ from each row alone: the largest difference, in nats.
 
@@ -217,7 +183,7 @@ def attention_difference(config: PreTrainedConfig, trust_remote_code: bool = Fal
         CannotShrink: the family's code does not take a small configuration.
     """
     chosen = tiny_model(config, trust_remote_code=trust_remote_code)
-    if chosen.config._attn_implementation == "eager":
+    if attention_of(chosen) == "eager":
         return None
     eager = tiny_model(config, trust_remote_code=trust_remote_code, attention="eager")
     return _largest(_logprobs(chosen, _rows()), _logprobs(eager, _rows()))

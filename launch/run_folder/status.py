@@ -1,15 +1,20 @@
-"""How a run stands: how far it is, who trains it, and how it ended; by what its folder or storage has."""
+"""A run as readers see it: in its folder, or in a copy of what storage has; how far it is, and how it ended."""
 
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.run_folder.directory import RunDirectory, best_of
-from launch.run_folder.layout import LEASE, REFUSED
-from launch.run_folder.lease import lease_holder
+from launch.console.errors import CommandError
+from launch.run_folder import manifest
+from launch.run_folder.checkpoints import Checkpoints, name_of
+from launch.run_folder.layout import CHECKPOINTS, CONFIG, LEASE, LOCK, REFUSED
+from launch.run_folder.lease import Owner
 from launch.run_folder.locks import lock_holder
-from launch.run_folder.mirror import read_run
-from launch.run_folder.records import Update
-from launch.run_folder.storage import LOOKED_AT, REFUSED_FILES, is_uri
+from launch.run_folder.records import Update, best_of
+from launch.run_folder.run import Run
+from launch.run_folder.storage import LOOKED_AT, REFUSED_FILES, Storage, check_place, is_uri
+from policies.models.cached_folder import locked
 from policies.settings.settings import Settings
 
 TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED, CRASHED = (
@@ -20,7 +25,7 @@ its latest checkpoint are lost, or it has no checkpoint."""
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """What is seen of a run at one moment."""
 
     settings: Settings
@@ -70,27 +75,67 @@ class Standing:
         return best_of(self.updates, self.settings)
 
 
-def look(where: str | Path) -> Standing:
+def read_run(place: str | Path, files: Sequence[str] = LOOKED_AT) -> Run:
+    """Returns a run to look at, not locked: its folder, or a copy in the user's cache of what storage has.
+
+    Of the copy's checkpoints only those that are chosen (`Checkpoints.choose`) have files.
+
+    Args:
+        place: a folder or a URI. A URI's copy is brought up to date.
+        files: what such a copy has, as patterns (`Storage.download`).
+
+    Raises:
+        CommandError: there is no run, or the URI holds a password.
+        StorageError: storage cannot be read.
+    """
+    if not is_uri(str(place)):
+        return Run.open(place)
+    check_place(str(place))
+    storage = Storage(str(place))
+    if storage.folder is not None:
+        return Run.open(storage.folder)
+    run = Run(storage.cache("looked-at"), storage)
+    run.path.mkdir(parents=True, exist_ok=True)
+    lock = locked(run.path / LOCK)
+
+    def fetch(checkpoint: Path, part: str) -> None:
+        name = f"{CHECKPOINTS}/{checkpoint.name}"
+        with lock:
+            storage.download(run.path, [f"{name}/{manifest.NAME}", f"{name}/{part}**"])
+
+    run.checkpoints = Checkpoints(run.checkpoints.folder, run.shown, fetch)
+    with lock:
+        storage.download(run.path, files)
+        saved = storage.updates()
+        for update in {*run.checkpoints.updates()}.difference(saved):
+            shutil.rmtree(run.checkpoints.place(update))
+        for update in saved:
+            (run.checkpoints.folder / name_of(update)).mkdir(parents=True, exist_ok=True)
+    if not run.exists():
+        raise CommandError(f"{storage.uri} is not a run's folder: it has no run's {CONFIG}.")
+    return run
+
+
+def read_status(place: str | Path) -> RunStatus:
     """Reads a run's folder, or what storage has; a line that is just being written is not there yet.
 
     Raises:
         CommandError: there is no run, or a file of it is damaged.
         StorageError: storage cannot be read.
     """
-    run = read_run(where, (*LOOKED_AT, REFUSED_FILES))
+    run = read_run(place, (*LOOKED_AT, REFUSED_FILES))
     # First: what a process records before it ends must not be missed.
-    if run.storage is None:
-        process = lock_holder(run.path) or lease_holder(run.read(LEASE))
-    else:
-        process = lease_holder(run.storage.find(LEASE))
+    owner = Owner.read((run.storage or run).read(LEASE))
+    process = lock_holder(run.path) if run.storage is None else None
+    process = process or (str(owner) if owner is not None and owner.is_alive else None)
     updates = run.updates()
     written = run.metrics.path.stat().st_mtime if updates else None
-    stored = is_uri(str(where))
+    stored = is_uri(str(place))
     saved = max(run.checkpoints.updates(), default=-1)
-    return Standing(run.settings(), updates, written, process, stored, saved, divergence(run))
+    return RunStatus(run.settings(), updates, written, process, stored, saved, divergence(run))
 
 
-def divergence(run: RunDirectory) -> str | None:
+def divergence(run: Run) -> str | None:
     """Returns in a sentence that a gradient ended a run, which was not finite; None where none did, or it went on."""
     lines = run.updates()
     refused = 1 + (lines[-1]["update"] if lines else 0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.learning.averaging import mean, move_to_mean
+from policies.learning.ranks import mean, move_to_mean
 
 
 def test_all_move_a_share_of_the_way_and_with_all_of_it_are_equal() -> None:

@@ -1,0 +1,400 @@
+"""A run, in a folder or in storage: who may write to it, what it holds, and how it is continued.
+
+A run in storage works in a folder of the user's cache, from which `upload` copies what is new.
+"""
+
+import contextlib
+import platform
+import secrets
+import shlex
+import shutil
+from pathlib import Path
+from typing import cast
+
+from launch.console.configuration import as_yaml, read_file
+from launch.console.errors import CommandError, FolderError
+from launch.console.interrupts import held
+from launch.run_folder.checkpoints import Checkpoints
+from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.layout import (
+    CHECKPOINTS,
+    CONFIG,
+    CURVES,
+    FILES,
+    FINAL,
+    FOLDERS,
+    LOG,
+    METRICS,
+    ORIGIN,
+    RUN_ID,
+    SAMPLES,
+    UNFINISHED,
+    WRITERS,
+    new_folder,
+)
+from launch.run_folder.lease import Lease, Lost
+from launch.run_folder.locks import FolderHandle, NoLocks, lock_folder
+from launch.run_folder.records import SampleLine, Update, best_of
+from launch.run_folder.storage import Storage, StorageError, is_uri
+from policies.settings.settings import Settings, SettingsError, kept_settings
+
+
+class Run:
+    """One run. Reading needs no lock; `lock` must be held to write."""
+
+    def __init__(self, path: Path, storage: Storage | None = None) -> None:
+        """Names a run's folder, which may not exist yet, and the storage that it is uploaded to, or was copied from."""
+        self._set_path(path)
+        self.storage = storage
+        self._lock: contextlib.ExitStack | None = None
+        self._handle: FolderHandle | None = None
+        self._lease: Lease | None = None
+        self._is_new = False  # its folder was made for it, and goes if it is refused
+
+    def _set_path(self, path: Path) -> None:
+        self.path = path
+        self.metrics = Journal(path / METRICS)
+        self.samples = Journal(path / SAMPLES)
+        self.checkpoints = Checkpoints(path / CHECKPOINTS)
+        self.final = path / FINAL
+        self.log = path / LOG
+        self.curves = path / CURVES
+
+    @classmethod
+    def create(cls, place: str | Path | None, name: str = "") -> "Run":
+        """Makes a new run's folder and locks it.
+
+        Args:
+            place: a folder or a URI; None: a fresh folder under `runs/`.
+            name: of such a folder.
+
+        Raises:
+            CommandError: something is there already, or the folder cannot be made; another process trains there.
+            StorageError: storage cannot be read or written.
+        """
+        if place is not None and is_uri(str(place)):
+            return cls._create_in_storage(str(place))
+        run = cls(new_folder(name) if place is None else Path(place))
+        run._is_new = place is None or not run.path.exists()
+        _make_folder(run.path)
+        if not run.exists() and run._entries():
+            raise CommandError(f"{run.path} is not empty: empty it, or name another folder with --out.")
+        try:
+            run.lock()
+        except NoLocks:
+            run._remove_new_folder()
+            raise
+        if run.exists() and run.checkpoints.empty():
+            run._clear()
+        if run._entries():
+            run.unlock()
+            raise CommandError(
+                f"{run.path} holds a run: go on with it by `{run.resume_command()}`, or name another folder with --out."
+            )
+        return run
+
+    @classmethod
+    def _create_in_storage(cls, uri: str) -> "Run":
+        storage = Storage(uri)
+        if is_begun(uri):
+            raise CommandError(
+                f"{storage.uri} has a run, there or in {storage.cache('runs')} on {platform.node()}: go on with it by "
+                f"`cory train --resume {shlex.quote(storage.uri)}`, or name another place with --out."
+            )
+        run = cls._work_on(storage)
+        storage.clear()  # a run that ended before anything of it was saved
+        _empty(run.path)
+        (run.path / RUN_ID).write_text(secrets.token_hex(8))
+        return run
+
+    @classmethod
+    def open(cls, place: str | Path) -> "Run":
+        """Returns an existing run, to continue it: a folder, not locked yet; or a run in storage, locked.
+
+        Of that it downloads all but the checkpoint (`download_checkpoint`), unless this machine has all of the run and
+        maybe more, which never arrived in storage: then it uploads that.
+
+        Raises:
+            CommandError: there is no run, or in storage none with a checkpoint; another process trains that.
+            StorageError: storage cannot be read or written.
+        """
+        if is_uri(str(place)):
+            return cls._open_in_storage(str(place))
+        run, path = cls(Path(place)), Path(place)
+        if run.exists():
+            return run
+        missing = f"has no run's {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+        raise CommandError(f"{path} is not a run's folder: it {missing}. Runs lie under runs/ unless --out said else.")
+
+    @classmethod
+    def _open_in_storage(cls, uri: str) -> "Run":
+        if not is_begun(uri):
+            raise CommandError(f"{uri} has no run with a checkpoint to go on from. Correct it, or start a new run.")
+        storage = Storage(uri)
+        run = cls._work_on(storage)
+        local, remote = run.checkpoints.latest_whole(), max(storage.updates(), default=-1)
+        if remote < 0 or (local >= remote and run.read(RUN_ID) == storage.read(RUN_ID)):
+            run.upload()
+        else:
+            _empty(run.path)
+            storage.download(run.path, ["*"])
+        return run
+
+    @classmethod
+    def _work_on(cls, storage: Storage) -> "Run":
+        """Locks a run in storage, and the local folder in which it works."""
+        run = cls(storage.cache("runs"), storage)
+        _make_folder(run.path, " Set XDG_CACHE_HOME to a folder that can be written.")
+        if storage.folder is not None:
+            run._is_new = not storage.folder.exists()
+            _make_folder(storage.folder)
+        run.lock()
+        return run
+
+    def read(self, name: str) -> bytes | None:
+        """Returns the content of a file of the folder, or None if there is none of that name."""
+        file = self.path / name
+        return file.read_bytes() if file.is_file() else None
+
+    def exists(self) -> bool:
+        """Tells whether a run was started here: other programs have a file of that name too."""
+        return (self.read(CONFIG) or b"").startswith(ORIGIN.encode())
+
+    def lock(self) -> None:
+        """Takes the run for this process, until it ends, unless it has it already.
+
+        Storage is taken by a lock too if it is a folder, as another process may train there without a URI. Otherwise,
+        and if it has no locks, by a lease.
+
+        Raises:
+            CommandError: another process has it.
+            NoLocks: its file system has no locks.
+            StorageError: storage cannot be read or written.
+        """
+        if self._lock is not None:
+            return
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lock_folder(self.path))
+            self._handle = stack.enter_context(FolderHandle(self.path))
+            if self.storage is not None:
+                self._lock_storage(self.storage, stack)
+            self._lock = stack.pop_all()
+
+    def _lock_storage(self, storage: Storage, stack: contextlib.ExitStack) -> None:
+        if storage.folder is not None:
+            with contextlib.suppress(NoLocks):
+                stack.enter_context(lock_folder(storage.folder))
+                return
+        self._lease = stack.enter_context(Lease(storage, self.path))
+
+    def unlock(self) -> None:
+        """Lets other processes write here again."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = self._handle = self._lease = None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the folder is still where it was when it was locked."""
+        return self._handle is None or self._handle.in_place()
+
+    def follow(self) -> bool:
+        """Takes the path of the locked folder if it was renamed; not of a run in storage, whose folder nobody renames.
+
+        Returns:
+            Whether it was renamed since this was last asked.
+
+        Raises:
+            FolderError: it was removed, or moved to another file system.
+        """
+        if self._handle is None or self._handle.in_place():
+            return False
+        path = self._handle.find()
+        if self.storage is not None:
+            raise FolderError(f"The folder {self.path}, where the run is kept until it is in storage, was renamed.")
+        self._set_path(path)
+        self._handle.path = path
+        return True
+
+    def write_settings(self, settings: Settings, origin: str) -> None:
+        """Writes `config.yaml`; its first lines are the commands that made it, `origin` the latest."""
+        file = self.path / CONFIG
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        comments = [line for line in lines if line.startswith("# ")] + [f"# {origin}"]
+        replace_text(file, "\n".join(comments) + "\n" + as_yaml(settings))
+
+    def settings(self) -> Settings:
+        """Reads `config.yaml`; a setting that came with a later version is as it was then.
+
+        Raises:
+            CommandError: it holds something that is no setting, or no setting any more.
+        """
+        try:
+            return kept_settings(read_file(self.path / CONFIG))
+        except (CommandError, SettingsError) as error:
+            raise CommandError(
+                f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (its "
+                "first lines say which), use that one."
+            ) from error
+
+    def updates(self) -> list[Update]:
+        """Returns the metrics so far, one entry per update."""
+        return cast(list[Update], self.metrics.read())
+
+    def best_update(self) -> int | None:
+        """Returns the update of the highest held-out combined reward, by `select_by`; of equals, the earliest."""
+        best = best_of(self.updates(), self.settings())
+        return best and best[0]
+
+    def held_out_samples(self, update: int) -> list[SampleLine]:
+        """Returns the chain's responses to the held-out queries after `update`."""
+        samples = cast(list[SampleLine], self.samples.read())
+        return [sample for sample in samples if sample["held_out"] and sample["update"] == update]
+
+    def cut_after(self, update: int) -> None:
+        """Removes what was recorded after `update`, from which training continues, and what was left unfinished."""
+        self.checkpoints.clean()
+        self.metrics.cut_after(update)
+        self.samples.cut_after(update)
+
+    def resume_command(self) -> str:
+        """Returns the command that continues this run."""
+        return f"cory train --resume {shlex.quote(self.place)}"
+
+    @property
+    def place(self) -> str:
+        """The run's folder or URI, as commands take it."""
+        return self.shown(self.path)
+
+    def shown(self, path: Path) -> str:
+        """Returns how a user finds a path of this folder: by its URI, if the run is in storage."""
+        if self.storage is None:
+            return str(path)
+        return self.storage.uri_of("" if path == self.path else path.relative_to(self.path).as_posix())
+
+    def reached(self) -> int:
+        """Returns the update of the latest checkpoint, here or in storage; -1 if there is none.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        remote = [] if self.storage is None else self.storage.updates()
+        return max([*self.checkpoints.updates(), *remote], default=-1)
+
+    def download_checkpoint(self) -> None:
+        """Downloads the latest whole checkpoint, if the run has one in storage and none here.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        if self.storage is not None and self.checkpoints.empty():
+            self.storage.download_checkpoint(self.path)
+
+    def upload(self) -> None:
+        """Uploads what is new, if the run is in storage, which keeps as many checkpoints as the settings say.
+
+        Raises:
+            Lost: another process writes there now.
+            StorageError: storage cannot be written.
+        """
+        if self._lease is not None:
+            self._lease.renew()
+        if self.storage is not None:
+            self.storage.upload(self.path, self.settings().keep_checkpoints, self.best_update())
+
+    def sync_error(self) -> str | None:
+        """Uploads what is new; if that fails, returns why, where everything is, and how it gets to storage."""
+        try:
+            self.upload()
+        except Lost as error:
+            return str(error)
+        except StorageError as error:
+            return (
+                f"{error} Nothing is lost: the run is in {self.path} on {platform.node()}. When storage can be written "
+                f"again, `{self.resume_command()}` on that machine copies it."
+            )
+        return None
+
+    def finalize_upload(self) -> None:
+        """Uploads all of a run in storage, and removes the local folder.
+
+        Raises:
+            StorageError: storage cannot be written; the local folder stays.
+        """
+        if (error := self.sync_error()) is not None:
+            raise StorageError(error)
+        self.remove_local()
+
+    def remove_local(self) -> None:
+        """Removes the local folder of a run that storage has all of, and unlocks both."""
+        if self.storage is not None:
+            with held():
+                shutil.rmtree(self.path.parent)
+                self.unlock()
+
+    def abort(self) -> None:
+        """Removes a locked run that was refused before anything of it was recorded, also from storage.
+
+        Not if its folder is gone: what was recorded of it is then not known, and another run may have its path.
+        """
+        if self.metrics.path.exists() or not self.in_place:
+            return
+        if self.storage is None:
+            self._clear()
+            self._remove_new_folder()
+            self.unlock()
+            return
+        with contextlib.suppress(StorageError):
+            self.storage.clear()
+        if self._is_new and self.storage.folder is not None:
+            shutil.rmtree(self.storage.folder)
+        self.remove_local()
+
+    def _entries(self) -> list[Path]:
+        """Returns what lies in the folder, but for what says who may write there, and what a kill left unfinished."""
+        entries = (entry for entry in self.path.iterdir() if not entry.name.startswith(WRITERS))
+        return [entry for entry in entries if entry.name not in UNFINISHED]
+
+    def _remove_new_folder(self) -> None:
+        """Removes the folder if it was made for this run, and nothing else is in it."""
+        if self._is_new and not self._entries():
+            shutil.rmtree(self.path)
+
+    def _clear(self) -> None:
+        """Removes a run that ended before anything of it was saved."""
+        for entry in self.path.iterdir():
+            if entry.name in (*FILES, *UNFINISHED):
+                entry.unlink()
+            elif entry.name in FOLDERS:
+                shutil.rmtree(entry)
+
+
+def is_begun(place: str) -> bool:
+    """Tells whether something of a run is saved in a folder or in storage, or has yet to be uploaded there from here.
+
+    Raises:
+        CommandError: there is no such storage, or something else in it.
+        StorageError: storage cannot be read.
+    """
+    if not is_uri(place):
+        run = Run(Path(place))
+        return run.exists() and not run.checkpoints.empty()
+    storage = Storage(place)
+    if storage.files() and not storage.is_run():
+        raise CommandError(f"{storage.uri} is not empty and holds no run: empty it, or name another place.")
+    return bool(storage.updates()) or not Run(storage.cache("runs")).checkpoints.empty()
+
+
+def _make_folder(path: Path, hint: str = "") -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"The run's folder {path} cannot be made: {error.strerror}.{hint}") from error
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif not entry.name.startswith(WRITERS):
+            entry.unlink()

@@ -1,0 +1,50 @@
+"""The generation backend that settings ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from policies.generation.generator import Generator
+from policies.settings.settings import Settings
+
+
+def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Generator:
+    """Starts the generation backend of a runner.
+
+    Args:
+        s: of the run.
+        device: that Ray gave the runner.
+        in_driver: the runner is in the driver's process, beside a learner; on a GPU its engines get their own.
+
+    Raises:
+        DeviceError: vLLM cannot compute there.
+        EngineStartError: vLLM could not start.
+    """
+    common: dict[str, Any] = {
+        "dtype": s.dtype,
+        "device": device,
+        "trust_remote_code": s.trust_remote_code,
+        "lora": s.lora,
+    }
+    if s.backend == "vllm":
+        from policies.generation.vllm_generator import VLLMGenerator
+
+        return VLLMGenerator(
+            s.model_paths,
+            **common,
+            max_prompt=s.max_prompt,
+            max_response=s.max_response,
+            max_sequences=min(s.chains, 256),
+            seed=s.seed,
+            gpu_share=s.gpus_per_runner,
+            tensor_parallel=s.tensor_parallel,
+            in_process=not in_driver or device.type == "cpu",
+            timeout=s.generation_timeout,
+            weight_transfer=s.weight_transfer,
+        )
+    from policies.generation.transformers_generator import TransformersGenerator
+
+    longest = s.max_prompt + s.max_response
+    return TransformersGenerator(s.model_paths, **common, quantization=s.quantization, longest=longest)

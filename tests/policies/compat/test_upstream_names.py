@@ -1,0 +1,78 @@
+"""What `policies.compat` uses of libraries beside their public interfaces is still there."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import peft
+import pytest
+import transformers
+from peft.tuners.tuners_utils import BaseTunerLayer
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.utils.actor_manager import FaultTolerantActorManager
+from ray.tune import Trainable
+
+from policies.compat.ray import keep_runner_states
+from policies.compat.transformers import attention_of, block_classes, ignored_weights, without_adapters
+from policies.generation.installed import vllm_installed
+
+HIDDEN = 8
+
+
+def mentions(place: Any, *names: str) -> bool:
+    source = inspect.getsource(place)
+    return all(name in source for name in names)
+
+
+def test_rllib_s_groups_have_their_managers_and_runs_their_folders() -> None:
+    assert mentions(EnvRunnerGroup.__init__, "self._worker_manager = FaultTolerantActorManager(")
+    assert mentions(LearnerGroup.__init__, "self._worker_manager = FaultTolerantActorManager(", "self._workers = ")
+    assert {"actors", "is_actor_healthy", "set_actor_state", "foreach_actor", "clear"} <= {
+        *dir(FaultTolerantActorManager)
+    }
+    assert mentions(Trainable.__init__, "self._setup_logdir()") and mentions(Trainable._setup_logdir, "self._storage")
+    config = AlgorithmConfig()
+    assert config._dont_auto_sync_env_runner_states is False
+    keep_runner_states(config)
+    assert config._dont_auto_sync_env_runner_states is True
+
+
+def test_transformers_models_tell_their_attention_blocks_and_ignored_weights() -> None:
+    config = transformers.GPT2Config(n_embd=HIDDEN, n_layer=1, n_head=1, vocab_size=HIDDEN)
+    model = transformers.GPT2LMHeadModel(config)
+    assert attention_of(model) in ("sdpa", "eager") and block_classes(model) == {"GPT2Block"}
+    model.set_attn_implementation("eager")
+    assert attention_of(model) == "eager"
+    assert isinstance(ignored_weights(model), tuple) and hasattr(model, "_keys_to_ignore_on_load_unexpected")
+
+
+def test_adapters_are_off_meanwhile_and_stay_trainable() -> None:
+    config = transformers.GPT2Config(n_embd=HIDDEN, n_layer=1, n_head=1, vocab_size=HIDDEN)
+    model = peft.get_peft_model(
+        transformers.GPT2LMHeadModel(config), peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
+    )
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    with without_adapters(model):
+        assert layers and all(layer.disable_adapters for layer in layers)
+        assert any(parameter.requires_grad for parameter in model.parameters())
+    assert not any(layer.disable_adapters for layer in layers)
+
+
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+def test_vllm_has_what_engines_and_workers_are_asked_for() -> None:
+    from vllm.lora.worker_manager import WorkerLoRAManager
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.models.transformers import base
+    from vllm.platforms.interface import Platform
+    from vllm.v1.engine import core, core_client
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    assert mentions(core_client, "engine_dead", "engine_manager", "outputs_queue", "utility_results", "_finalizer")
+    assert callable(core.cleanup_dist_env_and_memory) and callable(base.support_torch_compile)
+    assert mentions(WorkerLoRAManager, "self._adapter_manager") and mentions(GPUModelRunner, "reload_weights")
+    assert callable(get_layerwise_info) and callable(Platform.get_punica_wrapper)
+    assert callable(MultiprocExecutor._init_executor)
