@@ -13,9 +13,9 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, NoEmbeddingError, Observed
+from cory_env.chain import MAX_PROMPT, Chain, NoEmbeddingError
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import RewardedResponse, reward_episodes, reward_observed, reward_responses
@@ -75,36 +75,18 @@ def validate(
     task: Task,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    num_agents: int = 2,
-    knowledge_transfer: bool = True,
-    observed: Observed = "all",
     max_prompt: int | None = MAX_PROMPT,
-    max_response: int = MAX_RESPONSE,
-    num_embeddings: int | None = None,
-    stop_token_ids: Sequence[int] = (),
-    stop: str | None = None,
-    chat: bool = False,
-    system: str | None = None,
-    chat_date: str | None = None,
     reward_timeout: float = 60.0,
+    **settings: Any,
 ) -> Report:
     """Checks a task and shows what the agents would see.
 
     Args:
         task: The task.
         tokenizer: The tokenizer of the model that will play.
-        num_agents: How many agents answer.
-        knowledge_transfer: Whether an agent sees the responses before its own.
-        observed: Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward.
         max_prompt: The longest prompt, in tokens; None: not decided yet (the report's own says what is needed).
-        max_response: The longest response, in tokens.
-        num_embeddings: Of the model; no prompt may hold a token beyond them. None: as many as the tokenizer needs.
-        stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
-        stop: A text that ends a response as well.
-        chat: Whether each prompt is a user's message in the tokenizer's chat template.
-        system: With `chat`, a system message before it.
-        chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
         reward_timeout: Seconds that one call of the reward may take.
+        **settings: Other settings of the chain, those of `cory_env.chain.ChainSettings`.
 
     Returns:
         A report; what is wrong with the task is in its `problems`, nothing is raised for it.
@@ -112,21 +94,7 @@ def validate(
     Raises:
         ValueError: A setting of the chain is out of range.
     """
-    chain = Chain(
-        task,
-        tokenizer,
-        num_agents=num_agents,
-        knowledge_transfer=knowledge_transfer,
-        observed=observed,
-        max_prompt=sys.maxsize if max_prompt is None else max_prompt,
-        max_response=max_response,
-        num_embeddings=num_embeddings,
-        stop_token_ids=stop_token_ids,
-        stop=stop,
-        chat=chat,
-        system=system,
-        chat_date=chat_date,
-    )
+    chain = Chain(task, tokenizer, max_prompt=sys.maxsize if max_prompt is None else max_prompt, **settings)
     report = Report(task.name)
     check_queries(task, report)
     try:

@@ -15,8 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from cory_env.tasks import DataError, Query, make_task
-from cory_env.tasks.openings import cut_queries
-from cory_env.tasks.rows import read_queries
+from cory_env.tasks.rows import cut_queries, read_queries
 from cory_env.validate import Report, check_columns
 from tests.cory_env.sample_tasks import LENGTH, tokenizer
 
