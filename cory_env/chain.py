@@ -14,7 +14,7 @@ are kept as the tokens that came: decoded for the reward and for the next agent'
 import copy
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -355,40 +355,25 @@ class Chain:
             if len(prompt) > self.max_prompt:
                 raise self._too_long(query, len(prompt))
             return prompt, False
-        decode = [of.decode for of in ([self] * len(responses) if wrote is None else wrote)]
-        prompt = self._refer(query, responses, decode, None)
+        readers, total = wrote or [self] * len(responses), sum(map(len, responses))
+
+        def refer(keep: int) -> list[int]:
+            """Returns the prompt with the first `keep` tokens of the responses."""
+            texts = []
+            for response, reader in zip(responses, readers, strict=True):
+                if keep > 0:
+                    texts.append(reader.decode(response[:keep]))
+                keep -= len(response)
+            return self.encode_later([(query, texts or [""])])[0]
+
+        prompt = refer(total)
         if len(prompt) <= self.max_prompt:
             return prompt, False
-        # Bisect for the most reference tokens that fit; text is tokenised anew at each try, because tokens merge across
-        # seams.
-        fits, too_many = 0, sum(map(len, responses))
-        prompt = self._refer(query, responses, decode, 0)
-        if len(prompt) > self.max_prompt:
-            raise self._too_long(query, len(prompt))
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            candidate = self._refer(query, responses, decode, middle)
-            if len(candidate) <= self.max_prompt:
-                fits, prompt = middle, candidate
-            else:
-                too_many = middle
-        return prompt, True
-
-    def _refer(
-        self,
-        query: Query,
-        responses: Sequence[Sequence[int]],
-        decode: Sequence[Callable[[Sequence[int]], str]],
-        keep: int | None,
-    ) -> list[int]:
-        """Returns the prompt with the first `keep` tokens of the responses, or with all of them."""
-        texts = []
-        left = sum(map(len, responses)) if keep is None else keep
-        for response, as_text in zip(responses, decode, strict=True):
-            if left > 0:
-                texts.append(as_text(response[:left]))
-            left -= len(response)
-        return self.encode_later([(query, texts or [""])])[0]
+        if len(bare := refer(0)) > self.max_prompt:
+            raise self._too_long(query, len(bare))
+        # Text is tokenised anew at each try, because tokens merge across seams.
+        keep = bisect_left(range(1, total), True, key=lambda keep: len(refer(keep)) > self.max_prompt)
+        return refer(keep), True
 
     def _too_long(self, query: Query, length: int) -> QueryTooLong:
         return QueryTooLong(

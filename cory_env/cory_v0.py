@@ -30,7 +30,7 @@ from pettingzoo.utils.env import AECIterable
 
 from cory_env.chain import Chain, ChainSettings
 from cory_env.episode import Action, ChainEpisode, Observation
-from cory_env.rewarding.episodes import reward_episodes, reward_observed
+from cory_env.rewarding.episodes import reward_episodes, reward_so_far
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query, Split, Task, make_task
 from cory_env.tokenizer import load_tokenizer
@@ -140,7 +140,8 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         return self.queries[int(index)]
 
     def _take_turn(self, episode: ChainEpisode, agent: str) -> None:
-        reward_observed(self._worker, [episode])
+        if episode.awaits_rewards:
+            reward_so_far(self._worker, [episode])
         episode.prompt_ids()
         self.agent_selection = agent
         self.infos[agent]["truncated_prompt"] = episode.truncated[-1]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cory_env.chain import MAX_PROMPT, Chain, NoEmbeddingError
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
-from cory_env.rewarding.episodes import RewardedResponse, reward_episodes, reward_observed, reward_responses
+from cory_env.rewarding.episodes import RewardedResponse, reward_episodes, reward_responses, reward_so_far
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import RESERVED
@@ -251,7 +251,8 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
     for query, response in [*zip(queries, responses, strict=True), (queries[0], [chain.stop_token_ids[0]])]:
         episode = ChainEpisode(chain, query)
         while episode.role is not None:
-            reward_observed(worker, [episode])
+            if episode.awaits_rewards:
+                reward_so_far(worker, [episode])
             episode.respond({"tokens": response, "length": len(response)})
         episodes.append(episode)
     for episode, values in zip(episodes, reward_episodes(worker, episodes), strict=True):
