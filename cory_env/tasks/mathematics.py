@@ -7,8 +7,8 @@ Data of one's own, or of the hub: MATH (`problem`, and `answer` or a `solution` 
 
 from dataclasses import replace
 
-from cory_env.rewards.gold import answer_text
 from cory_env.rewards.mathematics import BOXED, gold_text
+from cory_env.rewards.number import answer_text
 from cory_env.tasks.definition import Form, TaskDefinition
 from cory_env.tasks.numbers import ANSWER
 from cory_env.tasks.task import GradedTask, Query

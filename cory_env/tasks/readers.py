@@ -61,8 +61,13 @@ def _parse(where: str, raw: bytes, form: str) -> object:
         raw: The text.
         form: What it should be, as a message says it before "JSON object".
     """
+
+    def to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        _refuse_twice(where, [key for key, _ in pairs])  # `json` would silently keep the last one
+        return dict(pairs)
+
     try:
-        value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=_object)
+        value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=to_object)
         if b"\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError as error:
@@ -76,8 +81,8 @@ def _parse(where: str, raw: bytes, form: str) -> object:
         ) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"{where} is not valid JSON in UTF-8: {error}. {form} JSON object.") from error
-    except _Twice as error:
-        raise DataError(f"{where} names {error} twice. Rename or remove one of them.") from error
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(f"{where} holds a whole number of more digits than can be read. Make it a text.") from error
     return value
@@ -87,19 +92,6 @@ def _row(where: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise DataError(f'{where} is a JSON {type(value).__name__}, but must be an object such as {{"query": "..."}}.')
     return value
-
-
-class _Twice(ValueError):
-    """A key of a JSON object stands in it twice."""
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Makes a JSON object of its pairs; `json` would keep the last of two with one key without a word."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _Twice(repr(next(key for key in keys if keys.count(key) > 1)))
-    return found
 
 
 def _read_csv(name: str, delimiter: str = ",") -> Iterator[Row]:
@@ -151,13 +143,13 @@ def _check_header(name: str, header: list[str], delimiter: str) -> None:
         raise DataError(
             f"{name} line 1 must name every column, but has an empty name: {header}. Name it, or remove it."
         )
-    _check_columns(f"{name} line 1", header)
+    _refuse_twice(f"{name} line 1", header)
 
 
-def _check_columns(where: str, columns: Sequence[str]) -> None:
-    for column, count in Counter(columns).items():
-        if count > 1:
-            raise DataError(f"{where} names the column {column!r} twice. Rename or remove one of them.")
+def _refuse_twice(where: str, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        name = next(name for name, count in Counter(names).items() if count > 1)
+        raise DataError(f"{where} names {name!r} twice. Rename or remove one of them.")
 
 
 def _read_parquet(name: str) -> Iterator[Row]:
@@ -168,7 +160,7 @@ def _read_parquet(name: str) -> Iterator[Row]:
     number = 0
     try:
         with parquet.ParquetFile(name) as file:
-            _check_columns(name, file.schema_arrow.names)
+            _refuse_twice(name, file.schema_arrow.names)
             for batch in file.iter_batches():
                 for row in _to_python(batch, f"{name} row", number):
                     number += 1
