@@ -60,6 +60,14 @@ def test_a_reward_of_one_s_own_needs_no_answers_and_has_no_gold(tmp_path: Path) 
         make_task("gsm8k", data=data)
 
 
+def test_a_reward_of_the_task_s_own_module_grades_by_its_answers_and_a_sum_does_not(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", ROWS)
+    other = make_task("gsm8k", data=data, reward="cory_env.rewards.answer:first_line_is_right")
+    assert other.gold(other.train[0]) == "4" and other.solved_at == 1.0
+    several = make_task("gsm8k", data=data, reward=f"1.0 * cory_env.rewards.answer:last_is_right + 0.1 * {LENGTH}")
+    assert several.gold(several.train[0]) is None and several.solved_at is None
+
+
 def test_an_answer_that_is_no_number_is_named(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", [*ROWS, {"question": "Who?", "answer": "2 men\n#### Ann"}])
     with pytest.raises(DataError, match=r"task gsm8k, at 'Who\?': The answer '2 men\\n#### Ann' has no number"):
