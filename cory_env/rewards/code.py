@@ -18,7 +18,7 @@ from typing import Any
 from cory_env.message import Message
 from cory_env.rewards.prepared import TIMEOUT, checked_by
 from cory_env.sandbox import machine
-from cory_env.sandbox.judge import Limits, Trial, judge
+from cory_env.sandbox.grading import Limits, Submission, grade
 
 SHARE = 0.8  # of the time that one call of the reward may take, for programs
 BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -64,7 +64,7 @@ def share_passed(
     """
     limits = _limits(seconds, memory)
     nothing = [None] * len(completions)
-    trials = []
+    submissions = []
     for completion, asked, before, start, name in zip(
         completions, tests, setup or nothing, prefix or nothing, entry or nothing, strict=True
     ):
@@ -72,8 +72,8 @@ def share_passed(
         pieces = [asked] if isinstance(asked, str) else list(asked)
         if not pieces or not all(isinstance(test, str) and test.strip() for test in pieces):
             raise ValueError(f"The column tests holds {asked!r}, but must be code, or a list of such.")
-        trials.append(Trial(program_of(text, start or "", name or ""), pieces, before or "", name or ""))
-    passed = judge(trials, limits, sandbox, float(os.environ.get(TIMEOUT, math.inf)) * SHARE)
+        submissions.append(Submission(program_of(text, start or "", name or ""), pieces, before or "", name or ""))
+    passed = grade(submissions, limits, sandbox, float(os.environ.get(TIMEOUT, math.inf)) * SHARE)
     return [sum(verdicts) / len(verdicts) for verdicts in passed]
 
 

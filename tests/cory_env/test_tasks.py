@@ -198,7 +198,7 @@ def test_settings_travel_as_one_object_that_refuses_what_conflicts() -> None:
         ({"min_query": 3}, "min_query=3, but max_query=None. Set max_query to 3 or more"),
     ):
         with pytest.raises(ValueError, match=message):
-            replace(settings, **changes)  # type: ignore[arg-type]
+            replace(settings, **changes)
     with pytest.raises(TypeError, match="unexpected keyword argument 'digit'"):
         make_task("arithmetic", digit=1)
 
