@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cory_env.tasks.readers import DataError
-from cory_env.tasks.rows import QUERY, Source, columns_of, hold_out, read_queries
+from cory_env.tasks.rows import QUERY, Source, columns_of, hold_out, parse_source, read_queries
 from cory_env.tasks.task import GradedTask, Query, Task, placeholders
 
 Operations = Literal["sums", "differences", "both"]
@@ -165,8 +165,10 @@ class TaskDefinition:
     def _read(self, source: Source, columns: frozenset[str], graded: bool, name: str) -> list[Query]:
         """Reads a source in the form that its columns show, and converts its rows."""
         present = set(columns_of(source)) if len(self.forms) > 1 else set()
-        whole = next((form for form in self.forms if present >= {form.query, *form.needs}), None)
-        form = whole or next((form for form in self.forms if form.query in present), self.forms[0])
+        named = QUERY in parse_source(source)[1]  # the source says itself which column is the query
+        forms = [form for form in self.forms if named or form.query in present]
+        whole = next((form for form in forms if present >= {*form.needs}), None)
+        form = whole or next(iter(forms), self.forms[0])
         rows = read_queries(source, columns - self.converted | set(form.needs if graded else ()), form.query)
         if not graded and not (whole and self.convert_ungraded):
             return rows
