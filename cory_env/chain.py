@@ -182,7 +182,7 @@ class Chain:
         self._anchor_text = self._decode(self._anchor)
         self.at = (self,) * len(self.roles)
 
-    def read_by(self, others: "Sequence[Chain]") -> Self:
+    def with_readers(self, others: "Sequence[Chain]") -> Self:
         """Returns this chain with agents of different tokenizers: what one hands to the next is text.
 
         Ask the chains in its `at` to encode and decode: what it has of its own is still one tokenizer's.

@@ -17,7 +17,7 @@ from cory_env.named import load_function
 from cory_env.pickled import name_of, shown
 from cory_env.rewarding.spec import weighted
 from cory_env.tasks import Task, TaskSettings, make_task
-from cory_env.tokenizer import alike, load_tokenizer, tokens_holding
+from cory_env.tokenizer import load_tokenizer, same_tokenizer, tokens_holding
 from policies.learning.hyperparameters import Credit
 from policies.models.model_names import AVERAGE, model_path
 from policies.settings.about import Decides, about
@@ -129,7 +129,7 @@ class Settings(Fields):
         found: Tokenizers = {}  # by model
         for name in dict.fromkeys(self.models.values()):
             own = load_tokenizer(model_path(name), trust_remote_code=self.trust_remote_code)
-            found[name] = next((other for other in found.values() if alike(own, other, self.chat)), own)
+            found[name] = next((other for other in found.values() if same_tokenizer(own, other, self.chat)), own)
         return {module_id: found[name] for module_id, name in self.models.items()}
 
     def chat_formats(self, tokenizers: Tokenizers) -> dict[str, ChatFormat]:
@@ -169,13 +169,13 @@ class Settings(Fields):
         if players is None:
             players = tuple(self.modules[k % len(self.modules)] for k in range(self.num_agents))
 
-        def read_by(module_id: str) -> Chain:
+        def make_reader(module_id: str) -> Chain:
             values = self.chain_settings(tokenizers, module_id) | {"num_agents": len(players)}
             return Chain(task, tokenizers[module_id], **values)
 
-        chains = {id(tokenizers[player]): read_by(player) for player in reversed(players)}
+        chains = {id(tokenizers[player]): make_reader(player) for player in reversed(players)}
         chain = chains[id(tokenizers[players[0]])]
-        return chain.read_by([chains[id(tokenizers[player])] for player in players]) if len(chains) > 1 else chain
+        return chain.with_readers([chains[id(tokenizers[player])] for player in players]) if len(chains) > 1 else chain
 
     def env_settings(self) -> dict[str, Any]:
         """Keyword arguments of `cory_v0.env` for the same chain, as the first LLM reads it; not for tokenizers that are
