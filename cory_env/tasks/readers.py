@@ -63,8 +63,10 @@ def _parse(where: str, raw: bytes, form: str) -> object:
     """
 
     def to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        _refuse_twice(where, [key for key, _ in pairs])  # `json` would silently keep the last one
-        return dict(pairs)
+        values = dict(pairs)
+        if len(values) < len(pairs):  # `json` would silently keep the last of two
+            _refuse_twice(where, [key for key, _ in pairs])
+        return values
 
     try:
         value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=to_object)
