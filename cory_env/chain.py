@@ -14,9 +14,9 @@ are kept as the tokens that came: decoded for the reward and for the next agent'
 import copy
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 from gymnasium import spaces
@@ -24,8 +24,7 @@ from gymnasium import spaces
 from cory_env.chat import ChatFormat, refuse_conversations
 from cory_env.control_tokens import ControlTokens
 from cory_env.message import Message
-from cory_env.tasks.task import Query, Task
-from cory_env.tasks.template import literals, placeholders
+from cory_env.tasks.task import Query, Task, literals, placeholders
 from cory_env.tokenizer import tokens_holding
 
 if TYPE_CHECKING:
@@ -64,6 +63,56 @@ def role_names(num_agents: int) -> tuple[str, ...]:
     return ("pioneer", *(f"observer_{k}" for k in range(1, num_agents)))
 
 
+@dataclass(frozen=True)
+class ChainSettings:
+    """What a chain is made of, beside its task and its tokenizer.
+
+    Attributes:
+        num_agents: How many agents answer; 1 is the single-agent baseline, 2 is CORY.
+        knowledge_transfer: Whether an agent sees the responses before its own; without, each sees the bare query.
+        observed: Which of them it sees, from the third agent on: `all`, the `last`, or the `best` by task reward (of
+            equals the earliest).
+        partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive.
+        max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
+        max_response: The longest response, in tokens.
+        vocab_size: Token ids are below this number; by default that after the tokenizer's largest id. Models may pad
+            theirs.
+        num_embeddings: Token ids of prompts are below this number; by default `vocab_size`. Tokenizers may have tokens
+            beyond the embeddings, which no prompt may hold.
+        stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
+        stop: A text that ends a response as well: its last token is the first by which the text is complete, and its
+            text is what stands before.
+        chat: Whether each prompt is a user's message in the tokenizer's chat template.
+        system: With `chat`, a system message before it.
+        chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
+    """
+
+    num_agents: int = 2
+    knowledge_transfer: bool = True
+    observed: Observed = "all"
+    partner_reward: float = 1.0
+    max_prompt: int = MAX_PROMPT
+    max_response: int = MAX_RESPONSE
+    vocab_size: int | None = None
+    num_embeddings: int | None = None
+    stop_token_ids: Sequence[int] = ()
+    stop: str | None = None
+    chat: bool = False
+    system: str | None = None
+    chat_date: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_prompt < 1 or self.max_response < 1:
+            raise ValueError(
+                f"max_prompt is {self.max_prompt} and max_response {self.max_response}, but both must be at least 1 "
+                "token."
+            )
+        if self.observed not in get_args(Observed):
+            raise ValueError(f"observed is {self.observed!r}, but must be one of: {', '.join(get_args(Observed))}.")
+        if not math.isfinite(self.partner_reward):
+            raise ValueError(f"partner_reward is {self.partner_reward}, but must be a finite number; the paper's is 1.")
+
+
 class Chain:
     """What all episodes share: task, tokenizer, roles, limits and spaces. Holds no state of any episode.
 
@@ -76,70 +125,29 @@ class Chain:
 
     at: "tuple[Chain, ...]"
 
-    def __init__(
-        self,
-        task: Task,
-        tokenizer: "PreTrainedTokenizerBase",
-        *,
-        num_agents: int = 2,
-        knowledge_transfer: bool = True,
-        observed: Observed = "all",
-        partner_reward: float = 1.0,
-        max_prompt: int = MAX_PROMPT,
-        max_response: int = MAX_RESPONSE,
-        vocab_size: int | None = None,
-        num_embeddings: int | None = None,
-        stop_token_ids: Sequence[int] = (),
-        stop: str | None = None,
-        chat: bool = False,
-        system: str | None = None,
-        chat_date: str | None = None,
-    ) -> None:
+    def __init__(self, task: Task, tokenizer: "PreTrainedTokenizerBase", **settings: Any) -> None:
         """Describes a chain.
 
         Args:
             task: Queries and prompts.
             tokenizer: The tokenizer of the model that plays.
-            num_agents: How many agents answer; 1 is the single-agent baseline, 2 is CORY.
-            knowledge_transfer: Whether an agent sees the responses before its own; without, each sees the bare query.
-            observed: Which of them it sees, from the third agent on: `all`, the `last`, or the `best` by task reward
-                (of equals the earliest).
-            partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive.
-            max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
-            max_response: The longest response, in tokens.
-            vocab_size: Token ids are below this number; by default that after the tokenizer's largest id. Models may
-                pad theirs.
-            num_embeddings: Token ids of prompts are below this number; by default `vocab_size`. Tokenizers may have
-                tokens beyond the embeddings, which no prompt may hold.
-            stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
-            stop: A text that ends a response as well: its last token is the first by which the text is complete, and
-                its text is what stands before.
-            chat: Whether each prompt is a user's message in the tokenizer's chat template.
-            system: With `chat`, a system message before it.
-            chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
+            **settings: Those of `ChainSettings`.
 
         Raises:
             ValueError: A setting is out of range, or there is no token that could end a response.
             ChatError: The chat template is missing or unfit, or a query is a conversation and `chat` is off.
         """
-        if max_prompt < 1 or max_response < 1:
-            raise ValueError(
-                f"max_prompt is {max_prompt} and max_response {max_response}, but both must be at least 1 token."
-            )
-        if observed not in get_args(Observed):
-            raise ValueError(f"observed is {observed!r}, but must be one of: {', '.join(get_args(Observed))}.")
-        if not math.isfinite(partner_reward):
-            raise ValueError(f"partner_reward is {partner_reward}, but must be a finite number; the paper's is 1.")
-        self.chat = ChatFormat(tokenizer, system, chat_date) if chat else None
+        s = ChainSettings(**settings)
+        self.chat = ChatFormat(tokenizer, s.system, s.chat_date) if s.chat else None
         vocab = tokenizer.get_vocab()
         self._known = max(vocab.values()) + 1  # ids may have gaps
-        self.vocab_size = vocab_size or self._known
-        self.num_embeddings = num_embeddings or self.vocab_size
-        holding = [] if stop is None else tokens_holding(tokenizer, stop)
-        self.turn_end = None if self.chat is None else self.chat.turn_end([tokenizer.eos_token_id, *stop_token_ids])
+        self.vocab_size = s.vocab_size or self._known
+        self.num_embeddings = s.num_embeddings or self.vocab_size
+        holding = [] if s.stop is None else tokens_holding(tokenizer, s.stop)
+        self.turn_end = None if self.chat is None else self.chat.turn_end([tokenizer.eos_token_id, *s.stop_token_ids])
         ends = [
             end
-            for end in dict.fromkeys([tokenizer.eos_token_id, *stop_token_ids, self.turn_end, *holding])
+            for end in dict.fromkeys([tokenizer.eos_token_id, *s.stop_token_ids, self.turn_end, *holding])
             if end is not None and 0 <= end < self.vocab_size
         ]
         if not ends:
@@ -147,18 +155,18 @@ class Chain:
                 "The tokenizer has no end-of-sequence token, or the model no embedding for it, so no response could "
                 "ever end. Set its eos_token."
             )
-        if not chat:
+        if not s.chat:
             refuse_conversations(task)
         self.task = task
         self.tokenizer = tokenizer
-        self.roles = role_names(num_agents)
-        self.knowledge_transfer = knowledge_transfer
-        self.observed = observed
-        self.partner_reward = partner_reward
-        self.max_prompt = max_prompt
-        self.max_response = max_response
-        self.stop = stop
-        self.stops = () if stop is None else (stop,)
+        self.roles = role_names(s.num_agents)
+        self.knowledge_transfer = s.knowledge_transfer
+        self.observed = s.observed
+        self.partner_reward = s.partner_reward
+        self.max_prompt = s.max_prompt
+        self.max_response = s.max_response
+        self.stop = s.stop
+        self.stops = () if s.stop is None else (s.stop,)
         self.stop_token_ids = tuple(ends)
         self.ends = frozenset(ends)  # they may be hundreds
         self._hidden = self.ends.difference(holding)  # these have no text of the response in them
@@ -174,7 +182,7 @@ class Chain:
         self._anchor_text = self._decode(self._anchor)
         self.at = (self,) * len(self.roles)
 
-    def read_by(self, others: "Sequence[Chain]") -> Self:
+    def with_readers(self, others: "Sequence[Chain]") -> Self:
         """Returns this chain with agents of different tokenizers: what one hands to the next is text.
 
         Ask the chains in its `at` to encode and decode: what it has of its own is still one tokenizer's.
@@ -347,40 +355,25 @@ class Chain:
             if len(prompt) > self.max_prompt:
                 raise self._too_long(query, len(prompt))
             return prompt, False
-        decode = [of.decode for of in ([self] * len(responses) if wrote is None else wrote)]
-        prompt = self._refer(query, responses, decode, None)
+        readers, total = wrote or [self] * len(responses), sum(map(len, responses))
+
+        def refer(keep: int) -> list[int]:
+            """Returns the prompt with the first `keep` tokens of the responses."""
+            texts = []
+            for response, reader in zip(responses, readers, strict=True):
+                if keep > 0:
+                    texts.append(reader.decode(response[:keep]))
+                keep -= len(response)
+            return self.encode_later([(query, texts or [""])])[0]
+
+        prompt = refer(total)
         if len(prompt) <= self.max_prompt:
             return prompt, False
-        # Bisect for the most reference tokens that fit; text is tokenised anew at each try, because tokens merge across
-        # seams.
-        fits, too_many = 0, sum(map(len, responses))
-        prompt = self._refer(query, responses, decode, 0)
-        if len(prompt) > self.max_prompt:
-            raise self._too_long(query, len(prompt))
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            candidate = self._refer(query, responses, decode, middle)
-            if len(candidate) <= self.max_prompt:
-                fits, prompt = middle, candidate
-            else:
-                too_many = middle
-        return prompt, True
-
-    def _refer(
-        self,
-        query: Query,
-        responses: Sequence[Sequence[int]],
-        decode: Sequence[Callable[[Sequence[int]], str]],
-        keep: int | None,
-    ) -> list[int]:
-        """Returns the prompt with the first `keep` tokens of the responses, or with all of them."""
-        texts = []
-        left = sum(map(len, responses)) if keep is None else keep
-        for response, as_text in zip(responses, decode, strict=True):
-            if left > 0:
-                texts.append(as_text(response[:left]))
-            left -= len(response)
-        return self.encode_later([(query, texts or [""])])[0]
+        if len(bare := refer(0)) > self.max_prompt:
+            raise self._too_long(query, len(bare))
+        # Text is tokenised anew at each try, because tokens merge across seams.
+        keep = bisect_left(range(1, total), True, key=lambda keep: len(refer(keep)) > self.max_prompt)
+        return refer(keep), True
 
     def _too_long(self, query: Query, length: int) -> QueryTooLong:
         return QueryTooLong(

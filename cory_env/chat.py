@@ -139,18 +139,13 @@ class ChatFormat:
                 continue
             does = f"writes {count} times" if count else "leaves out"
             if added and not index:
-                raise ChatError(
-                    f"The chat template of {name} {does} the system message. Put its text into prompt, or unset system."
-                )
-            if len(roles) == 1 + added:
-                raise ChatError(
-                    f"The chat template of {name} {does} the user's message as plain text. Use a model with another "
-                    "template, or set chat=false."
-                )
-            raise ChatError(
-                f"The chat template of {name} {does} the message of the role {role} in a conversation of "
-                f"{', '.join(roles)}. Give that message another role, or remove it."
-            )
+                what, advice = "the system message", "Put its text into prompt, or unset system."
+            elif len(roles) == 1 + added:
+                what, advice = "the user's message as plain text", _OTHER
+            else:
+                what = f"the message of the role {role} in a conversation of {', '.join(roles)}"
+                advice = "Give that message another role, or remove it."
+            raise ChatError(f"The chat template of {name} {does} {what}. {advice}")
         if not self._opening:
             return
         turns = rendered.count(self._opening) - self._render(messages, generate=False).count(self._opening)

@@ -20,7 +20,7 @@ The environment checks the order of calls itself and raises `ValueError`s that n
 """
 
 import os
-from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -28,11 +28,11 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 from pettingzoo.utils.env import AECIterable
 
-from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, Observed
+from cory_env.chain import Chain, ChainSettings
 from cory_env.episode import Action, ChainEpisode, Observation
-from cory_env.rewarding.episodes import reward_episodes, reward_observed
+from cory_env.rewarding.episodes import reward_episodes, reward_so_far
 from cory_env.rewarding.worker import RewardWorker
-from cory_env.tasks import Operations, Query, Split, Task, make_task
+from cory_env.tasks import Query, Split, Task, make_task
 from cory_env.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -52,110 +52,41 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         num_agents: int = 2,
         *,
         split: Split = "train",
-        knowledge_transfer: bool = True,
-        observed: Observed = "all",
-        partner_reward: float = 1.0,
-        max_prompt: int = MAX_PROMPT,
-        max_response: int = MAX_RESPONSE,
         tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None,
-        vocab_size: int | None = None,
-        num_embeddings: int | None = None,
-        stop_token_ids: Sequence[int] = (),
-        stop: str | None = None,
-        chat: bool = False,
-        system: str | None = None,
-        chat_date: str | None = None,
-        data: str | os.PathLike[str] | None = None,
-        eval_data: str | os.PathLike[str] | None = None,
-        reward: str | None = None,
-        prompt: str | None = None,
-        observer_prompt: str | None = None,
-        min_query: int | None = None,
-        max_query: int | None = None,
-        digits: int | None = None,
-        operations: Operations | None = None,
         reward_timeout: float = 60.0,
         render_mode: str | None = None,
+        **settings: Any,
     ) -> None:
         """Makes the environment. The reward's process starts when the first response is rewarded.
 
         Args:
-            task: A task's name (see `cory_env.tasks.make_task`, also for the settings from `data` on) or a `Task`.
+            task: A task's name or a `Task`.
             num_agents: How many agents answer; 1 is the single-agent baseline, 2 is CORY.
             split: The queries to play, `train` or `test`.
-            knowledge_transfer: Whether an agent sees the responses before its own.
-            observed: Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward.
-            partner_reward: α in r_i + α · Σ_{j≠i} r_j.
-            max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
-            max_response: The longest response, in tokens.
             tokenizer: A folder, a hub id or a tokenizer object; None means the bundled one.
-            vocab_size: Token ids are below this number; by default that after the tokenizer's largest id.
-            num_embeddings: Token ids of prompts are below this number; by default `vocab_size`.
-            stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
-            stop: A text that ends a response as well; `completion` is what stands before it.
-            chat: Whether each prompt is a user's message in the tokenizer's chat template.
-            system: With `chat`, a system message before it.
-            chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
-            data: A file or hub data set with the training queries.
-            eval_data: One with the held-out queries.
-            reward: The reward function, `module:function`.
-            prompt: Template of the pioneer's prompt.
-            observer_prompt: Template of the later agents' prompts.
-            min_query: With `max_query`, the least tokens that a query is cut to.
-            max_query: Cut queries to their first tokens, at most so many.
-            digits: For the task arithmetic, digits of each number.
-            operations: For the task arithmetic, what is asked: `sums`, `differences` or `both`.
             reward_timeout: Seconds that one call of the reward may take.
             render_mode: `ansi`: `render()` returns the chain as text. `human`: it is printed, also after each episode.
+            **settings: Those of `cory_env.chain.ChainSettings`, and with a task's name those of
+                `cory_env.tasks.TaskSettings`.
 
         Raises:
             ValueError: A setting is out of range, or the task cannot be made.
         """
         super().__init__()
         tokenizer = load_tokenizer(tokenizer)
+        of_chain = {field.name: settings.pop(field.name) for field in fields(ChainSettings) if field.name in settings}
         if isinstance(task, str):
-            task = make_task(
-                task,
-                data=data,
-                eval_data=eval_data,
-                reward=reward,
-                prompt=prompt,
-                observer_prompt=observer_prompt,
-                min_query=min_query,
-                max_query=max_query,
-                digits=digits,
-                operations=operations,
-                tokenizer=tokenizer,
-            )
-        elif any(
-            setting is not None
-            for setting in (data, eval_data, reward, prompt, observer_prompt, min_query, max_query, digits, operations)
-        ):
+            task = make_task(task, tokenizer=tokenizer, **settings)
+        elif given := [name for name, value in settings.items() if value is not None]:
             raise ValueError(
-                "data, eval_data, reward, prompt, observer_prompt, min_query, max_query, digits and operations belong "
-                "to a task given by name, but a Task came with them. Leave them out, or give them to make_task."
+                f"{', '.join(given)} belong to a task given by name, but a Task came with them. Leave them out, or "
+                "give them to make_task."
             )
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"render_mode is {render_mode!r}, but must be one of {', '.join(RENDER_MODES)}, or None.")
         self.render_mode = render_mode
         self.queries = task.queries(split)
-        self.chain = Chain(
-            task,
-            tokenizer,
-            num_agents=num_agents,
-            knowledge_transfer=knowledge_transfer,
-            observed=observed,
-            partner_reward=partner_reward,
-            max_prompt=max_prompt,
-            max_response=max_response,
-            vocab_size=vocab_size,
-            num_embeddings=num_embeddings,
-            stop_token_ids=stop_token_ids,
-            stop=stop,
-            chat=chat,
-            system=system,
-            chat_date=chat_date,
-        )
+        self.chain = Chain(task, tokenizer, num_agents=num_agents, **of_chain)
         self.possible_agents = list(self.chain.roles)
         self.agents: list[str] = []
         self.observation_spaces = {role: self.chain.observation_space() for role in self.chain.roles}
@@ -209,7 +140,8 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         return self.queries[int(index)]
 
     def _take_turn(self, episode: ChainEpisode, agent: str) -> None:
-        reward_observed(self._worker, [episode])
+        if episode.awaits_rewards:
+            reward_so_far(self._worker, [episode])
         episode.prompt_ids()
         self.agent_selection = agent
         self.infos[agent]["truncated_prompt"] = episode.truncated[-1]

@@ -107,7 +107,7 @@ class ChainEpisode:
         if self.awaits_rewards:
             raise ValueError(
                 f"{self.role} sees the best of {len(self.responses)} responses, but only {len(self.task_rewards)} are "
-                "rewarded. Call reward_observed first."
+                "rewarded. Call reward_so_far first."
             )
         rewards = [-math.inf if reward is None else reward for reward in self.task_rewards] or [0.0]
         return [rewards.index(max(rewards))]

@@ -63,7 +63,7 @@ def load_tokenizer(
     return loaded
 
 
-def alike(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat: bool = False) -> bool:
+def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat: bool = False) -> bool:
     """Whether two tokenizers differ in nothing that matters to a response.
 
     Args:

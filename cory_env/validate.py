@@ -13,12 +13,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cory_env.chain import MAX_PROMPT, MAX_RESPONSE, Chain, NoEmbeddingError, Observed
+from cory_env.chain import MAX_PROMPT, Chain, NoEmbeddingError
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
-from cory_env.rewarding.episodes import RewardedResponse, reward_episodes, reward_observed, reward_responses
+from cory_env.rewarding.episodes import RewardedResponse, reward_episodes, reward_responses, reward_so_far
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import RESERVED
@@ -56,6 +56,14 @@ class Report:
         """Whether the task can be trained on."""
         return not self.problems
 
+    def count(self, split: Split, queries: Sequence[Query], wrong: Sequence[Query], problem: str, advice: str) -> None:
+        """Adds a problem that some queries of a split have, if any does."""
+        if wrong:
+            self.problems.append(
+                f"{len(wrong)} of {len(queries)} queries of {split} {problem}, the first is query {wrong[0].id}, "
+                f"{wrong[0].text[:60]!r}. {advice}"
+            )
+
     def __str__(self) -> str:
         lines = [f"Task {self.task}"]
         lines += [f"  {fact}" for fact in self.facts]
@@ -75,36 +83,18 @@ def validate(
     task: Task,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    num_agents: int = 2,
-    knowledge_transfer: bool = True,
-    observed: Observed = "all",
     max_prompt: int | None = MAX_PROMPT,
-    max_response: int = MAX_RESPONSE,
-    num_embeddings: int | None = None,
-    stop_token_ids: Sequence[int] = (),
-    stop: str | None = None,
-    chat: bool = False,
-    system: str | None = None,
-    chat_date: str | None = None,
     reward_timeout: float = 60.0,
+    **settings: Any,
 ) -> Report:
     """Checks a task and shows what the agents would see.
 
     Args:
         task: The task.
         tokenizer: The tokenizer of the model that will play.
-        num_agents: How many agents answer.
-        knowledge_transfer: Whether an agent sees the responses before its own.
-        observed: Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward.
         max_prompt: The longest prompt, in tokens; None: not decided yet (the report's own says what is needed).
-        max_response: The longest response, in tokens.
-        num_embeddings: Of the model; no prompt may hold a token beyond them. None: as many as the tokenizer needs.
-        stop_token_ids: Tokens that end a response beside the tokenizer's end-of-sequence token.
-        stop: A text that ends a response as well.
-        chat: Whether each prompt is a user's message in the tokenizer's chat template.
-        system: With `chat`, a system message before it.
-        chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
         reward_timeout: Seconds that one call of the reward may take.
+        **settings: Other settings of the chain, those of `cory_env.chain.ChainSettings`.
 
     Returns:
         A report; what is wrong with the task is in its `problems`, nothing is raised for it.
@@ -112,21 +102,7 @@ def validate(
     Raises:
         ValueError: A setting of the chain is out of range.
     """
-    chain = Chain(
-        task,
-        tokenizer,
-        num_agents=num_agents,
-        knowledge_transfer=knowledge_transfer,
-        observed=observed,
-        max_prompt=sys.maxsize if max_prompt is None else max_prompt,
-        max_response=max_response,
-        num_embeddings=num_embeddings,
-        stop_token_ids=stop_token_ids,
-        stop=stop,
-        chat=chat,
-        system=system,
-        chat_date=chat_date,
-    )
+    chain = Chain(task, tokenizer, max_prompt=sys.maxsize if max_prompt is None else max_prompt, **settings)
     report = Report(task.name)
     check_queries(task, report)
     try:
@@ -142,8 +118,7 @@ def validate(
                 if not report.ok:
                     return report
                 show_rewards(chain, worker, report)
-                check_gold(chain, worker, report)
-                check_wrong(chain, worker, report)
+                check_answers(chain, worker, report)
             except RewardError as error:
                 report.problems.append(str(error))
     return report
@@ -156,19 +131,16 @@ def check_queries(task: Task, report: Report) -> None:
         report.facts.append(f"{split}: {len(queries)} queries")
         if not queries:
             report.problems.append(f"The {split} split has no queries. Add rows, or set another file.")
-        empty = [query.id for query in queries if not query.text.strip()]
-        if empty:
-            report.problems.append(
-                f"{split} has {len(empty)} empty queries, the first is query {empty[0]}. Remove them."
-            )
+        report.count(
+            split, queries, [query for query in queries if not query.text.strip()], "are empty", "Remove them."
+        )
         if any(query.id != index for index, query in enumerate(queries)):
             report.problems.append(f"The queries of {split} are not numbered 0, 1, 2, …. Number them in their order.")
         text, count = max(Counter(query.text for query in queries).items(), key=lambda item: item[1], default=("", 0))
         if count > 1:
             report.warnings.append(f"{split} has queries more than once, most often ({count} times) {text[:60]!r}.")
-    held_out = (query for split in task.splits if split != "train" for query in task.queries(split))
-    shared = {query.text for query in task.train} & {query.text for query in held_out}
-    if shared:
+    held_out = {query.text for split in task.splits if split != "train" for query in task.queries(split)}
+    if shared := {query.text for query in task.train} & held_out:
         report.warnings.append(
             f"{len(shared)} training queries are held out too, such as {min(shared)[:60]!r}, so held-out rewards will "
             "flatter."
@@ -184,29 +156,19 @@ def check_lengths(chain: Chain, report: Report) -> None:
             continue
         lengths = longest_prompts(chain, queries, min(chain.max_references, 1))
         whole = longest_prompts(chain, queries, chain.max_references)
+        needed = max(whole) + references
         report.facts.append(f"{split}: prompts take up to {max(whole)} tokens, references up to {references} more")
-        report.max_prompt = max(report.max_prompt, max(whole) + references)
-        empty = [query.id for query, length in zip(queries, lengths, strict=True) if not length]
-        if empty:
-            report.problems.append(
-                f"{len(empty)} of {len(queries)} queries of {split} make a prompt of no token, the first is query "
-                f"{empty[0]}. Correct or remove them."
-            )
-        too_long = [
-            (query, length) for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt
-        ]
+        report.max_prompt = max(report.max_prompt, needed)
+        empty = [query for query, length in zip(queries, lengths, strict=True) if not length]
+        report.count(split, queries, empty, "make a prompt of no token", "Correct or remove them.")
+        too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt]
+        problem, advice = f"do not fit max_prompt = {chain.max_prompt}", f"Raise max_prompt to {max(lengths)}"
+        report.count(split, queries, too_long, problem, f"{advice}, or remove them.")
         cut = sum(length + references > chain.max_prompt for length in whole) - len(too_long)
-        if too_long:
-            first, length = too_long[0]
-            report.problems.append(
-                f"{len(too_long)} of {len(queries)} queries of {split} do not fit max_prompt = {chain.max_prompt}, the "
-                f"first is query {first.id}, {first.text[:60]!r}, with {length} tokens. "
-                f"Raise max_prompt to {max(lengths)}, or remove them."
-            )
         if cut:
             report.warnings.append(
                 f"{cut} queries of {split} leave too little room for full-length references, which will be cut. "
-                f"With max_prompt = {max(whole) + references} none would be."
+                f"With max_prompt = {needed} none would be."
             )
 
 
@@ -244,17 +206,14 @@ def check_columns(task: Task, needed: Sequence[str], report: Report) -> None:
     """
     for split in task.splits:
         queries = task.queries(split)
-        for name in needed:
-            lacking = [query for query in queries if query.columns.get(name) is None]
-            if name in RESERVED or not lacking:
-                continue
-            first = (
-                f", the first is query {lacking[0].id}, {lacking[0].text[:60]!r}" if len(lacking) < len(queries) else ""
-            )
-            report.problems.append(
-                f"{len(lacking)} of {len(queries)} queries of {split} have no value in the column {name!r}, which the "
-                f"reward {task.reward} asks for{first}. Add it to the data, or give the argument {name} a default: "
-                "then the reward gets None where there is no value."
+        for name in (name for name in needed if name not in RESERVED):
+            report.count(
+                split,
+                queries,
+                [query for query in queries if query.columns.get(name) is None],
+                f"have no value in the column {name!r}, which the reward {task.reward} asks for",
+                f"Add it to the data, or give the argument {name} a default: then the reward gets None if there is no "
+                "value.",
             )
 
 
@@ -292,7 +251,8 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
     for query, response in [*zip(queries, responses, strict=True), (queries[0], [chain.stop_token_ids[0]])]:
         episode = ChainEpisode(chain, query)
         while episode.role is not None:
-            reward_observed(worker, [episode])
+            if episode.awaits_rewards:
+                reward_so_far(worker, [episode])
             episode.respond({"tokens": response, "length": len(response)})
         episodes.append(episode)
     for episode, values in zip(episodes, reward_episodes(worker, episodes), strict=True):
@@ -301,47 +261,43 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
             report.rewards.append((role, episode.query.text, completion, value))
 
 
-def check_gold(chain: Chain, worker: RewardWorker, report: Report) -> None:
-    """Finds gold answers that do not score 1.0, and those that no response can hold."""
+def check_answers(chain: Chain, worker: RewardWorker, report: Report) -> None:
+    """Finds gold answers that do not score 1.0 or that no response can hold, and wrong answers that score 1.0.
+
+    The wrong answer to a query is the gold answer of the next one, if that is another.
+    """
     for split in chain.task.splits:
         answered = gold_answers(chain.task, split)
         if not answered:
             continue
-        values = reward_answers(chain, worker, answered)
-        wrong = [(query, gold, value) for (query, gold), value in zip(answered, values, strict=True) if value != 1.0]
-        report.facts.append(f"{split}: {len(answered) - len(wrong)} of {len(answered)} gold answers score 1.0")
-        if wrong:
-            query, gold, value = wrong[0]
+        rewards = reward_answers(chain, worker, answered)
+        missed = [(*answer, reward) for answer, reward in zip(answered, rewards, strict=True) if reward != 1.0]
+        report.facts.append(f"{split}: {len(answered) - len(missed)} of {len(answered)} gold answers score 1.0")
+        if missed:
+            query, gold, reward = missed[0]
             report.problems.append(
-                f"{len(wrong)} gold answers of {split} do not score 1.0, the first is {gold[:80]!r} to query "
-                f"{query.id} with {value}. Correct the reward or the data."
+                f"{len(missed)} gold answers of {split} do not score 1.0, the first is {gold[:80]!r} to query "
+                f"{query.id} with {reward}. Correct the reward or the data."
             )
-        tokens = chain.control.encode_text([gold for _, gold in answered])
-        too_long = [len(ids) for ids in tokens if len(ids) > chain.max_response]
-        if too_long:
+        lengths = map(len, chain.control.encode_text([gold for _, gold in answered]))
+        if too_long := [length for length in lengths if length > chain.max_response]:
             report.warnings.append(
                 f"{len(too_long)} gold answers of {split} do not fit max_response = {chain.max_response}. Raise it to "
                 f"{max(too_long)} or more."
             )
-        stopped = [gold for _, gold in answered if chain.stop is not None and chain.stop in gold]
-        if stopped:
+        if stopped := [gold for _, gold in answered if chain.stop is not None and chain.stop in gold]:
             report.warnings.append(
                 f"{len(stopped)} gold answers of {split} hold stop={chain.stop!r}, where a response would end, such as "
                 f"{stopped[0][:80]!r}. Set another stop."
             )
-
-
-def check_wrong(chain: Chain, worker: RewardWorker, report: Report) -> None:
-    """Finds wrong answers that score 1.0: each query is given the gold answer of the next one, where it is another."""
-    for split in chain.task.splits:
-        answered = gold_answers(chain.task, split)
         following = [*answered[1:], *answered[:1]]
         wrong = [(query, other) for (query, gold), (_, other) in zip(answered, following, strict=True) if other != gold]
-        if not wrong:
-            continue
-        values = reward_answers(chain, worker, wrong)
-        taken = [answer for answer, value in zip(wrong, values, strict=True) if value == 1.0]
-        report.facts.append(f"{split}: {len(taken)} of {len(wrong)} wrong answers, those of the next query, score 1.0")
+        rewards = reward_answers(chain, worker, wrong)
+        taken = [answer for answer, reward in zip(wrong, rewards, strict=True) if reward == 1.0]
+        if wrong:
+            report.facts.append(
+                f"{split}: {len(taken)} of {len(wrong)} wrong answers, those of the next query, score 1.0"
+            )
         if taken:
             query, other = taken[0]
             report.problems.append(
@@ -359,10 +315,5 @@ def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:
 def reward_answers(chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]]) -> list[float | None]:
     """Returns the task rewards of answers to queries, as if the pioneer had given them."""
     tokens = chain.control.encode_text([text for _, text in answers])
-    return reward_responses(
-        worker,
-        [
-            RewardedResponse(query, chain.roles[0], text, ids)
-            for (query, text), ids in zip(answers, tokens, strict=True)
-        ],
-    )
+    pairs = zip(answers, tokens, strict=True)
+    return reward_responses(worker, [RewardedResponse(q, chain.roles[0], text, ids) for (q, text), ids in pairs])

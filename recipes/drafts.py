@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase,
 from cory_env.chain import Chain
 from cory_env.rewarding.episodes import RewardedResponse, reward_responses
 from cory_env.rewarding.worker import RewardWorker
-from cory_env.tasks import drafts
+from cory_env.tasks import drafts, make_task
 from cory_env.tasks.drafts import OBSERVER_PROMPT, PROMPT
 from cory_env.tasks.task import Query
 from policies.generation.generator import EVALUATION_STREAM, Response, Sampling, sampling_seed
@@ -246,7 +246,7 @@ def measure(folder: Path, queries: int) -> Figures:
         folder: The model.
         queries: How many queries.
     """
-    task = drafts.make()
+    task = make_task("drafts")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     chain = Chain(task, tokenizer, max_prompt=MAX_PROMPT, max_response=MAX_RESPONSE)
     generator = TransformersGenerator({"llm": str(folder)}, dtype="fp32", device=torch.device("cpu"))

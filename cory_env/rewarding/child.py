@@ -27,7 +27,7 @@ from typing import NamedTuple, SupportsFloat
 
 from cory_env.named import SpecError, load_function
 from cory_env.pickled import shown
-from cory_env.rewarding.messages import Batch, Reply, Request
+from cory_env.rewarding.process import Batch, Reply, Request, Reward
 from cory_env.rewarding.spec import parse_sum, short_names
 
 PARENT_CHECK = 1.0  # seconds between looks at whether the parent lives, where its pipe's end is held open by others
@@ -67,30 +67,36 @@ def call_all(parts: Sequence[Part], batch: Batch) -> Reply:
         return call(parts[0].function, batch)
     replies = []
     for part in parts:
-        reply = call(part.function, batch)
-        if reply.error and len(parts) > 1:
-            of = f"{shown(part.spec)}: " if reply.fatal else f"asks {shown(part.spec)}, which "
-            reply = replace(reply, error=of + reply.error)
+        name = shown(part.spec) if len(parts) > 1 else ""
+        reply = call(part.function, batch, f" from {name}" if name else "")
         if reply.error:
-            return reply
+            prefix = f"{name}: " if reply.fatal else f"asks {name}, which "
+            return replace(reply, error=prefix + reply.error) if name else reply
         replies.append(reply)
-    faults = {
-        at: f"{fault} from {shown(part.spec)}"
-        for part, reply in zip(parts, replies, strict=True)
-        for at, fault in reply.faults.items()
-    }
-    sums = [
-        math.fsum(part.weight * value for part, value in zip(parts, values, strict=True))
-        for values in zip(*(reply.values for reply in replies), strict=True)
-    ]
-    values = {part.name: reply.values for part, reply in zip(parts, replies, strict=True)}
-    return Reply(values=sums, faults=faults, parts=values)
+    return Reply(values=[_sum(parts, values) for values in zip(*(reply.values for reply in replies), strict=True)])
 
 
-def call(function: Callable[..., object], batch: Batch) -> Reply:
+def _sum(parts: Sequence[Part], values: Sequence[float | str]) -> float | str:
+    """Returns the weighted sum of what functions gave for one sample, or what one of them gave instead of a number."""
+    numbers = {}
+    for part, value in zip(parts, values, strict=True):
+        if isinstance(value, str):
+            return value
+        numbers[part.name] = value
+    reward = Reward(math.fsum(part.weight * numbers[part.name] for part in parts))
+    reward.parts = numbers
+    return reward
+
+
+def call(function: Callable[..., object], batch: Batch, source: str = "") -> Reply:
     """Calls the function on a batch with the arguments that it accepts, and checks what it returns.
 
     It gets a copy of each value, so that what it does to one sample in place is not done to another of the same query.
+
+    Args:
+        function: The function.
+        batch: What it rewards.
+        source: What messages say after a value that is no number.
     """
     offered = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
     arguments, missing = select_arguments(function, offered)
@@ -111,7 +117,7 @@ def call(function: Callable[..., object], batch: Batch) -> Reply:
         result = function(**copies)
         if inspect.isawaitable(result):
             result = EVENT_LOOP.run(_wait_for(result))
-        return check_values(result, len(batch))
+        return check_values(result, len(batch), source)
     except BaseException as error:  # SystemExit too: a reward must not end its process without a word
         return Reply(error="raised " + _describe(error))
     finally:
@@ -155,7 +161,7 @@ def required(function: Callable[..., object]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in variable)
 
 
-def check_values(result: object, size: int) -> Reply:
+def check_values(result: object, size: int, source: str) -> Reply:
     """Turns what a function returned for `size` samples into numbers; NumPy's and torch's scalars are welcome."""
     try:
         if isinstance(result, (str, bytes, dict)):
@@ -165,16 +171,14 @@ def check_values(result: object, size: int) -> Reply:
         return Reply(error=f"returned {_shown(result)} instead of a list of {size} numbers")
     if len(values) != size:
         return Reply(error=f"returned {len(values)} values for {size} samples")
-    numbers, faults = [], {}
-    for index, value in enumerate(values):
-        try:
-            number = float(value) if isinstance(value, SupportsFloat) else math.nan
-        except (TypeError, ValueError, RuntimeError):  # an array or tensor of several elements
-            number = math.nan
-        numbers.append(number)
-        if not math.isfinite(number):
-            faults[index] = _shown(value)
-    return Reply(values=numbers, faults=faults)
+    return Reply(values=[_number(value, source) for value in values])
+
+
+def _number(value: object, source: str) -> float | str:
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # an array or tensor of several elements
+        if isinstance(value, SupportsFloat) and math.isfinite(number := float(value)):
+            return number
+    return f"returned {_shown(value)}{source} instead of a finite number"
 
 
 def _shown(value: object) -> str:

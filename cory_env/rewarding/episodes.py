@@ -53,24 +53,11 @@ def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
     return [[*episode.task_rewards, *found] for episode, found in zip(episodes, rewards, strict=True)]
 
 
-def reward_observed(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
-    """Asks, in one call, for what the next agents must know to see the best response (`observed` is `best`).
-
-    The rewards are noted in the episodes, so that each response is rewarded once: `reward_episodes` returns them with
-    the others. A response whose reward was skipped counts as the worst.
-
-    Args:
-        worker: The reward function.
-        episodes: Episodes at any turn; those whose next prompt does not depend on rewards are left alone.
-
-    Raises:
-        RewardError: The function failed.
-    """
-    reward_so_far(worker, [episode for episode in episodes if episode.awaits_rewards])
-
-
 def reward_so_far(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
     """Asks, in one call, for the rewards of the responses so far that have none, and notes them in the episodes.
+
+    So each response is rewarded once: `reward_episodes` returns these rewards with the others. A response whose reward
+    was skipped counts as the worst of those that an agent may see (`observed` is `best`).
 
     Raises:
         RewardError: The function failed.

@@ -12,14 +12,78 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from types import MappingProxyType
 
-from cory_env.rewarding.messages import Batch, Reply, Request
 from cory_env.rewards.prepared import TIMEOUT
 
 LOOK_AT_CHILD = 0.2  # seconds between looks at whether the child lives, where its pipe's end is held open by others
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples to reward. All lists have one length. Prompts and completions are texts, or lists of chat messages."""
+
+    prompts: Sequence[object]
+    completions: Sequence[object]
+    columns: dict[str, list[object]]
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+    def pick(self, indices: Sequence[int]) -> "Batch":
+        """Returns the samples at `indices` only."""
+        return Batch(
+            prompts=[self.prompts[i] for i in indices],
+            completions=[self.completions[i] for i in indices],
+            columns={name: [values[i] for i in indices] for name, values in self.columns.items()},
+        )
+
+
+Request = str | Batch | None
+"""A reward's name, which is the first; samples, which are answered; None: load what can be loaded ahead."""
+
+
+class Reward(float):
+    """A task reward that is the weighted sum of what several functions gave.
+
+    Attributes:
+        parts: What each gave, by the function's short name.
+    """
+
+    parts: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of one call, or of the attempt to load the function.
+
+    Attributes:
+        values: One per sample: a finite number, of several functions a `Reward`; or a text that says what came instead.
+        error: Why the call as a whole gave no values; empty when it did.
+        fatal: Whether no call can ever succeed, because the function cannot be loaded or called.
+        killed: Whether the system ended the process by SIGKILL, as it does if memory runs out.
+        needs: Once the function is loaded: the arguments that it has no default for.
+    """
+
+    values: list[float | str] = field(default_factory=list)
+    error: str = ""
+    fatal: bool = False
+    killed: bool = False
+    needs: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> dict[int, float]:
+        """The rewards of the samples that have one, by their index."""
+        return {index: value for index, value in enumerate(self.values) if isinstance(value, float)}
+
+    @property
+    def faults(self) -> dict[int, str]:
+        """What came instead of a number, by the sample's index."""
+        return {index: value for index, value in enumerate(self.values) if isinstance(value, str)}
 
 
 class RewardProcess:

@@ -10,13 +10,12 @@ tried again.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType, TracebackType
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Literal, Self
 
 from cory_env.pickled import shown
-from cory_env.rewarding.messages import Batch, Reply
-from cory_env.rewarding.process import RewardProcess
+from cory_env.rewarding.process import Batch, Reply, RewardProcess
 from cory_env.rewarding.spec import parse_sum
 
 logger = logging.getLogger(__name__)
@@ -32,16 +31,6 @@ class RewardError(RuntimeError):
 
 class RewardKilled(RewardError):
     """The system killed a reward's process again and again; another time it may not."""
-
-
-class Reward(float):
-    """A task reward that is the weighted sum of what several functions gave.
-
-    Attributes:
-        parts: What each gave, by the function's short name.
-    """
-
-    parts: Mapping[str, float] = MappingProxyType({})
 
 
 class RewardWorker:
@@ -104,10 +93,9 @@ class RewardWorker:
                 break
             logger.warning("The reward %s %s; its %d samples are tried again.", self.name, reply.error, len(batch))
             reply = self._call(batch)
-        if not reply.error and not reply.faults:
-            return [*_values(reply)]
-
         faults = self._find_faults(batch, reply.error) if reply.error else reply.faults
+        if not reply.error and not faults:
+            return [*reply.numbers.values()]
         killed = reply.killed and set(faults.values()) <= {reply.error}
         message = self._message(batch, reply.error, faults, killed)
         if killed and (self.on_error == "stop" or len(faults) in (0, len(batch))):
@@ -115,7 +103,9 @@ class RewardWorker:
         if self.on_error == "stop":
             raise RewardError(message)
         logger.warning("%s", message)
-        return self._without(batch, faults, None if reply.error else reply)
+        numbers = self._call_without(batch, faults) if reply.error else reply.numbers
+        self.skipped += len(batch) - len(numbers)
+        return [numbers.get(index) for index in range(len(batch))]
 
     def start(self) -> tuple[str, ...]:
         """Starts the child process now, so that a function that cannot be loaded is noticed before the first call.
@@ -176,41 +166,30 @@ class RewardWorker:
                 return faults | dict.fromkeys(unseen, "got no reward, because other samples used up the time")
             reply = self._call(batch.pick([index]))
             if reply.error or reply.faults:
-                faults[index] = reply.error or f"returned {reply.faults[0]} instead of a finite number"
+                faults[index] = reply.error or reply.faults[0]
                 if self.on_error == "stop":
                     break
         return faults
 
-    def _without(self, batch: Batch, faults: dict[int, str], reply: Reply | None) -> list[float | None]:
-        """Returns the rewards with None for the faulty samples. The others are in `reply`, or asked for again."""
+    def _call_without(self, batch: Batch, faults: dict[int, str]) -> dict[int, float]:
+        """Asks again for the rewards of the samples without a fault; empty if that call fails too."""
         sound = [index for index in range(len(batch)) if index not in faults]
-        values: dict[int, float] = {}
-        if reply is not None:
-            values = {index: value for index, value in enumerate(_values(reply)) if index not in faults}
-        elif sound:
-            again = self._call(batch.pick(sound))
-            if again.error:
-                logger.warning(
-                    "The reward %s failed on the other %d samples too: it %s.", self.name, len(sound), again.error
-                )
-            else:
-                given = _values(again)
-                values = {index: given[i] for i, index in enumerate(sound) if i not in again.faults}
-        self.skipped += len(batch) - len(values)
-        return [values.get(index) for index in range(len(batch))]
+        reply = self._call(batch.pick(sound)) if sound else Reply()
+        if reply.error:
+            logger.warning(
+                "The reward %s failed on the other %d samples too: it %s.", self.name, len(sound), reply.error
+            )
+        return {sound[index]: number for index, number in reply.numbers.items()}
 
     def _message(self, batch: Batch, error: str, faults: dict[int, str], killed: bool) -> str:
         """Says which function failed, on which sample, how, and what to do."""
+        index = min(faults, default=0)
+        sample, reason = _sample(batch, index), faults.get(index, error)
         if faults:
-            index = min(faults)
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-            where = f"sample {index} of {len(batch)}{more}, {_sample(batch, index)}"
-            reason = faults[index] if error else f"returned {faults[index]} instead of a finite number"
+            where = f"sample {index} of {len(batch)}{more}, {sample}"
         else:
-            where = (
-                f"a batch of {len(batch)}, no sample of which was found to fail alone; the first is {_sample(batch, 0)}"
-            )
-            reason = error
+            where = f"a batch of {len(batch)}, no sample of which was found to fail alone; the first is {sample}"
         gap = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
         if killed:
             return (
@@ -221,18 +200,6 @@ class RewardWorker:
             f"The reward {self.name} failed on {where}: it {reason}{gap}"
             "Correct the function or the data; set on_reward_error to skip to go on without such queries."
         )
-
-
-def _values(reply: Reply) -> list[float]:
-    """The rewards of a reply; of several functions each with what these gave."""
-    if not reply.parts:
-        return reply.values
-    rewards: list[float] = []
-    for index, value in enumerate(reply.values):
-        reward = Reward(value)
-        reward.parts = {name: of[index] for name, of in reply.parts.items()}
-        rewards.append(reward)
-    return rewards
 
 
 def _sample(batch: Batch, index: int) -> str:

@@ -12,11 +12,13 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from functools import wraps
+from typing import Any
 
 from cory_env.message import Message
 from cory_env.rewards.prepared import TIMEOUT, checked_by
 from cory_env.sandbox import machine
-from cory_env.sandbox.judge import Limits, Trial, judge
+from cory_env.sandbox.grading import Limits, Submission, grade
 
 SHARE = 0.8  # of the time that one call of the reward may take, for programs
 BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -60,47 +62,25 @@ def share_passed(
         SandboxError: programs cannot be shut in here.
         ValueError: a setting is out of range, or a row has no tests.
     """
-    passed = _judge(completions, tests, setup, prefix, entry, sandbox, seconds, memory)
-    return [sum(each) / len(each) for each in passed]
-
-
-@checked_by(check)
-def all_passed(
-    completions: Sequence[str | list[Message]],
-    tests: Sequence[Sequence[str] | str],
-    setup: Sequence[str | None] | None = None,
-    prefix: Sequence[str | None] | None = None,
-    entry: Sequence[str | None] | None = None,
-    sandbox: str = "required",
-    seconds: str = "10",
-    memory: str = "512",
-) -> list[float]:
-    """Returns 1.0 where a completion's program passes all tests, else 0.0; arguments as of `share_passed`."""
-    return [float(all(each)) for each in _judge(completions, tests, setup, prefix, entry, sandbox, seconds, memory)]
-
-
-def _judge(
-    completions: Sequence[str | list[Message]],
-    tests: Sequence[Sequence[str] | str],
-    setup: Sequence[str | None] | None,
-    prefix: Sequence[str | None] | None,
-    entry: Sequence[str | None] | None,
-    sandbox: str,
-    seconds: str,
-    memory: str,
-) -> list[list[bool]]:
     limits = _limits(seconds, memory)
     nothing = [None] * len(completions)
-    trials = []
-    for completion, of, before, start, name in zip(
+    submissions = []
+    for completion, asked, before, start, name in zip(
         completions, tests, setup or nothing, prefix or nothing, entry or nothing, strict=True
     ):
         text = completion if isinstance(completion, str) else completion[-1]["content"]
-        each = [of] if isinstance(of, str) else list(of)
-        if not each or not all(isinstance(test, str) and test.strip() for test in each):
-            raise ValueError(f"The column tests holds {of!r}, but must be code, or a list of such.")
-        trials.append(Trial(program_of(text, start or "", name or ""), each, before or "", name or ""))
-    return judge(trials, limits, sandbox, float(os.environ.get(TIMEOUT, math.inf)) * SHARE)
+        pieces = [asked] if isinstance(asked, str) else list(asked)
+        if not pieces or not all(isinstance(test, str) and test.strip() for test in pieces):
+            raise ValueError(f"The column tests holds {asked!r}, but must be code, or a list of such.")
+        submissions.append(Submission(program_of(text, start or "", name or ""), pieces, before or "", name or ""))
+    passed = grade(submissions, limits, sandbox, float(os.environ.get(TIMEOUT, math.inf)) * SHARE)
+    return [sum(verdicts) / len(verdicts) for verdicts in passed]
+
+
+@wraps(share_passed, assigned=())
+def all_passed(*arguments: Any, **settings: Any) -> list[float]:
+    """Returns 1.0 where a completion's program passes all tests, else 0.0; arguments as of `share_passed`."""
+    return [float(share == 1) for share in share_passed(*arguments, **settings)]
 
 
 def _limits(seconds: str, memory: str) -> Limits:

@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from cory_env.message import Message
-from cory_env.rewards.gold import answer_text
+from cory_env.rewards.number import answer_text
 from cory_env.rewards.prepared import TIMEOUT, checked_by
-from cory_env.sandbox.judge import Allowance
+from cory_env.sandbox.grading import Allowance
 
 if TYPE_CHECKING:
     from sympy import Basic

@@ -11,10 +11,11 @@ Texts come from models that may write anything, so reading takes linear time, an
 large an exponent or divides by zero is unreadable instead of slow.
 """
 
+import math
 import re
+from decimal import Decimal
 from fractions import Fraction
-
-from cory_env.rewards.gold import answer_text
+from numbers import Real
 
 LONGEST = 1000  # characters of a number, and the largest power of ten
 
@@ -82,3 +83,24 @@ def gold_number(answer: object) -> Fraction:
             "before it."
         )
     return number
+
+
+def answer_text(answer: object) -> str:
+    """Returns a gold answer as text.
+
+    Args:
+        answer: A text, a finite number, or a list of exactly one of these.
+
+    Raises:
+        ValueError: It is anything else, such as a list of several answers.
+    """
+    value = answer[0] if isinstance(answer, (list, tuple)) and len(answer) == 1 else answer
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (Real, Decimal)) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    shown = repr(answer)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    raise ValueError(
+        f"The answer {shown} must be a text, a finite number, or a list of one of these. Keep one answer per row."
+    )

@@ -7,8 +7,9 @@ import json
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 LONGEST = 4 * 2**20  # bytes of a message; a program's output beyond that is an error
 FILES = 64  # open at once
@@ -22,13 +23,21 @@ class Unplain(Exception):
     """A value that is not plain data, so that it cannot cross over."""
 
 
-def shut_in(limits: Sequence[int], bound: bool) -> None:
-    """Gives up what this process may do, for good: it becomes one that can start no other process and no thread.
+def begin(file: int, limits: Sequence[int], packages: str, bound: bool) -> Any:
+    """Reads what this process is given, then gives up what it may do: it can start no other process and no thread.
 
     Args:
+        file: what it is given, as JSON.
         limits: bytes of its address space, seconds of CPU time, and bytes of any file that it writes.
+        packages: folder of installed packages, which may be imported.
         bound: whether it must see to it itself that it dies with its parent, as no sandbox does.
+
+    Returns:
+        What it is given.
     """
+    sys.setrecursionlimit(10_000)
+    with open(file, "rb") as stream:
+        content = json.load(stream)
     os.setsid()  # what it sends to its own group reaches nobody else
     if bound:
         import ctypes
@@ -49,6 +58,8 @@ def shut_in(limits: Sequence[int], bound: bool) -> None:
         _, allowed = resource.getrlimit(limit)
         value = value if allowed == resource.RLIM_INFINITY else min(value, allowed)
         resource.setrlimit(limit, (value, value))
+    sys.path.append(packages)
+    return content
 
 
 class Wire:
@@ -110,10 +121,8 @@ class Wire:
         """JSON that says which type a value has: text, numbers and None are themselves, all else is `[kind, what]`."""
         if value is None or type(value) in (bool, int, float, str):
             return value
-        if isinstance(value, int):  # and its subclasses, as an enumeration's
-            return int(value)
-        if isinstance(value, float):
-            return float(value)
+        if isinstance(value, int | float):  # a subclass of theirs, as an enumeration's
+            return int(value) if isinstance(value, int) else float(value)
         if isinstance(value, str):
             return str.__str__(value)
         if isinstance(value, complex):

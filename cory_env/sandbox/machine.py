@@ -24,7 +24,9 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 CODE_ROOT = "/sandbox"
 CODE = f"{CODE_ROOT}/cory_env/sandbox"  # where this folder lies inside
 TEMPORARY = 16 * 2**20  # bytes of the temporary folder, and of any file
-NOBODIES = range(61184, 65520)  # users without a name, as systemd draws them; one each, so that each is counted alone
+UNNAMED_UIDS = range(
+    61184, 65520
+)  # users without a name, as systemd draws them; one each, so that each is counted alone
 OPTIONS = ("-P", "-s", "-S")  # of Python: no folder of this process or user on its path, and no packages by themselves
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TRIED = 20.0  # seconds
@@ -45,7 +47,7 @@ def packages() -> str:
     return sysconfig.get_path("purelib")
 
 
-def shut_in(command: Sequence[str], sandbox: str) -> list[str]:
+def sandboxed(command: Sequence[str], sandbox: str) -> list[str]:
     """Returns the command that runs another one shut in.
 
     Raises:
@@ -116,9 +118,9 @@ def _bwrap() -> str | None:
     return shutil.which("bwrap", path=os.environ.get("PATH", "") + ":" + PATH)
 
 
-def _nobody() -> int | None:
+def unprivileged_uid() -> int | None:
     """The user that the system's administrator becomes inside; None where this process is another user's."""
-    return random.SystemRandom().choice(NOBODIES) if os.geteuid() == 0 else None
+    return random.SystemRandom().choice(UNNAMED_UIDS) if os.geteuid() == 0 else None
 
 
 def _seen() -> list[tuple[str, str]]:
@@ -150,7 +152,7 @@ def _by_bwrap(command: Sequence[str]) -> list[str]:
 
 
 def _by_namespaces(command: Sequence[str]) -> list[str]:
-    arguments = (_seen(), DEVICES, TEMPORARY, _nobody(), list(command))
+    arguments = (_seen(), DEVICES, TEMPORARY, unprivileged_uid(), list(command))
     enter = f"import sys; sys.path.insert(0, {str(HERE.parents[1])!r}); from cory_env.sandbox.namespaces import main; "
     return [interpreter(), *OPTIONS, "-c", f"{enter}main{arguments!r}"]
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
@@ -20,7 +21,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(
-    seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int, nobody: int | None, command: Sequence[str]
+    seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int, uid: int | None, command: Sequence[str]
 ) -> None:
     """Shuts this process in, which then becomes the command; does not return.
 
@@ -28,7 +29,7 @@ def enter(
         seen: what is seen inside, read-only: where it lies outside, and inside.
         devices: files that may also be written.
         size: bytes of the temporary folder.
-        nobody: the user that the system's administrator becomes; None for another user, who stays who they are.
+        uid: the user that the system's administrator becomes; None for another user, who stays who they are.
         command: what runs inside.
 
     Raises:
@@ -36,8 +37,8 @@ def enter(
     """
     user, group = os.geteuid(), os.getegid()
     own = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
-    _call("unshare", own if nobody is not None else own | CLONE_NEWUSER)
-    if nobody is None:
+    _call("unshare", own if uid is not None else own | CLONE_NEWUSER)
+    if uid is None:
         for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{file}", "w") as written:
                 written.write(text)
@@ -45,10 +46,10 @@ def enter(
         _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
     _build_root(seen, devices, size)
-    if nobody is not None:
+    if uid is not None:
         os.setgroups([])
-        os.setresgid(nobody, nobody, nobody)
-        os.setresuid(nobody, nobody, nobody)
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.execv(command[0], list(command))  # as a user other than 0 it keeps no capability
@@ -92,11 +93,9 @@ def _call(name: str, *arguments: object, about: str = "") -> None:
         raise OSError(number, f"{name} {about}: {os.strerror(number)}")
 
 
-def main(
-    seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int, nobody: int | None, command: Sequence[str]
-) -> None:
-    """Enters, or says in one line why not."""
+def main(*arguments: Any) -> None:
+    """Enters, or says in one line why not; the arguments are those of `enter`."""
     try:
-        enter(seen, devices, size, nobody, command)
+        enter(*arguments)
     except OSError as error:
         sys.exit(str(error))

@@ -4,13 +4,12 @@ import ast
 import builtins
 import contextlib
 import importlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cory_env.sandbox.inside import Gone, Unplain, Wire, shut_in
+from cory_env.sandbox.inside import Gone, Unplain, Wire, begin
 
 RUN = "run"  # what tests call a run of the program as a script: run(input) is its output
 ENDS = (StopIteration, StopAsyncIteration)  # in `all(map(f, …))` they would end what is gone through, not the test
@@ -134,21 +133,15 @@ def _same_word(ours: str, theirs: str) -> bool:
     return False
 
 
-def main(files: Sequence[int], limits: Sequence[int], packages: str, bound: bool) -> None:
+def main(files: Sequence[int], *limits: Any) -> None:
     """Shuts itself in, then runs the tests, one after another.
 
     Args:
         files: the one that holds the setup, the program's own name and the tests, as JSON; and where `1` or `0` is
             written for each test, as soon as it is known.
-        limits: see `shut_in`.
-        packages: folder of installed packages, which tests may import.
-        bound: see `shut_in`.
+        limits: see `begin`.
     """
-    sys.setrecursionlimit(10_000)
-    with open(files[0], "rb") as file:
-        setup, own, tests = json.load(file)
-    shut_in(limits, bound)
-    sys.path.append(packages)
+    setup, own, tests = begin(files[0], *limits)
     program = Program()
     for test in tests:
         try:

@@ -11,75 +11,25 @@ if the last number of the response's first line is the right one, else 0.
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from cory_env.rewards.answer import first_line
-from cory_env.tasks.answers import ANSWER, AnswerTask
-from cory_env.tasks.rows import HOLD_OUT_EVERY, Source, read_queries, read_splits
-from cory_env.tasks.task import Query, Task
-from cory_env.tasks.template import placeholders
-
-Operations = Literal["sums", "differences", "both"]
+from cory_env.tasks.definition import Drawn, Operations, TaskDefinition, TaskSettings
+from cory_env.tasks.numbers import ANSWER, FORM, NumberTask
+from cory_env.tasks.rows import HOLD_OUT_EVERY
+from cory_env.tasks.task import Query
 
 DIGITS = 2
 MOST_DIGITS = 9
 PAIRS = 4000
 EXAMPLES = 4
-REWARD = "cory_env.rewards.answer:first_line_is_right"
-
-PROMPT = "{query} ="
-OBSERVER_PROMPT = "Reference: {query} = {reference}\n{query} ="
-REFERENCE_SEPARATOR = "\nReference: {query} = "  # three agents or more, ours
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arithmetic(AnswerTask):
+class Arithmetic(NumberTask):
     """The task. Of a response its first line is the answer, so that is what later agents see."""
 
-    def observer_prompt(self, query: Query, responses: Sequence[str]) -> str:
-        """Returns the later agents' prompt, with the first line of each response."""
-        return super().observer_prompt(query, [first_line(response) for response in responses])
-
-
-def make(
-    *,
-    data: Source | None = None,
-    eval_data: Source | None = None,
-    reward: str | None = None,
-    prompt: str | None = None,
-    observer_prompt: str | None = None,
-    digits: int | None = None,
-    operations: Operations | None = None,
-) -> Task:
-    """Builds the task; see `cory_env.tasks.make_task` for the settings and errors.
-
-    Queries of one's own have the columns `query`, such as `12 + 34`, and `answer`. With a reward of one's own there are
-    no gold answers, and with an `observer_prompt` of one's own several earlier responses stand on a line each.
-    """
-    if data is not None and (digits is not None or operations is not None):
-        raise ValueError("digits and operations say which queries are drawn, but data brings its own. Leave one out.")
-    examples, train, test = draw_queries(DIGITS if digits is None else digits, operations or "both")
-    shown = "".join(f"{query.text} = {query.columns[ANSWER]}\n" for query in examples)
-    separator = "\n" if observer_prompt else REFERENCE_SEPARATOR
-    prompt, observer_prompt = prompt or shown + PROMPT, observer_prompt or shown + OBSERVER_PROMPT
-    required = placeholders(prompt) | placeholders(observer_prompt) - {"reference"}
-    required |= set() if reward else {ANSWER}
-    if data is not None:
-        train, test = read_splits(data, eval_data, required)
-    elif eval_data is not None:
-        test = read_queries(eval_data, required)
-    return Arithmetic(
-        name="arithmetic",
-        train=train,
-        test=test,
-        reward=reward or REWARD,
-        prompt_template=prompt,
-        observer_template=observer_prompt,
-        reference_separator=separator,
-        solved_at=None if reward else 1.0,
-    )
+    def quote(self, response: str) -> str:
+        """Returns the first line of a response."""
+        return first_line(response)
 
 
 def draw_queries(digits: int, operations: Operations) -> tuple[list[Query], list[Query], list[Query]]:
@@ -119,8 +69,25 @@ def draw_queries(digits: int, operations: Operations) -> tuple[list[Query], list
     return examples, train, test
 
 
+def _draw(settings: TaskSettings) -> Drawn:
+    digits = DIGITS if settings.digits is None else settings.digits
+    examples, train, test = draw_queries(digits, settings.operations or "both")
+    return "".join(f"{query.text} = {query.columns[ANSWER]}\n" for query in examples), train, test
+
+
 def _query(number: int, first: int, second: int, sign: str) -> Query:
     if sign == "-":
         first, second = max(first, second), min(first, second)
     answer = first + second if sign == "+" else first - second
     return Query(number, f"{first} {sign} {second}", {ANSWER: str(answer)})
+
+
+ARITHMETIC = TaskDefinition(
+    kind=Arithmetic,
+    prompt="{query} =",
+    observer_prompt="Reference: {query} = {reference}\n{query} =",
+    reference_separator="\nReference: {query} = ",  # three agents or more, ours
+    reward="cory_env.rewards.answer:first_line_is_right",
+    draw=_draw,
+    forms=(FORM,),
+)

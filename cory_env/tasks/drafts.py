@@ -15,54 +15,19 @@ these prompts, a character a token, and has seen drafts, right and wrong; its ca
 import random
 import re
 
-from cory_env.tasks.answers import ANSWER, AnswerTask
-from cory_env.tasks.rows import HOLD_OUT_EVERY, Source, read_queries, read_splits
-from cory_env.tasks.task import Query, Task
-from cory_env.tasks.template import placeholders
+from cory_env.tasks.definition import TaskDefinition
+from cory_env.tasks.numbers import ANSWER, FORM, NumberTask
+from cory_env.tasks.rows import HOLD_OUT_EVERY
+from cory_env.tasks.task import Query
 
 LOW, HIGH = 10, 100
 QUERIES = 10_000
 WORKING = re.compile(r"\d{3}\+\d{3}")
-REWARD = "cory_env.rewards.answer:whole_is_right"
 
 PROMPT = "{query}="
 OBSERVER_PROMPT = "{query}~{reference}="
-REFERENCE_SEPARATOR = "~"  # three agents or more
 
 Terms = tuple[int, int, int]
-
-
-def make(
-    *,
-    data: Source | None = None,
-    eval_data: Source | None = None,
-    reward: str | None = None,
-    prompt: str | None = None,
-    observer_prompt: str | None = None,
-) -> Task:
-    """Builds the task; see `cory_env.tasks.make_task` for the settings and errors.
-
-    Queries of one's own have the columns `query`, such as `48+61+35`, and `answer`. With a reward of one's own there
-    are no gold answers.
-    """
-    train, test = draw_queries()
-    prompt, observer_prompt = prompt or PROMPT, observer_prompt or OBSERVER_PROMPT
-    required = placeholders(prompt) | placeholders(observer_prompt) - {"reference"}
-    required |= set() if reward else {ANSWER}
-    if data is not None:
-        train, test = read_splits(data, eval_data, required)
-    elif eval_data is not None:
-        test = read_queries(eval_data, required)
-    return AnswerTask(
-        name="drafts",
-        train=train,
-        test=test,
-        reward=reward or REWARD,
-        prompt_template=prompt,
-        observer_template=observer_prompt,
-        reference_separator=REFERENCE_SEPARATOR,
-        solved_at=None if reward else 1.0,
-    )
 
 
 def draw_queries() -> tuple[list[Query], list[Query]]:
@@ -109,3 +74,14 @@ def working(terms: Terms) -> str:
 def is_working(response: str) -> bool:
     """Whether a response has the form of working, right or not."""
     return WORKING.fullmatch(response) is not None
+
+
+DRAFTS = TaskDefinition(
+    kind=NumberTask,
+    prompt=PROMPT,
+    observer_prompt=OBSERVER_PROMPT,
+    reference_separator="~",  # three agents or more
+    reward="cory_env.rewards.answer:whole_is_right",
+    draw=lambda settings: ("", *draw_queries()),
+    forms=(FORM,),
+)

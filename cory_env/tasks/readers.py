@@ -1,4 +1,4 @@
-"""Reads data files row by row: JSON Lines, JSON, CSV, TSV, Parquet; texts also compressed by gzip.
+"""Reads data row by row: JSON Lines, JSON, CSV, TSV (also by gzip), Parquet, and data sets of the Hugging Face hub.
 
 A row that cannot be read stops the reading with its file and place: a silently dropped row would shift every query id
 after it.
@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from pyarrow import RecordBatch
 
 Row = tuple[str, Mapping[str, object]]  # where it stands ("line 3", "row 3", from 1), and its columns
@@ -59,8 +61,15 @@ def _parse(where: str, raw: bytes, form: str) -> object:
         raw: The text.
         form: What it should be, as a message says it before "JSON object".
     """
+
+    def to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        values = dict(pairs)
+        if len(values) < len(pairs):  # `json` would silently keep the last of two
+            _refuse_twice(where, [key for key, _ in pairs])
+        return values
+
     try:
-        value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=_object)
+        value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=to_object)
         if b"\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError as error:
@@ -74,8 +83,8 @@ def _parse(where: str, raw: bytes, form: str) -> object:
         ) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"{where} is not valid JSON in UTF-8: {error}. {form} JSON object.") from error
-    except _Twice as error:
-        raise DataError(f"{where} names {error} twice. Rename or remove one of them.") from error
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(f"{where} holds a whole number of more digits than can be read. Make it a text.") from error
     return value
@@ -85,19 +94,6 @@ def _row(where: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise DataError(f'{where} is a JSON {type(value).__name__}, but must be an object such as {{"query": "..."}}.')
     return value
-
-
-class _Twice(ValueError):
-    """A key of a JSON object stands in it twice."""
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Makes a JSON object of its pairs; `json` would keep the last of two with one key without a word."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _Twice(repr(next(key for key in keys if keys.count(key) > 1)))
-    return found
 
 
 def _read_csv(name: str, delimiter: str = ",") -> Iterator[Row]:
@@ -149,13 +145,13 @@ def _check_header(name: str, header: list[str], delimiter: str) -> None:
         raise DataError(
             f"{name} line 1 must name every column, but has an empty name: {header}. Name it, or remove it."
         )
-    _check_columns(f"{name} line 1", header)
+    _refuse_twice(f"{name} line 1", header)
 
 
-def _check_columns(where: str, columns: Sequence[str]) -> None:
-    for column, count in Counter(columns).items():
-        if count > 1:
-            raise DataError(f"{where} names the column {column!r} twice. Rename or remove one of them.")
+def _refuse_twice(where: str, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        name = next(name for name, count in Counter(names).items() if count > 1)
+        raise DataError(f"{where} names {name!r} twice. Rename or remove one of them.")
 
 
 def _read_parquet(name: str) -> Iterator[Row]:
@@ -166,7 +162,7 @@ def _read_parquet(name: str) -> Iterator[Row]:
     number = 0
     try:
         with parquet.ParquetFile(name) as file:
-            _check_columns(name, file.schema_arrow.names)
+            _refuse_twice(name, file.schema_arrow.names)
             for batch in file.iter_batches():
                 for row in _to_python(batch, f"{name} row", number):
                     number += 1
@@ -217,3 +213,60 @@ READERS: dict[str, Callable[[str], Iterator[Row]]] = {
     ".parquet": _read_parquet,
 }
 """By the ending of a file's name; `GZIP` may follow that of a text."""
+
+
+HUB_SETTINGS = ("split", "config", "revision")
+
+
+def read_hub(name: str, split: str = "train", config: str | None = None, revision: str | None = None) -> Iterator[Row]:
+    """Yields the rows of one split, in the data set's order.
+
+    Args:
+        name: `OWNER/NAME` on the hub, or a folder: laid out like one there, of data files, or as `save_to_disk` writes.
+        split: Its name, or part of it as the library writes it: `train[:1000]`, `test[10%:20%]`.
+        config: The configuration (or subset), for data sets that have several.
+        revision: A commit, tag or branch.
+
+    Raises:
+        DataError: The library is not installed, the hub cannot be reached, or it has no such data set, configuration,
+            revision or split.
+    """
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"The data set hub:{name} needs the library datasets: pip install 'cory-rllib[hub]'."
+        ) from error
+    if not name or (name.startswith((".", "/", "~")) and not os.path.isdir(name)):
+        raise DataError(f"There is no data set hub:{name}. Write hub:OWNER/NAME, or hub: and an existing folder.")
+    try:
+        if any(os.path.isfile(os.path.join(name, file)) for file in ("state.json", "dataset_dict.json")):
+            rows = _load_saved(name, split, config or revision)
+        else:
+            rows = load_dataset(name, config, split=split, revision=revision)
+        # Rows are decoded as they are read, which takes further libraries where there are images or sound.
+        for number, row in enumerate(rows, start=1):
+            yield f"row {number}", row
+    except Exception as error:  # the library raises what its many sources raise; all of it is about this data set
+        asked = ", ".join(f"{k}={v}" for k, v in (("split", split), ("config", config), ("revision", revision)) if v)
+        raise DataError(
+            f"The data set hub:{name} ({asked}) cannot be loaded: {' '.join(str(error).split()).rstrip('.')}. Correct "
+            "its name or settings, check the connection to the hub, or set data to a file."
+        ) from error
+
+
+def _load_saved(folder: str, split: str, other: str | None) -> "Dataset":
+    """Returns a split of what `save_to_disk` wrote.
+
+    Raises:
+        ValueError: There is no such split, or an `other` setting, which only data sets of other forms have.
+    """
+    from datasets import DatasetDict, load_from_disk
+
+    saved = load_from_disk(folder)
+    splits = saved if isinstance(saved, DatasetDict) else {"train": saved}
+    if other or split not in splits:
+        raise ValueError(
+            f"save_to_disk wrote it with the splits {', '.join(splits)}; these have no parts, configurations, revisions"
+        )
+    return splits[split]

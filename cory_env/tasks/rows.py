@@ -1,4 +1,4 @@
-"""Turns a data file or a hub data set into queries, and holds rows out where no held-out data is given.
+"""Turns a data file or a hub data set into queries, splits them, and cuts long ones to their first tokens.
 
 One row per query. The column `query` holds it, or another one named in the source; all other columns belong to the
 reward and the templates. A query is text, or a conversation that ends with the user's turn, as a list of
@@ -12,15 +12,19 @@ reward and the templates. A query is text, or a conversation that ends with the 
 import json
 import math
 import os
+import random
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cory_env.home import HomeError, expand_home
 from cory_env.message import Message
-from cory_env.tasks.hub import SETTINGS, read_hub
-from cory_env.tasks.readers import GZIP, READERS, DataError, Row
+from cory_env.tasks.readers import GZIP, HUB_SETTINGS, READERS, DataError, Row, read_hub
 from cory_env.tasks.task import Query
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Source = str | os.PathLike[str]
 
@@ -28,6 +32,7 @@ HUB = "hub:"
 QUERY = "query"  # the setting that names the column, and the column's name by default
 RESERVED = ("prompts", "completions", "completion_ids", "role")  # what a reward receives besides the columns
 HOLD_OUT_EVERY = 10
+READ_AHEAD = 32  # characters per token: more than any text here needs, so that a long text is not tokenised whole
 CONVERSATION = [
     re.compile(pattern, re.DOTALL)
     for pattern in (r"\A\s*\[\s*\{.*\}\s*\]\s*\Z", r"['\"]role['\"]\s*:", r"['\"]content['\"]\s*:")
@@ -93,7 +98,7 @@ def parse_source(source: Source) -> tuple[str, dict[str, str]]:
     except HomeError as error:
         raise DataError(str(error)) from error
     pairs = [pair.partition("=") for pair in tail.split("&")] if tail else []
-    known = (QUERY, *SETTINGS) if name.startswith(HUB) else (QUERY,)
+    known = (QUERY, *HUB_SETTINGS) if name.startswith(HUB) else (QUERY,)
     settings: dict[str, str] = {}
     for setting, _, value in pairs:
         if setting not in known or not value:
@@ -182,28 +187,25 @@ def _read_query(where: str, column: str, value: object) -> tuple[str, tuple[Mess
     return messages[-1]["content"], tuple(messages[:-1])
 
 
-def read_splits(
-    data: Source, eval_data: Source | None, required: Collection[str] = (), column: str = QUERY
-) -> tuple[list[Query], list[Query]]:
-    """Reads the training queries from `data` and the held-out ones from `eval_data`.
+def hold_out(queries: Sequence[Query], source: str) -> tuple[list[Query], list[Query]]:
+    """Splits queries into those to train on and held-out ones, each numbered anew.
 
-    Without `eval_data`, rows 10, 20, 30, … of `data` are held out (the last row, where there are fewer than ten), and
-    the rows of each split are numbered anew. The choice depends on the order of the rows alone.
+    Rows 10, 20, 30, … are held out; of fewer than ten rows the last one. The choice depends on their order alone.
+
+    Args:
+        queries: All queries of a source.
+        source: What messages call it.
 
     Raises:
-        DataError: A source cannot be used, or `data` has a single row and there is no `eval_data`.
+        DataError: There is only one.
     """
-    queries = read_queries(data, required, column)
-    if eval_data is not None:
-        return queries, read_queries(eval_data, required, column)
     if len(queries) == 1:
         raise DataError(
-            f"{os.fspath(data)} has one row only, so none can be held out for evaluation. Add rows, or set eval_data."
+            f"{source} has one row only, so none can be held out for evaluation. Add rows, or set eval_data."
         )
     every = min(HOLD_OUT_EVERY, len(queries))
     train = [query for query in queries if (query.id + 1) % every]
-    test = [query for query in queries if not (query.id + 1) % every]
-    return _numbered(train), _numbered(test)
+    return _numbered(train), _numbered([query for query in queries if not (query.id + 1) % every])
 
 
 def choose_validation(held_out: Sequence[Query], most: int, alternately: bool) -> tuple[list[Query], list[Query]]:
@@ -224,3 +226,35 @@ def choose_validation(held_out: Sequence[Query], most: int, alternately: bool) -
 
 def _numbered(queries: list[Query]) -> list[Query]:
     return [replace(query, id=index) for index, query in enumerate(queries)]
+
+
+def cut_queries(
+    queries: Sequence[Query], tokenizer: "PreTrainedTokenizerBase", shortest: int, longest: int
+) -> list[Query]:
+    """Returns the queries, each cut to its first `shortest` to `longest` tokens.
+
+    The lengths are drawn anew from the same seed at each call, so a data set gives the same queries in every process
+    and whatever a run's seed is. A cut may fall inside a word, as the paper's do; one inside a character loses it,
+    but the first character is kept whole.
+
+    Args:
+        queries: In the data's order.
+        tokenizer: The tokenizer of the model that plays, in whose tokens lengths are counted.
+        shortest: At least 1. A text that is shorter stays whole.
+        longest: At least `shortest`.
+    """
+    lengths = random.Random(0)
+    texts = [query.text.lstrip()[: longest * READ_AHEAD] for query in queries]
+    tokens = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    cut = []
+    for query, ids in zip(queries, tokens, strict=True):
+        length = lengths.randint(shortest, longest)
+        while not (opening := _opening(tokenizer, ids[:length])).strip() and length < len(ids):
+            length += 1  # so far only a part of its first character
+        cut.append(replace(query, text=opening))
+    return cut
+
+
+def _opening(tokenizer: "PreTrainedTokenizerBase", tokens: list[int]) -> str:
+    text = str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+    return text.rstrip("\N{REPLACEMENT CHARACTER}")

@@ -4,10 +4,10 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Literal, get_args
 
 from cory_env.message import Message
-from cory_env.tasks.template import TemplateError, fill, placeholders
 
 Split = Literal["train", "validation", "test"]
 
@@ -133,9 +133,76 @@ class Task:
             TemplateError: The template names a column that the query has not.
         """
         values = {**query.columns, "query": query.text}
-        reference = fill(self.reference_separator, values).join(responses)
+        reference = fill(self.reference_separator, values).join(map(self.quote, responses))
         return fill(self.observer_template, {**values, "reference": reference})
+
+    def quote(self, response: str) -> str:
+        """Returns what later agents see of a response: all of it."""
+        return response
 
     def gold(self, query: Query) -> str | None:
         """Returns a completion that must score 1.0 (`validate` checks it), or None where the task has none."""
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedTask(Task):
+    """A task with a right answer to each query. Unless the user set another reward, it is solved at 1.0."""
+
+    def quote(self, response: str) -> str:
+        """Returns a response without the space around it, because the template has its own."""
+        return response.strip()
+
+    def gold(self, query: Query) -> str | None:
+        """Returns the right answer, if there is one."""
+        return None if self.solved_at is None else self.right_answer(query)
+
+    def right_answer(self, query: Query) -> str | None:
+        """Returns the answer that a query's columns hold."""
+        raise NotImplementedError
+
+
+class TemplateError(ValueError):
+    """A prompt template cannot be filled."""
+
+
+def placeholders(template: str) -> frozenset[str]:
+    """Returns the names in `template`; a literal brace is written twice, `{{` or `}}`.
+
+    Raises:
+        TemplateError: A brace is unbalanced, or a placeholder is more than a plain name.
+    """
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise TemplateError(
+            f"The template {template!r} is not valid: {error}. Write a literal brace twice, {{{{ or }}}}."
+        ) from error
+    names = {name for _, name, _, _ in parts if name is not None}
+    for _, name, spec, conversion in parts:
+        if name is not None and (not name.isidentifier() or spec or conversion):
+            raise TemplateError(
+                f"The template {template!r} has the placeholder {name!r}, which is not a plain column name. "
+                "Write {column} without an index, attribute or format; write a literal brace twice, {{ or }}."
+            )
+    return frozenset(names)
+
+
+def literals(template: str) -> list[str]:
+    """Returns the texts of `template` around its placeholders."""
+    return [text for text, *_ in Formatter().parse(template) if text]
+
+
+def fill(template: str, values: Mapping[str, object]) -> str:
+    """Returns `template` with its placeholders replaced. Braces inside the values are left alone.
+
+    Raises:
+        TemplateError: A placeholder has no value.
+    """
+    try:
+        return template.format_map(values)
+    except KeyError as error:
+        raise TemplateError(
+            f"The template {template!r} asks for {error}, which this query's row does not have; it has "
+            f"{', '.join(sorted(values))}. Correct the template or add the column to the data."
+        ) from error

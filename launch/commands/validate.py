@@ -88,17 +88,8 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
             report = examine(
                 task,
                 tokenizers[reader],
-                num_agents=settings.num_agents,
-                knowledge_transfer=settings.knowledge_transfer,
-                observed=settings.observed,
-                max_prompt=settings.max_prompt if "max_prompt" in given else None,
-                max_response=settings.max_response,
-                num_embeddings=settings.num_embeddings(tokenizers, reader),
-                stop_token_ids=settings.stop_token_ids(tokenizers, reader),
-                stop=settings.stop,
-                chat=settings.chat,
-                system=settings.system,
-                chat_date=settings.chat_date,
+                **settings.chain_settings(tokenizers, reader)
+                | {"max_prompt": settings.max_prompt if "max_prompt" in given else None},
                 reward_timeout=settings.reward_timeout,
             )
         except ValueError as error:

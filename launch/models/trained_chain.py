@@ -6,7 +6,7 @@ from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.message import Message
 from cory_env.tasks import Query, Task
-from cory_env.tasks.template import placeholders
+from cory_env.tasks.task import placeholders
 from launch.console.errors import CommandError
 from launch.models.generators import transformers_generator, vllm_generator
 from launch.models.token_printer import TokenPrinter

@@ -11,7 +11,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
-from cory_env.rewarding.worker import Reward
+from cory_env.rewarding.process import Reward
 from policies.generation.generator import Response
 from policies.learning.measures import repetition
 from policies.rllib.token_batch import DEAL, ENDED, LOGPROBS, TASK_REWARD

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError, field_validator, model_validator
 
-from cory_env.chain import Chain
+from cory_env.chain import Chain, ChainSettings
 from cory_env.chat import ChatFormat
 from cory_env.home import expand_home
 from cory_env.named import load_function
 from cory_env.pickled import name_of, shown
 from cory_env.rewarding.spec import weighted
-from cory_env.tasks import Task, make_task
-from cory_env.tokenizer import alike, load_tokenizer, tokens_holding
+from cory_env.tasks import Task, TaskSettings, make_task
+from cory_env.tokenizer import load_tokenizer, same_tokenizer, tokens_holding
 from policies.learning.hyperparameters import Credit
 from policies.models.model_names import AVERAGE, model_path
 from policies.settings.about import Decides, about
@@ -88,26 +89,36 @@ class Settings(Fields):
         names = list(map(shown, rewards)) if isinstance(rewards, list) else rewards and shown(rewards)
         return {**self.model_dump(), "reward": names}
 
+    @property
+    def task_settings(self) -> TaskSettings:
+        """The settings that make the task.
+
+        Raises:
+            ValueError: one conflicts with another.
+        """
+        held_out = self.eval_queries if self.validation else 0
+        values = {field.name: getattr(self, field.name) for field in fields(TaskSettings)}
+        return TaskSettings(**values | {"reward": self.whole_reward, "validation": held_out})
+
+    def chain_settings(self, tokenizers: Tokenizers, module_id: str) -> dict[str, Any]:
+        """Keyword arguments of `Chain` for what an LLM reads and writes.
+
+        Raises:
+            ModelError: model, tokenizer and lengths do not go together.
+        """
+        return {field.name: getattr(self, field.name) for field in fields(ChainSettings) if field.name in ABOUT} | {
+            name: getattr(self, name)(tokenizers, module_id)
+            for name in ("vocab_size", "num_embeddings", "stop_token_ids")
+        }
+
     def make_task(self) -> Task:
         """The task, with its queries loaded.
 
         Raises:
             ValueError: the task is unknown, or its data cannot be read; the message says what to do.
         """
-        return make_task(
-            self.task,
-            data=self.data,
-            eval_data=self.eval_data,
-            reward=self.whole_reward,
-            prompt=self.prompt,
-            observer_prompt=self.observer_prompt,
-            min_query=self.min_query,
-            max_query=self.max_query,
-            digits=self.digits,
-            operations=self.operations,
-            tokenizer=None if self.max_query is None else self.make_tokenizers()[self.modules[0]],
-            validation=self.eval_queries if self.validation else 0,
-        )
+        tokenizer = None if self.max_query is None else self.make_tokenizers()[self.modules[0]]
+        return make_task(self.task_settings, tokenizer=tokenizer)
 
     def make_tokenizers(self) -> Tokenizers:
         """The tokenizers of the LLMs' models; those that do not differ in what matters to a response are one object.
@@ -118,7 +129,7 @@ class Settings(Fields):
         found: Tokenizers = {}  # by model
         for name in dict.fromkeys(self.models.values()):
             own = load_tokenizer(model_path(name), trust_remote_code=self.trust_remote_code)
-            found[name] = next((other for other in found.values() if alike(own, other, self.chat)), own)
+            found[name] = next((other for other in found.values() if same_tokenizer(own, other, self.chat)), own)
         return {module_id: found[name] for module_id, name in self.models.items()}
 
     def chat_formats(self, tokenizers: Tokenizers) -> dict[str, ChatFormat]:
@@ -158,28 +169,13 @@ class Settings(Fields):
         if players is None:
             players = tuple(self.modules[k % len(self.modules)] for k in range(self.num_agents))
 
-        def read_by(module_id: str) -> Chain:
-            return Chain(
-                task,
-                tokenizers[module_id],
-                num_agents=len(players),
-                knowledge_transfer=self.knowledge_transfer,
-                observed=self.observed,
-                partner_reward=self.partner_reward,
-                max_prompt=self.max_prompt,
-                max_response=self.max_response,
-                vocab_size=self.vocab_size(tokenizers, module_id),
-                num_embeddings=self.num_embeddings(tokenizers, module_id),
-                stop_token_ids=self.stop_token_ids(tokenizers, module_id),
-                stop=self.stop,
-                chat=self.chat,
-                system=self.system,
-                chat_date=self.chat_date,
-            )
+        def make_reader(module_id: str) -> Chain:
+            values = self.chain_settings(tokenizers, module_id) | {"num_agents": len(players)}
+            return Chain(task, tokenizers[module_id], **values)
 
-        chains = {id(tokenizers[player]): read_by(player) for player in reversed(players)}
+        chains = {id(tokenizers[player]): make_reader(player) for player in reversed(players)}
         chain = chains[id(tokenizers[players[0]])]
-        return chain.read_by([chains[id(tokenizers[player])] for player in players]) if len(chains) > 1 else chain
+        return chain.with_readers([chains[id(tokenizers[player])] for player in players]) if len(chains) > 1 else chain
 
     def env_settings(self) -> dict[str, Any]:
         """Keyword arguments of `cory_v0.env` for the same chain, as the first LLM reads it; not for tokenizers that are
@@ -188,19 +184,12 @@ class Settings(Fields):
         Raises:
             ModelError: model, tokenizer and lengths do not go together.
         """
-        same = "task num_agents knowledge_transfer observed partner_reward max_prompt max_response data eval_data"
-        also = (
-            "reward prompt observer_prompt min_query max_query digits operations stop chat system chat_date "
-            "reward_timeout"
-        )
-        names = [*same.split(), *also.split()]
         tokenizers, first = self.make_tokenizers(), self.modules[0]
-        return {name: getattr(self, name) for name in names} | {
-            "reward": self.whole_reward,
+        return {
+            **vars(replace(self.task_settings, validation=0)),
+            **self.chain_settings(tokenizers, first),
             "tokenizer": self.model_paths[first],
-            "vocab_size": self.vocab_size(tokenizers, first),
-            "num_embeddings": self.num_embeddings(tokenizers, first),
-            "stop_token_ids": self.stop_token_ids(tokenizers, first),
+            "reward_timeout": self.reward_timeout,
         }
 
     def vocab_size(self, tokenizers: Tokenizers, module_id: str) -> int:

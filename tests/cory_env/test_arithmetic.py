@@ -99,7 +99,7 @@ def test_what_it_cannot_draw_is_refused_and_so_are_its_settings_for_another_task
         with pytest.raises(ValueError, match=rf"digits is {digits}, .* 1 to 9 digits"):
             make_task("arithmetic", digits=digits)
     with pytest.raises(ValueError, match="operations is 'products', but must be 'sums', 'differences' or 'both'"):
-        make_task("arithmetic", operations="products")  # type: ignore[arg-type]
+        make_task("arithmetic", operations="products")
     with pytest.raises(ValueError, match=r"digits=3 belongs to the task arithmetic, but task is imdb\. Leave it out"):
         make_task("imdb", digits=3)
     with pytest.raises(ValueError, match="operations=sums belongs to the task arithmetic, but task is custom"):

@@ -237,7 +237,7 @@ def test_agents_of_different_tokenizers_read_and_write_in_their_own_and_see_text
     spelling = ByT5Tokenizer()  # of bytes
     plain = {"num_agents": 3, "observed": "best", "max_prompt": 90}
     words, letters = chain(**plain), Chain(chain().task, spelling, **plain)  # type: ignore[arg-type]
-    mixed = words.read_by([words, letters, words])
+    mixed = words.with_readers([words, letters, words])
     assert mixed.vocab_size == max(words.vocab_size, letters.vocab_size)
     episode = ChainEpisode(mixed, QUERIES[0])
     assert episode.prompt_ids() == tokens_of("This movie was")

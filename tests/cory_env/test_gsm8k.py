@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -9,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from cory_env.rewards.answer import last_is_right
-from cory_env.tasks import DataError, Query, Task, gsm8k, make_task
+from cory_env.tasks import TASKS, DataError, Query, Task, make_task
 from cory_env.tasks.rows import parse_source
 from cory_env.validate import validate
 from tests.cory_env.sample_tasks import LENGTH, tokenizer
@@ -59,6 +60,14 @@ def test_a_reward_of_one_s_own_needs_no_answers_and_has_no_gold(tmp_path: Path) 
         make_task("gsm8k", data=data)
 
 
+def test_a_reward_of_the_task_s_own_module_grades_by_its_answers_and_a_sum_does_not(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", ROWS)
+    other = make_task("gsm8k", data=data, reward="cory_env.rewards.answer:first_line_is_right")
+    assert other.gold(other.train[0]) == "4" and other.solved_at == 1.0
+    several = make_task("gsm8k", data=data, reward=f"1.0 * cory_env.rewards.answer:last_is_right + 0.1 * {LENGTH}")
+    assert several.gold(several.train[0]) is None and several.solved_at is None
+
+
 def test_an_answer_that_is_no_number_is_named(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", [*ROWS, {"question": "Who?", "answer": "2 men\n#### Ann"}])
     with pytest.raises(DataError, match=r"task gsm8k, at 'Who\?': The answer '2 men\\n#### Ann' has no number"):
@@ -74,7 +83,8 @@ def test_an_answer_that_is_several_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_without_data_the_splits_are_those_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse_source(gsm8k.HUB + "test") == ("hub:openai/gsm8k", {"config": "main", "split": "test"})
+    sources = [str(source) for source in TASKS["gsm8k"].sources]
+    assert parse_source(sources[1]) == ("hub:openai/gsm8k", {"config": "main", "split": "test"})
     pytest.importorskip("datasets", reason="the extra hub is not installed")
     from datasets import config
 
@@ -85,7 +95,8 @@ def test_without_data_the_splits_are_those_of_the_hub(tmp_path: Path, monkeypatc
     (hub / "README.md").write_text(f"---\nconfigs:\n- config_name: main\n  data_files:\n{files}---\n")
     for split, rows in (("train", ROWS[:2]), ("test", ROWS[2:])):
         parquet.write_table(pyarrow.Table.from_pylist(rows), hub / "main" / f"{split}-00000-of-00001.parquet")
-    monkeypatch.setattr(gsm8k, "HUB", gsm8k.HUB.replace("openai/gsm8k", str(hub)))
+    train, test = (source.replace("openai/gsm8k", str(hub)) for source in sources)
+    monkeypatch.setitem(TASKS, "gsm8k", replace(TASKS["gsm8k"], sources=(train, test)))
     task = make_task("gsm8k")
     assert [query.text for query in task.train] == [row["question"] for row in ROWS[:2]]
     assert task.test == [Query(0, ROWS[2]["question"], {"answer": ROWS[2]["answer"]})]

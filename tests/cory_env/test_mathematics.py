@@ -81,6 +81,18 @@ def test_rows_of_math_and_of_gsm8k_are_problems_whose_answers_are_right(tmp_path
     assert "test: 0 of 2 wrong answers, those of the next query, score 1.0" in report.facts
 
 
+def test_a_source_may_say_itself_which_column_is_the_problem(tmp_path: Path) -> None:
+    rows = [{"asked": f"{n} + 1", "solution": f"It is \\boxed{{{n + 1}}}."} for n in range(3)]
+    data = write(tmp_path / "data.jsonl", rows)
+    task = make_task("math", data=f"{data}?query=asked")
+    assert [(query.text, task.gold(query)) for query in task.train] == [
+        ("0 + 1", "\\boxed{1}"),
+        ("1 + 1", "\\boxed{2}"),
+    ]
+    with pytest.raises(DataError, match=r"line 1 has no column 'query' \(it has asked, solution\)"):
+        make_task("math", data=data)
+
+
 def test_what_the_data_lacks_is_named(tmp_path: Path) -> None:
     def task(rows: list[dict[str, Any]], **settings: Any) -> Task:
         return make_task("math", data=write(tmp_path / "data.jsonl", rows), **settings)

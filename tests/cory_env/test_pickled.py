@@ -11,8 +11,9 @@ import pytest
 
 from cory_env.named import SpecError, load_function
 from cory_env.pickled import name_of, shown
+from cory_env.rewarding.process import Reward
 from cory_env.rewarding.spec import short_names, weighted
-from cory_env.rewarding.worker import Reward, RewardError, RewardWorker
+from cory_env.rewarding.worker import RewardError, RewardWorker
 from policies.settings.settings import SettingsError, make_settings
 from tests.cory_env import sample_rewards
 

@@ -7,8 +7,9 @@ import pytest
 from cory_env.episode import ChainEpisode
 from cory_env.named import SpecError
 from cory_env.rewarding.episodes import reward_episodes
+from cory_env.rewarding.process import Reward
 from cory_env.rewarding.spec import parse_sum, short_names, weighted
-from cory_env.rewarding.worker import Reward, RewardError, RewardWorker
+from cory_env.rewarding.worker import RewardError, RewardWorker
 from tests.cory_env.sample_tasks import QUERIES, chain, response
 
 HERE = "tests.cory_env.sample_rewards:"

@@ -15,8 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from cory_env.tasks import DataError, Query, make_task
-from cory_env.tasks.openings import cut_queries
-from cory_env.tasks.rows import read_queries
+from cory_env.tasks.rows import cut_queries, read_queries
 from cory_env.validate import Report, check_columns
 from tests.cory_env.sample_tasks import LENGTH, tokenizer
 
@@ -50,7 +49,7 @@ def test_csv_takes_its_columns_from_the_header_and_quotes_may_hold_commas_and_li
         ('query,answer\n"a\nb",1\nc\n', "line 4 has 1 fields"),
         ("query\na\n\nb\n", "line 3 has 0 fields"),
         ("query,,answer\na,1,2\n", "line 1 must name every column"),
-        ("query,answer,answer\na,1,2\n", "line 1 names the column 'answer' twice"),
+        ("query,answer,answer\na,1,2\n", "line 1 names 'answer' twice"),
         ('query\n"a" b\n', "line 2 is not valid CSV"),
         ('query\na\n"b\n', "line 3 is not valid CSV"),
         (b"query\na\n\xff\n", "line 3 is not UTF-8"),
@@ -183,7 +182,7 @@ def test_a_column_that_stands_twice_in_a_parquet_file_is_refused(tmp_path: Path)
     path = tmp_path / "rows.parquet"
     twice = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["query", "query"])
     parquet.write_table(twice, path)
-    with pytest.raises(DataError, match=r"rows.parquet names the column 'query' twice"):
+    with pytest.raises(DataError, match=r"rows.parquet names 'query' twice"):
         read_queries(path)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cory_env.sandbox import machine
-from cory_env.sandbox.judge import Allowance, Limits, Trial, judge
+from cory_env.sandbox.grading import Allowance, Limits, Submission, grade
 from cory_env.sandbox.machine import BUILD, SandboxError, find_way
 
 MB = 2**20
@@ -41,7 +41,7 @@ def shut_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def passed(program: str, *tests: str, seconds: float = 20, setup: str = "", own: str = "") -> list[bool]:
-    (found,) = judge([Trial(program, tests, setup, own)], Limits(seconds), "required")
+    (found,) = grade([Submission(program, tests, setup, own)], Limits(seconds), "required")
     return found
 
 
@@ -156,16 +156,16 @@ ENDLESS = {
 def test_no_program_passes_but_by_the_values_that_it_returns(shut_in: None) -> None:
     tests = ["assert f(1) == 2", "assert all(map(lambda y: y == 3, map(f, [2])))"]
     programs = [*FORGERIES.values(), "def f(x): return x + 1", "def f(x): return 2"]
-    found = judge([Trial(program, tests) for program in programs], Limits(seconds=20), "required")
+    found = grade([Submission(program, tests) for program in programs], Limits(seconds=20), "required")
     wrong = [name for name, verdict in zip(FORGERIES, found[:-2], strict=True) if verdict != [False, False]]
     assert not wrong
     assert found[-2:] == [[True, True], [True, False]]
 
 
 def test_a_program_without_end_is_ended(shut_in: None) -> None:
-    trials = [Trial(program, ["assert f(1) == 1"]) for program in ENDLESS.values()]
+    submissions = [Submission(program, ["assert f(1) == 1"]) for program in ENDLESS.values()]
     started = time.monotonic()
-    assert judge(trials, Limits(seconds=0.5), "required") == [[False]] * len(ENDLESS)
+    assert grade(submissions, Limits(seconds=0.5), "required") == [[False]] * len(ENDLESS)
     assert time.monotonic() - started < 15
 
 
@@ -232,8 +232,8 @@ def test_what_was_passed_before_time_was_up_counts(shut_in: None) -> None:
 
 def test_many_programs_that_hang_take_no_more_than_the_time_for_all(shut_in: None) -> None:
     started = time.monotonic()
-    trials = [Trial("while True: pass", ["assert f(1) == 1"])] * 12
-    assert judge(trials, Limits(seconds=60), "required", total=3) == [[False]] * 12
+    submissions = [Submission("while True: pass", ["assert f(1) == 1"])] * 12
+    assert grade(submissions, Limits(seconds=60), "required", total=3) == [[False]] * 12
     assert time.monotonic() - started < 15
 
 
@@ -242,13 +242,13 @@ def test_time_is_shared_so_that_the_last_program_has_some_too() -> None:
     assert [round(allowance.next(), 1) for _ in range(8)] == [5.0, 5.0, 6.7, 6.7, 10.0, 10.0, 10.0, 10.0]
 
 
-def test_a_killed_judge_leaves_nothing_running(shut_in: None) -> None:
+def test_a_killed_grader_leaves_nothing_running(shut_in: None) -> None:
     sign = str(700 * MB + os.getpid())
     code = (
         "from cory_env.sandbox import machine\n"
-        "from cory_env.sandbox.judge import Limits, Trial, judge\n"
+        "from cory_env.sandbox.grading import Limits, Submission, grade\n"
         f"machine.BUILD = {{way: machine.BUILD[way] for way in {list(machine.BUILD)}}}\n"
-        f"judge([Trial('while True: pass', ['assert f()'])], Limits(seconds=99, memory={sign}), 'required')"
+        f"grade([Submission('while True: pass', ['assert f()'])], Limits(seconds=99, memory={sign}), 'required')"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
 
@@ -281,10 +281,10 @@ def test_where_nothing_can_be_shut_in_it_is_refused_unless_that_is_switched_off(
     no_way = lambda command: ["/bin/sh", "-c", "echo no namespaces >&2; exit 1"]  # noqa: E731
     monkeypatch.setattr(machine, "BUILD", {"namespaces": no_way})
     find_way.cache_clear()
-    trial = Trial("def f(x): return x", ["assert f(1) == 1", "assert f(1) == 2"])
+    submission = Submission("def f(x): return x", ["assert f(1) == 1", "assert f(1) == 2"])
     with pytest.raises(SandboxError, match=r"namespaces: no namespaces\): install bubblewrap.*sandbox=off"):
-        judge([trial], Limits(), "required")
-    assert judge([trial], Limits(), "off") == [[True, False]]
+        grade([submission], Limits(), "required")
+    assert grade([submission], Limits(), "off") == [[True, False]]
     with pytest.raises(SandboxError, match="required or off"):
-        judge([trial], Limits(), "on")
+        grade([submission], Limits(), "on")
     find_way.cache_clear()

@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cory_env.tasks import DataError, Query, Task, TemplateError, make_task
+from cory_env.tasks import DataError, Query, Task, TaskSettings, TemplateError, make_task
 
 REWARD = "tests.cory_env.sample_rewards:length"
 
@@ -186,6 +187,22 @@ def test_a_custom_task_says_what_it_needs(tmp_path: Path) -> None:
         make_task("custom", data=tmp_path / "rows.jsonl")
 
 
+def test_settings_travel_as_one_object_that_refuses_what_conflicts() -> None:
+    settings = TaskSettings("arithmetic", digits=1, operations="sums", validation=2)
+    task = make_task(settings)
+    assert task.train == make_task("arithmetic", digits=1, operations="sums").train
+    assert len(task.queries("validation")) == 2
+    for changes, message in (
+        ({"task": "imdb"}, "digits=1 belongs to the task arithmetic, but task is imdb"),
+        ({"data": "rows.jsonl"}, "but data brings its own"),
+        ({"min_query": 3}, "min_query=3, but max_query=None. Set max_query to 3 or more"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(settings, **changes)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'digit'"):
+        make_task("arithmetic", digit=1)
+
+
 @pytest.mark.parametrize(
     ("templates", "message"),
     [
@@ -201,7 +218,7 @@ def test_a_custom_task_says_what_it_needs(tmp_path: Path) -> None:
 def test_a_template_that_cannot_work_is_refused(tmp_path: Path, templates: dict[str, str], message: str) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": "a"}, {"query": "b"}])
     with pytest.raises(TemplateError, match=message):
-        make_task("custom", data=data, reward=REWARD, **templates)  # type: ignore[arg-type]
+        make_task("custom", data=data, reward=REWARD, **templates)
 
 
 def test_a_template_s_column_that_a_hand_made_query_lacks_is_named() -> None:

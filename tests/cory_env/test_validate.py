@@ -118,7 +118,7 @@ def test_references_that_may_be_cut_are_a_warning() -> None:
 
 def test_empty_repeated_and_shared_queries_are_found() -> None:
     empty = validate(replace(reviews(), train=[Query(0, " ")]), tokenizer())
-    assert "train has 1 empty queries, the first is query 0" in empty.problems[0]
+    assert "1 of 1 queries of train are empty, the first is query 0" in empty.problems[0]
     none = validate(replace(reviews(), test=[]), tokenizer())
     assert "The test split has no queries" in none.problems[0]
     repeated = validate(replace(reviews(), train=[Query(0, "My aunt"), Query(1, "My aunt")]), tokenizer())

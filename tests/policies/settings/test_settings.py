@@ -13,7 +13,7 @@ import pytest
 from transformers import GenerationConfig, LlamaConfig
 
 from cory_env import cory_v0
-from cory_env.tokenizer import DEFAULT_TOKENIZER, alike, load_tokenizer
+from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer, same_tokenizer
 from policies.cory import CoryConfig
 from policies.models.model_check import ModelError, check_model, check_split
 from policies.models.model_names import BUNDLED_LM
@@ -296,9 +296,9 @@ def test_models_share_a_tokenizer_where_nothing_differs_that_matters_to_a_respon
 
 def test_another_special_token_is_a_difference() -> None:
     one, other = load_tokenizer(DEFAULT_TOKENIZER), load_tokenizer(DEFAULT_TOKENIZER)
-    assert alike(one, other)
+    assert same_tokenizer(one, other)
     other.eos_token = "a"
-    assert not alike(one, other)
+    assert not same_tokenizer(one, other)
 
 
 def test_minibatches_may_divide_all_responses_of_an_update_and_a_kl_weight_of_0_needs_no_estimator() -> None:

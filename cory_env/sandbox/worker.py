@@ -5,18 +5,17 @@ Nothing here needs to be safe from the program: it only computes values, and kno
 
 import contextlib
 import itertools
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cory_env.sandbox.inside import LONGEST, Gone, Unplain, Wire, shut_in
+from cory_env.sandbox.inside import LONGEST, Gone, Unplain, Wire, begin
 
 MOST = 100_000  # values of something that is gone through
 
 
-class Guest:
+class Worker:
     """A program, and the values that the tester knows by number."""
 
     def __init__(self, program: str) -> None:
@@ -105,19 +104,13 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def main(files: Sequence[int], limits: Sequence[int], packages: str, bound: bool) -> None:
+def main(files: Sequence[int], *limits: Any) -> None:
     """Shuts itself in, then serves.
 
     Args:
         files: the one that holds the program, as JSON.
-        limits: see `shut_in`.
-        packages: folder of installed packages, which the program may import.
-        bound: see `shut_in`.
+        limits: see `begin`.
     """
-    sys.setrecursionlimit(10_000)
-    with open(files[0], "rb") as file:
-        program = json.load(file)
-    shut_in(limits, bound)
-    sys.path.append(packages)
+    program = begin(files[0], *limits)
     with contextlib.suppress(Gone):
-        Guest(program).serve()
+        Worker(program).serve()

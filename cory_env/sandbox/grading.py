@@ -9,9 +9,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO
 
@@ -22,7 +22,7 @@ TESTER_MEMORY = 2 * 2**30  # bytes of address space; the tests are the data's
 
 
 @dataclass(frozen=True)
-class Trial:
+class Submission:
     """A program and what it is put to.
 
     Attributes:
@@ -76,11 +76,11 @@ class Allowance:
             return max(0.0, min(self._limit, (self._end - time.monotonic()) / rounds))
 
 
-def judge(trials: Sequence[Trial], limits: Limits, sandbox: str, total: float = math.inf) -> list[list[bool]]:
+def grade(submissions: Sequence[Submission], limits: Limits, sandbox: str, total: float = math.inf) -> list[list[bool]]:
     """Runs every program, as many at once as there are cores.
 
     Args:
-        trials: what is run.
+        submissions: what is run.
         limits: of each program.
         sandbox: `off` runs them with limits of memory and time alone.
         total: seconds for all; where they would take longer, each gets less.
@@ -93,34 +93,53 @@ def judge(trials: Sequence[Trial], limits: Limits, sandbox: str, total: float = 
     """
     machine.check(sandbox)
     cores = len(os.sched_getaffinity(0))
-    allowance = Allowance(len(trials), cores, limits.seconds, total)
+    allowance = Allowance(len(submissions), cores, limits.seconds, total)
 
-    def run(trial: Trial) -> list[bool]:
-        return _run(trial, Limits(allowance.next(), limits.memory), sandbox)
+    def run(submission: Submission) -> list[bool]:
+        return _run(submission, Limits(allowance.next(), limits.memory), sandbox)
 
     with ThreadPoolExecutor(cores) as threads:
-        return list(threads.map(run, trials))
+        return list(threads.map(run, submissions))
 
 
-def _run(trial: Trial, limits: Limits, sandbox: str) -> list[bool]:
+def _run(submission: Submission, limits: Limits, sandbox: str) -> list[bool]:
+    root = str(HERE.parents[1]) if sandbox == "off" else CODE_ROOT
+    deadline, seconds = time.monotonic() + limits.seconds, max(1, math.ceil(limits.seconds))
+    environment = machine.environment()
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cory-")) if sandbox == "off" else "/"
-        program = stack.enter_context(_sealed(trial.program))
-        tests = stack.enter_context(_sealed([trial.setup, trial.own, list(trial.tests)]))
+        folder = "/"
+        if sandbox == "off":
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cory-"))
+            environment |= {"HOME": folder, "TMPDIR": folder}
         # Requests go one way, answers the other; the verdict goes to this process, past the program.
         (requests, ask), (answers, answer), (verdict, say) = (_pipe(stack) for _ in range(3))
-        deadline = time.monotonic() + limits.seconds
-        seconds = max(1, math.ceil(limits.seconds))
-        stack.enter_context(
-            _started("guest", [program], [limits.memory, seconds, TEMPORARY], sandbox, requests, answer, folder)
-        )
-        stack.enter_context(
-            _started("tester", [tests, say], [TESTER_MEMORY, seconds, TEMPORARY], sandbox, answers, ask, folder)
-        )
+
+        def start(side: str, given: object, memory: int, read: IO[bytes], write: IO[bytes], *more: IO[bytes]) -> None:
+            """Runs one side; at the end it is killed, with all that it started."""
+            files = [file.fileno() for file in (stack.enter_context(_sealed(given)), *more)]
+            code = (
+                f"import sys; sys.path.insert(0, {root!r}); from cory_env.sandbox.{side} import main; sys.path.pop(0); "
+            )
+            code += f"main({files}, {[memory, seconds, TEMPORARY]}, {machine.packages()!r}, {sandbox == 'off'})"
+            process = subprocess.Popen(
+                machine.sandboxed([machine.interpreter(), *machine.OPTIONS, "-c", code], sandbox),
+                stdin=read,
+                stdout=write,
+                stderr=subprocess.DEVNULL,
+                pass_fds=files,
+                cwd=folder,
+                env=environment,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+
+        start("worker", submission.program, limits.memory, requests, answer)
+        tests = [submission.setup, submission.own, list(submission.tests)]
+        start("tester", tests, TESTER_MEMORY, answers, ask, say)
         for end in (requests, ask, answers, answer, say):
             end.close()
-        passed = _read(verdict, len(trial.tests), deadline)
-    return [*passed, *[False] * (len(trial.tests) - len(passed))]
+        passed = _read(verdict, len(submission.tests), deadline)
+    return [*passed, *[False] * (len(submission.tests) - len(passed))]
 
 
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
@@ -136,48 +155,6 @@ def _sealed(content: object) -> IO[bytes]:
     stream.seek(0)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     return stream
-
-
-@contextmanager
-def _started(
-    side: str,
-    files: Sequence[IO[bytes]],
-    limits: Sequence[int],
-    sandbox: str,
-    read: IO[bytes],
-    write: IO[bytes],
-    folder: str,
-) -> Iterator[None]:
-    """Runs one side, and kills it and all that it started at the end.
-
-    Args:
-        side: `guest` or `tester`.
-        files: what it is handed beside what it reads and writes.
-        limits: see `inside.shut_in`.
-        sandbox: whether it is shut in.
-        read: its standard input.
-        write: its standard output.
-        folder: where it starts, and with `off` its temporary folder.
-    """
-    root = str(HERE.parents[1]) if sandbox == "off" else CODE_ROOT
-    handed = [file.fileno() for file in files]
-    start = f"import sys; sys.path.insert(0, {root!r}); from cory_env.sandbox.{side} import main; sys.path.pop(0); "
-    start += f"main({handed}, {list(limits)}, {machine.packages()!r}, {sandbox == 'off'})"
-    command = [machine.interpreter(), *machine.OPTIONS, "-c", start]
-    process = subprocess.Popen(
-        machine.shut_in(command, sandbox),
-        stdin=read,
-        stdout=write,
-        stderr=subprocess.DEVNULL,
-        pass_fds=handed,
-        cwd=folder,
-        env=machine.environment() | ({"HOME": folder, "TMPDIR": folder} if sandbox == "off" else {}),
-    )
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _read(verdict: IO[bytes], tests: int, deadline: float) -> list[bool]:
