@@ -11,7 +11,7 @@ from transformers.utils import cached_file
 
 from cory_env.pickled import shown as without_code
 from launch.display.tables import shown, written
-from launch.models.exported import base_name
+from launch.models.export_files import base_name
 from launch.models.trained import Trained
 from launch.run_folder.manifest import own_version
 from launch.run_folder.records import Figures
