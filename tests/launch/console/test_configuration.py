@@ -58,7 +58,7 @@ def test_what_a_preset_says_is_left_out_where_what_is_asked_for_leaves_it_no_eff
     assert resolve("imdb-tiny", [], ["lr=1e-3"]).num_runners == 0
     for word in ("max_lag=1", "runner_threads=2", "weight_transfer=gloo"):
         assert resolve("imdb-tiny", [], [word]).num_runners == 1
-    with pytest.raises(SettingsError, match="num_runners=0 starts none"):
+    with pytest.raises(SettingsError, match="max_lag=1 requires runners"):
         resolve("imdb-tiny", [], ["max_lag=1", "num_runners=0"])
     with pytest.raises(SettingsError, match="average_period=5 moves LLMs to their mean, and with num_agents=1"):
         resolve("imdb-tiny", [], ["num_agents=1", "average_period=5"])
