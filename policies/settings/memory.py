@@ -127,12 +127,12 @@ def _shape(path: str, settings: Settings) -> Shape:
     )
 
 
-def _inner(linear: Sequence[nn.Module], config: PreTrainedConfig) -> tuple[int, bool]:
+def _inner(linear: Sequence[nn.Linear | Conv1D], config: PreTrainedConfig) -> tuple[int, bool]:
     """Returns the units that the MLPs' matrices up write per token, in all blocks, and whether MLPs are gated."""
     if experts := getattr(config, "num_experts_per_tok", None):  # in tensors of three dimensions
         width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
         return 2 * experts * width * config.num_hidden_layers, True
-    sizes = [tuple(layer.weight.shape)[:: -1 if isinstance(layer, nn.Linear) else 1] for layer in linear]
+    sizes = [layer.weight.shape[::-1] if isinstance(layer, nn.Linear) else layer.weight.shape for layer in linear]
     widest = max(into for into, _ in sizes)  # what the matrices down read
     up = [
         out for into, out in sizes if into < widest and out in (widest, 2 * widest)
