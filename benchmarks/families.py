@@ -123,7 +123,7 @@ def _measure_into(name: str, engine: bool, row: str, log: str) -> None:
 
 
 def _import_all() -> None:
-    for module in ("launch.models.exported", "launch.models.weight_files", "policies.rllib.causal_lm_module", "peft"):
+    for module in ("launch.models.export_files", "policies.rllib.causal_lm_module", "peft"):
         importlib.import_module(module)
     for module in ("entrypoints.llm", "v1.engine.core", "v1.worker.cpu_worker", "model_executor.models.transformers"):
         importlib.import_module(f"vllm.{module}")
@@ -171,9 +171,8 @@ def _rounded(value: float | None) -> float | None:
 
 def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> float:
     """Writes a policy that is far from its base as `cory export` does, loads it, and compares the two."""
-    from launch.models.exported import whole_model
+    from launch.models.export_files import whole_model, write_weights
     from launch.models.trained import Trained
-    from launch.models.weight_files import write_weights
     from policies.learning.rows import make_rows
     from policies.settings.settings import make_settings
 

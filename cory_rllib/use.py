@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,19 +135,13 @@ def export(
         CommandError: there is no such run, checkpoint or policy, or the folder is in use or a URI.
         OSError: the folder could not be written.
     """
-    from launch.models.export import free_folder, warnings_of, write
+    from launch.models.export import export_warnings, free_folder, write
 
     out = expand_home(str(out))
     place = free_folder(out)
-    if not 0 < step_scale < math.inf:
-        raise CommandError(f"step_scale={step_scale} is not above 0.")
     policies = _policies(source, checkpoint)
     name = policies.chosen(policy, "as policy=...")
-    if merge and policies.settings.lora is None:
-        raise CommandError(f"{policies.place} trained all weights, so there is no adapter to merge. Leave out merge.")
-    for text in warnings_of(policies, name):
-        warnings.warn(f"At update {policies.update}, {text}", stacklevel=2)
-    for text in policies.changes():
+    for text in export_warnings(policies, name):
         warnings.warn(text, stacklevel=2)
     write(policies, name, place, dtype, merge, step_scale)
     return Path(out)

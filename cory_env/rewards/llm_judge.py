@@ -3,15 +3,14 @@
     cory_env.rewards.llm_judge:score?url=http://localhost:8000/v1&model=Qwen/Qwen3-32B&template=judge.txt
 
 The judge is asked for each response, and the last `Score: N` of its reply counts, as a share of the scale. The key
-stands in the environment variable OPENAI_API_KEY, or in the one that `key` names; without one, none is sent. Needs
-httpx (extra `judge`).
+is in the environment variable OPENAI_API_KEY, or in the one that `key` names; without one, EMPTY is sent. Needs openai
+(extra `judge`), which also retries.
 """
 
 import asyncio
+import importlib
 import logging
-import math
 import os
-import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -24,7 +23,7 @@ from cory_env.message import Message
 from cory_env.rewards.prepared import checked_by
 
 if TYPE_CHECKING:
-    from httpx import AsyncClient, Response
+    from openai import AsyncOpenAI
 
 TEMPLATE = """\
 Judge how well an answer does what was asked, from 0 (not at all) to 10 (perfectly).
@@ -38,8 +37,6 @@ Answer:
 Give your reasons in a few sentences. Then end with a line `Score: N`.
 """
 SCORE = re.compile(r"score[\s:=*_`]{0,6}(-?\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
-AGAIN = (408, 409, 429, 500, 502, 503, 504, 529)  # statuses after which the same request may succeed
-LONGEST_WAIT = 30.0  # seconds
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +56,10 @@ class Judge:
         template: A file with the question, with `{prompt}`, `{completion}` and columns of the data.
         low: The least score, which is paid 0.
         high: The best score, which is paid 1.
-        calls: Most requests of this process, tries included; 0: no limit.
+        calls: Most replies that this process may ask for; 0: no limit. Retries after an error are not counted.
         tokens: Most tokens of this process, by the server's own count; 0: no limit.
         parallel: Requests at once.
-        tries: Of each response, until its score is known.
-        wait: Seconds before the second try; twice as long before each later one, up to 30.
+        tries: Replies that each response may take until one tells its score, and requests that each reply may take.
         timeout: Seconds that one request may take.
         reply: Most tokens of a reply.
     """
@@ -78,7 +74,6 @@ class Judge:
     tokens: int = 0
     parallel: int = 8
     tries: int = 5
-    wait: float = 1.0
     timeout: float = 60.0
     reply: int = 512
 
@@ -130,46 +125,40 @@ def check(**settings: str) -> None:
 
     Raises:
         JudgeError: it cannot.
-        ModuleNotFoundError: httpx is not installed.
+        ModuleNotFoundError: openai is not installed.
     """
     make_judge(settings)
-    _client_of()
+    try:
+        importlib.import_module("openai")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"A judge needs the package {error.name}: pip install 'cory-rllib[judge]'") from None
 
 
 @checked_by(check)
 async def score(
     prompts: Sequence[str | list[Message]],
     completions: Sequence[str | list[Message]],
-    url: str,
-    model: str,
-    key: str = "OPENAI_API_KEY",
-    template: str = "",
-    low: str = "0",
-    high: str = "10",
-    calls: str = "0",
-    tokens: str = "0",
-    parallel: str = "8",
-    tries: str = "5",
-    wait: str = "1",
-    timeout: str = "60",
-    reply: str = "512",
-    **columns: Sequence[object],
+    **given: str | Sequence[object],
 ) -> list[float | None]:
-    """Returns the judge's score of each response, from 0 for `low` to 1 for `high`; settings are those of `Judge`.
+    """Returns the judge's score of each response, from 0 for `low` to 1 for `high`.
 
     A response whose score the judge does not tell in all tries gets None, which is an error of that sample's own.
+
+    Args:
+        prompts: what was asked.
+        completions: the responses.
+        given: the fields of `Judge`, as text; and the data's columns, one entry per response.
 
     Raises:
         JudgeError: the judge refuses, cannot be reached, or the budget is used up.
     """
-    names = [field.name for field in fields(Judge)]
-    given = (url, model, key, template, low, high, calls, tokens, parallel, tries, wait, timeout, reply)
-    judge = make_judge(dict(zip(names, given, strict=True)))
-    secret = os.environ.get(judge.key)
-    turn = asyncio.Semaphore(judge.parallel)
-    client_of = _client_of()
+    from openai import AsyncOpenAI
 
-    async def of(index: int, client: "AsyncClient") -> float | None:
+    judge = make_judge({name: value for name, value in given.items() if isinstance(value, str)})
+    columns = {name: value for name, value in given.items() if not isinstance(value, str)}
+    turn = asyncio.Semaphore(judge.parallel)
+
+    async def judged(index: int) -> float | None:
         values = {name: column[index] for name, column in columns.items()}
         values |= {"prompt": _text(prompts[index]), "completion": _text(completions[index])}
         try:
@@ -179,87 +168,61 @@ async def score(
         async with turn:
             return await _ask(judge, client, question)
 
-    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    client = AsyncOpenAI(
+        base_url=judge.url,
+        api_key=os.environ.get(judge.key) or "EMPTY",  # without any, it would take the key of another variable
+        timeout=judge.timeout,
+        max_retries=judge.tries - 1,
+    )
     try:
-        async with client_of(headers=headers, timeout=judge.timeout) as client, asyncio.TaskGroup() as group:
-            asked = [group.create_task(of(index, client)) for index in range(len(completions))]
+        async with client, asyncio.TaskGroup() as group:
+            tasks = [group.create_task(judged(index)) for index in range(len(completions))]
     except ExceptionGroup as failed:  # the others were given up for it
         raise failed.exceptions[0] from None
-    return [task.result() for task in asked]
+    return [task.result() for task in tasks]
 
 
-async def _ask(judge: Judge, client: "AsyncClient", question: str) -> float | None:
+async def _ask(judge: Judge, client: "AsyncOpenAI", question: str) -> float | None:
     """Asks until there is a score, or all tries are used."""
-    import httpx
+    import openai
 
-    body = {
-        "model": judge.model,
-        "messages": [{"role": "user", "content": question}],
-        "temperature": 0,
-        "max_tokens": judge.reply,
-    }
-    failure = ""
-    for attempt in range(judge.tries):
-        _spend(judge)
-        pause = min(judge.wait * 2**attempt, LONGEST_WAIT) * random.uniform(0.5, 1.0)
-        try:
-            response = await client.post(f"{judge.url.rstrip('/')}/chat/completions", json=body)
-        except httpx.TransportError as error:
-            failure = f"{type(error).__name__}: {error}"
-        else:
-            if response.is_success:
-                text = _reply(judge, response)
-                if found := SCORE.findall(text):
-                    return min(max((float(found[-1]) - judge.low) / (judge.high - judge.low), 0.0), 1.0)
-                logger.warning("The judge gave no score: %r", text[-200:])
-                failure = ""
-            elif response.status_code in AGAIN:
-                failure = f"status {response.status_code}: {response.text[:200]}"
-                pause = max(pause, _asked_for(response))
-            else:
-                raise JudgeError(f"The judge at {judge.url} refused: {response.status_code} {response.text[:300]!r}.")
-        if attempt + 1 < judge.tries:
-            await asyncio.sleep(pause)
-    if failure:
-        raise JudgeError(f"The judge at {judge.url} did not answer in {judge.tries} tries ({failure}).")
-    return None
-
-
-def _spend(judge: Judge) -> None:
     spent = SPENT.setdefault(judge, Spent())
-    for what, most, so_far in (("calls", judge.calls, spent.calls), ("tokens", judge.tokens, spent.tokens)):
-        if most and so_far >= most:
-            raise JudgeError(f"The judge's budget of {most} {what} is used up. Raise {what}, or train for less.")
-    spent.calls += 1
-
-
-def _reply(judge: Judge, response: "Response") -> str:
-    try:
-        found = response.json()
-        SPENT[judge].tokens += int((found.get("usage") or {}).get("total_tokens", 0))
-        return str(found["choices"][0]["message"]["content"] or "")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise JudgeError(
-            f"The judge at {judge.url} does not speak the chat completions API: {response.text[:200]!r}."
-        ) from error
-
-
-def _asked_for(response: "Response") -> float:
-    """Seconds that a server asks to wait."""
-    try:
-        seconds = float(response.headers.get("retry-after", 0))
-    except ValueError:  # a date
-        return 0.0
-    return min(seconds, LONGEST_WAIT) if math.isfinite(seconds) else 0.0
+    for _ in range(judge.tries):
+        for what, most, so_far in (("calls", judge.calls, spent.calls), ("tokens", judge.tokens, spent.tokens)):
+            if most and so_far >= most:
+                raise JudgeError(f"The judge's budget of {most} {what} is used up. Raise {what}, or train for less.")
+        spent.calls += 1
+        try:
+            reply: Any = await client.chat.completions.create(
+                model=judge.model,
+                messages=[{"role": "user", "content": question}],
+                temperature=0,
+                max_tokens=judge.reply,
+            )
+        except openai.APIStatusError as error:
+            told = f"{error.status_code} {error.response.text[:300]!r}"
+            if error.status_code in (408, 409, 429) or error.status_code >= 500:
+                raise JudgeError(
+                    f"The judge at {judge.url} did not answer in {judge.tries} tries (status {told})."
+                ) from error
+            raise JudgeError(f"The judge at {judge.url} refused: {told}.") from error
+        except openai.APIConnectionError as error:
+            why = error.__cause__ or error
+            raise JudgeError(
+                f"The judge at {judge.url} did not answer in {judge.tries} tries ({type(why).__name__}: {why})."
+            ) from error
+        try:
+            spent.tokens += reply.usage.total_tokens if reply.usage else 0
+            text = reply.choices[0].message.content or ""
+        except (AttributeError, IndexError, TypeError) as error:
+            raise JudgeError(
+                f"The judge at {judge.url} does not speak the chat completions API: {str(reply)[:200]!r}."
+            ) from error
+        if scores := SCORE.findall(text):
+            return min(max((float(scores[-1]) - judge.low) / (judge.high - judge.low), 0.0), 1.0)
+        logger.warning("The judge gave no score: %r", text[-200:])
+    return None
 
 
 def _text(turn: str | list[Message]) -> str:
     return turn if isinstance(turn, str) else "\n".join(f"{message['role']}: {message['content']}" for message in turn)
-
-
-def _client_of() -> "type[AsyncClient]":
-    try:
-        from httpx import AsyncClient
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"A judge needs the package {error.name}: pip install 'cory-rllib[judge]'") from None
-    return AsyncClient

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 
 from launch.console.errors import CommandError
@@ -51,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--step-scale",
-        type=_scale,
+        type=float,
         default=1.0,
         metavar="S",
         help="go S times as far from the base as training did: base + S * (policy - base) (default: 1)",
@@ -78,7 +77,7 @@ def export(options: argparse.Namespace) -> int:
     from launch.cluster import session
 
     session.quiet_libraries(options.debug)  # before the libraries are imported
-    from launch.models.export import free_folder, warnings_of, write
+    from launch.models.export import export_warnings, free_folder, write
     from launch.models.trained import open_trained
 
     place = free_folder(options.out)
@@ -91,12 +90,8 @@ def export(options: argparse.Namespace) -> int:
         pushing = Pushing(options.push, options.private)
     trained = open_trained(options.run, options.checkpoint)
     policy = trained.chosen(options.policy, "with --policy")
-    for text in warnings_of(trained, policy):
-        print(f"Warning: at update {trained.update}, {text}", file=sys.stderr)
-    for text in trained.changes():
+    for text in export_warnings(trained, policy):
         print(f"Warning: {text}", file=sys.stderr)
-    if options.merge and trained.settings.lora is None:
-        raise CommandError(f"{options.run} trained all weights, so there is no adapter to merge. Leave out --merge.")
     write(trained, policy, place, options.dtype, options.merge, options.step_scale)
     megabytes = sum(file.stat().st_size for file in place.iterdir()) / 1e6
     scale = "" if options.step_scale == 1 else f", its step from the base × {options.step_scale:g}"
@@ -104,13 +99,3 @@ def export(options: argparse.Namespace) -> int:
     if pushing is not None:
         print(pushing.send(options.out, f"{policy} after update {trained.update}, by cory-rllib"))
     return 0
-
-
-def _scale(text: str) -> float:
-    try:
-        scale = float(text)
-    except ValueError:
-        scale = math.nan
-    if not 0 < scale < math.inf:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number above 0")
-    return scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -12,10 +13,9 @@ import torch
 
 from cory_env.tokenizer import load_tokenizer
 from launch.console.errors import CommandError
-from launch.models.exported import generation_config, save_adapter, whole_model
+from launch.models.export_files import generation_config, save_adapter, whole_model, write_weights
 from launch.models.model_card import model_card
 from launch.models.trained import Trained
-from launch.models.weight_files import write_weights
 from launch.run_folder.storage import check_place
 from policies.models.model_names import model_path
 from policies.models.whole_folder import whole_folder
@@ -23,9 +23,19 @@ from policies.models.whole_folder import whole_folder
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
-def warnings_of(trained: Trained, policy: str) -> list[str]:
+def health_warnings(trained: Trained, policy: str) -> list[str]:
     """Returns the health warnings that stood for a policy at the checkpoint."""
     return [warning["text"] for warning in trained.lines[-1].get("health", []) if warning["of"] == policy]
+
+
+def export_warnings(trained: Trained, policy: str) -> list[str]:
+    """Returns what whoever exports a policy should know: health warnings, and what has changed since it was trained.
+
+    Raises:
+        CommandError: the model or its tokenizer is gone.
+    """
+    health = [f"At update {trained.update}, {text}" for text in health_warnings(trained, policy)]
+    return health + trained.changes()
 
 
 def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool, step: float = 1.0) -> None:
@@ -40,12 +50,16 @@ def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool, s
         step: of the way from the base to the policy; 1 is the policy.
 
     Raises:
-        CommandError: the checkpoint is damaged, the base model or its tokenizer is not what it was, or there can be no
-            such folder.
+        CommandError: there is no adapter to merge, the step is not above 0, the checkpoint is damaged, the base model
+            or its tokenizer is not what it was, or there can be no such folder.
         ModelError: there is no base model any more.
         OSError: the folder could not be written.
     """
     settings = trained.settings
+    if not 0 < step < math.inf:
+        raise CommandError(f"The step scale {step:g} is not a number above 0.")
+    if merge and settings.lora is None:
+        raise CommandError(f"{trained.place} trained all weights, so there is no adapter to merge. Leave out merge.")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -58,7 +72,7 @@ def write(trained: Trained, policy: str, place: Path, dtype: str, merge: bool, s
     sampling = generation_config(settings, tokenizers, policy if policy in tokenizers else settings.modules[0])
     types = {"fp32": torch.float32, "bf16": torch.bfloat16}
     whole = whole_model(trained, policy, step) if merge or settings.lora is None else None
-    card = model_card(trained, policy, warnings_of(trained, policy), adapter=whole is None, step=step)
+    card = model_card(trained, policy, health_warnings(trained, policy), adapter=whole is None, step=step)
     with whole_folder(place) as folder, rust_errors_told(place):
         if whole is None:
             save_adapter(trained, policy, folder, types[dtype], step)

@@ -11,7 +11,7 @@ from transformers.utils import cached_file
 
 from cory_env.pickled import shown as without_code
 from launch.display.tables import shown, written
-from launch.models.exported import base_name
+from launch.models.export_files import base_name
 from launch.models.trained import Trained
 from launch.run_folder.manifest import own_version
 from launch.run_folder.records import Figures
@@ -22,39 +22,8 @@ from policies.models.model_names import AVERAGE, model_path
 from policies.settings.core_yaml import write_yaml
 from policies.settings.settings import Settings, deciding
 
-PAPER = "https://arxiv.org/abs/2410.06101"
-
-CARD = """{header}
-# {name}
-
-`{base}`, trained by reinforcement learning on the task `{task}`: {updates} updates of {how}, by cory-rllib {version}.
-{made}{warnings}
-## Use
-```python
-from transformers import AutoTokenizer
-{load}
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-{example}
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens={max_response})[0]))
-```
-
-{serve} `generation_config.json` has both sample as in training, by temperature {temperature:g}
-alone. It was trained on responses of at most {max_response} tokens.{stop}
-
-## Prompts
-{prompts}
-
-## Results
-{results}
-
-Held-out: on queries never trained on, each answered by this policy alone. KL: from the base, in nats per response.
-Combined: task reward − {kl_coef:g} · KL.
-
-## Training
-{origin}
-
-{settings}
-"""
+TEMPLATE = Path(__file__).with_suffix(".md")
+"""The card's text, as a Jinja template."""
 
 
 def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool = False, step: float = 1.0) -> str:
@@ -67,29 +36,36 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         adapter: it is an adapter alone, without its base.
         step: of the way from the base to the policy.
     """
-    settings = trained.settings
-    return CARD.format(
-        header=_header(settings, trained.base(policy), adapter),
-        name=f"{policy} of {trained.name}",
-        base=_base_name(trained.base(policy)),
-        task=settings.task,
+    settings, base, lora = trained.settings, trained.base(policy), trained.lora(policy)
+    system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
+    card = ModelCard.from_template(
+        _header(settings, base, adapter),
+        template_path=str(TEMPLATE),
+        s=settings,
+        policy=policy,
+        run=trained.name,
+        base_model=Path(base).name if Path(base).is_dir() else base,
+        base_path=base_name(trained, policy),
         updates=trained.update,
-        how=_how(settings),
-        made=_made(trained, policy, step),
         version=own_version(),
-        warnings="".join(f"\n> **Warning.** {text}\n" for text in warnings),
-        load=_load(settings, adapter),
-        serve=_serve(trained, policy, adapter),
-        example=_example(settings),
-        max_response=settings.max_response,
-        temperature=settings.temperature,
-        stop=_stop(settings),
+        llms=settings.modules,
+        teams=len(settings.modules) // settings.num_agents,
+        averaging=_averaging(settings),
+        is_mean=policy == AVERAGE,
+        step=step,
+        warnings=warnings,
+        adapter=adapter,
+        lora=lora,
+        quantized=settings.quantization != "none",
+        max_rank=MOST,
+        rank_limit=room(lora) if lora and lora.rank <= MOST else None,
+        messages=[*system, {"role": "user", "content": "PROMPT"}],
         prompts=_prompts(trained),
         results=_results(trained, policy, step),
-        kl_coef=settings.report_kl_coef,
-        settings=_block(write_yaml(_training(settings)), "yaml"),
         origin=_block(without_code(trained.origin)),
+        settings=_block(write_yaml(_training(settings)), "yaml"),
     )
+    return str(card)
 
 
 def _training(settings: Settings) -> dict[str, object]:
@@ -98,10 +74,10 @@ def _training(settings: Settings) -> dict[str, object]:
     return {name: value for name, value in settings.told().items() if name in told and value is not None}
 
 
-def _header(settings: Settings, model: str, adapter: bool) -> str:
+def _header(settings: Settings, model: str, adapter: bool) -> ModelCardData:
     named = model == model_path(model) and not Path(model).is_dir()  # no name of ours: a hub id
     base = _base_card(model)
-    data = ModelCardData(
+    return ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         base_model=model if named else None,
@@ -109,7 +85,6 @@ def _header(settings: Settings, model: str, adapter: bool) -> str:
         language=base.language,
         tags=["cory", "multi-agent", "ppo" if settings.critic else settings.advantage, "reinforcement-learning"],
     )
-    return f"---\n{data.to_yaml()}\n---"
 
 
 def _base_card(model: str) -> ModelCardData:
@@ -126,101 +101,12 @@ def _base_card(model: str) -> ModelCardData:
         return ModelCardData()
 
 
-def _base_name(model: str) -> str:
-    return Path(model).name if Path(model).is_dir() else model
-
-
-def _how(settings: Settings) -> str:
-    teams = len(settings.modules) // settings.num_agents
-    averaged = ""
-    if settings.average_period is not None:
-        share = "" if settings.average_share == 1 else f"{settings.average_share:g} of the way "
-        averaged = f"move {share}to the mean of their weights every {settings.average_period} updates"
-    if settings.num_agents == 1:
-        apart = f", of {teams} LLMs that each answer queries of their own{', and ' * bool(averaged)}{averaged}"
-        return settings.algorithm + apart * (teams > 1)
-    exchange = f"every {settings.exchange_period} updates" if settings.exchange_period else "never"
-    policies, roles = len(settings.modules), ", ".join(settings.roles)
-    who = f"a chain of {settings.num_agents} agents ({roles}), played by {policies} LLMs, that answer"
-    if policies == 1:
-        who = f"one LLM in all roles of a chain of {settings.num_agents} agents ({roles}) that answer"
-    if teams > 1:
-        who = f"{teams} chains of {settings.num_agents} agents ({roles}), played by {policies} LLMs, that answer"
-    turns = "" if policies == 1 else f" and exchange roles {exchange}"
-    turns += f"{', ' * bool(averaged)}{averaged}"
-    return f"CORY ([paper]({PAPER})), {who} each query in turn{turns}, by {settings.algorithm}"
-
-
-def _made(trained: Trained, policy: str, step: float) -> str:
-    """Returns what was made of what was trained, in sentences."""
-    told = ""
-    if policy == AVERAGE:
-        llms, adapters = ", ".join(trained.settings.modules), trained.settings.lora is not None
-        what = "what the adapters add to the base (the mean of the products B A)" if adapters else "the weights"
-        told = f" It is the mean of {what} of {llms}, which started from that base."
-    if step != 1:
-        told += f" Its step from the base is {step:g} times as long: base + {step:g} · (trained − base)."
-    return told and f"\n{told.strip()}\n"
-
-
-def _load(settings: Settings, adapter: bool) -> str:
-    """Returns the code that loads the policy."""
-    if not adapter:
-        return 'from transformers import AutoModelForCausalLM\n\nmodel = AutoModelForCausalLM.from_pretrained("FOLDER")'
-    imports, more = "GenerationConfig", ""
-    if settings.quantization != "none":  # as the base was in training
-        bits = f'load_in_4bit=True, bnb_4bit_quant_type="{settings.quantization}"'
-        imports, more = "BitsAndBytesConfig, GenerationConfig", f", quantization_config=BitsAndBytesConfig({bits})"
-    return (
-        f"from peft import AutoPeftModelForCausalLM\nfrom transformers import {imports}\n\n"
-        f'model = AutoPeftModelForCausalLM.from_pretrained("FOLDER"{more})  # the adapter on its base\n'
-        'model.base_model.model.generation_config = GenerationConfig.from_pretrained("FOLDER")'
-    )
-
-
-def _serve(trained: Trained, policy: str, adapter: bool) -> str:
-    """Returns a sentence on how to serve the policy."""
-    settings, lora = trained.settings, trained.lora(policy)
-    if not adapter:
-        return "`vllm serve FOLDER` serves it."
-    assert lora is not None
-    if settings.quantization != "none":
-        return f"It was trained on a base in {settings.quantization}, which vLLM does not serve by itself."
-    if lora.rank > MOST:
-        return f"vLLM serves adapters of a rank up to {MOST}, and this one has {lora.rank}: export it with --merge."
-    command = (
-        f"`vllm serve {base_name(trained, policy)} --enable-lora --max-lora-rank {room(lora)} "
-        "--lora-modules NAME=FOLDER --generation-config FOLDER`"
-    )
-    return f"{command} serves it, where vLLM can adapt its family (GPT-2: export it with --merge)."
-
-
-def _example(settings: Settings) -> str:
-    if not settings.chat:
-        return 'inputs = tokenizer("PROMPT", return_tensors="pt")'
-    system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
-    setup = dates = ""
-    if settings.chat_date is not None:
-        setup = (
-            "from datetime import date\n"
-            f"today = date.fromisoformat({settings.chat_date!r}).strftime  # what the template was given in training\n"
-        )
-        dates = ',\n    strftime_now=today, date_string=today("%d %b %Y")'
-    return (
-        f"{setup}messages = {[*system, {'role': 'user', 'content': 'PROMPT'}]}\n"
-        "inputs = tokenizer.apply_chat_template(\n"
-        f'    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"{dates}\n)'
-    )
-
-
-def _stop(settings: Settings) -> str:
-    """Returns how to get the text of a response that ends at the text of `stop`."""
-    if settings.stop is None:
+def _averaging(settings: Settings) -> str:
+    """Returns how LLMs were averaged; nothing where they were not."""
+    if settings.average_period is None:
         return ""
-    return (
-        f" A response is the text before `{settings.stop!r}`: cut it there. vLLM leaves out the whole token that holds "
-        'this, unless it is asked with `"include_stop_str_in_output": true`.'
-    )
+    share = "" if settings.average_share == 1 else f"{settings.average_share:g} of the way "
+    return f"move {share}to the mean of their weights every {settings.average_period} updates"
 
 
 def _prompts(trained: Trained) -> str:

@@ -1,11 +1,18 @@
-"""Settings that contradict each other, although each is right by itself."""
+"""Settings that contradict each other, although each is right by itself.
+
+Each rule is a condition and a sentence: what is wrong, with the values, and what would work.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from policies.settings.fields import Fields
 from policies.settings.placement import named_resources
+
+GROUPED = ("rloo", "grpo", "dr_grpo")
+"""Estimators that compare a policy's responses to the same query with one another."""
 
 
 def refuse_contradictions(settings: Fields) -> None:
@@ -14,358 +21,240 @@ def refuse_contradictions(settings: Fields) -> None:
     Raises:
         ValueError: for the first contradiction, in one sentence, with what would work.
     """
-    agents, policies = settings.num_agents, len(settings.modules)
+    for rules in (_chain, _batch, _advantage, _credit, _averaging, _text, _kl, _quantization, _engines, _processes):
+        for contradiction in rules(settings):
+            raise ValueError(contradiction)
+
+
+def _chain(s: Fields) -> Iterator[str]:
+    """LLMs that play the roles, and the models that they start from."""
+    agents, policies = s.num_agents, len(s.modules)
     if agents % policies and policies % agents:
         fitting = ", ".join(str(d) for d in range(1, agents + 1) if agents % d == 0)
-        raise ValueError(
+        yield (
             f"num_policies={policies} LLMs cannot play num_agents={agents} roles in equal numbers. Numbers of policies "
             f"that would work: {fitting}, and for several teams multiples of {agents}."
         )
     teams = max(policies // agents, 1)
-    if settings.queries % teams:
-        raise ValueError(
-            f"queries={settings.queries} cannot be dealt to {teams} teams (num_policies={policies}, num_agents="
-            f"{agents}) in equal numbers. Set queries to {settings.queries + -settings.queries % teams}."
+    if s.queries % teams:
+        yield (
+            f"queries={s.queries} cannot be dealt to {teams} teams (num_policies={policies}, num_agents={agents}) in "
+            f"equal numbers. Set queries to {s.queries + -s.queries % teams}."
         )
-    _refuse_models(settings)
-    if settings.num_siblings > 1 and (agents == 1 or not settings.knowledge_transfer):
-        raise ValueError(
-            f"num_siblings={settings.num_siblings} lets several chains go on from what the pioneer wrote, which nobody "
-            "sees with num_agents=1 or knowledge_transfer=false. Set num_siblings=1; num_generations is how many times "
-            "a query is answered."
+    if not isinstance(s.model, str) and len(s.model) != policies:
+        yield (
+            f"model lists {len(s.model)} for {policies} LLM{'s' * (policies > 1)}. List one for each, or name a single "
+            "one that all start from."
         )
-    k = settings.num_generations * max(agents // policies, 1)
-    batch = f"queries={settings.queries}{f' / {teams} teams' * (teams > 1)}"
-    if settings.num_generations > 1:
-        batch += f" * num_generations={settings.num_generations}"
-    if settings.num_siblings > 1:
-        batch += f" * (1 + {agents - 1} * num_siblings={settings.num_siblings})"
+    if len(set(s.models.values())) > 1:
+        if s.weights == "lora":
+            yield f"weights=lora requires one base, not several: {s.started_from}. Set weights=full, or one model."
+        asked = {
+            "average_period": s.average_period,
+            "evaluate_average": s.evaluate_average,
+            "select_by=mean": s.select_by == "mean",
+        }
+        if names := " and ".join(name for name, value in asked.items() if value):
+            yield (
+                f"{names}: there is no mean of LLMs that start from different models, {s.started_from}. Leave it out, "
+                "or name a single model."
+            )
+    if s.select_by == "chain" and (agents == 1 or not s.knowledge_transfer):
+        yield (
+            "select_by=chain asks for the last answer of a chain whose agents see the earlier ones. Set num_agents to "
+            "2 or more and knowledge_transfer=true, or select_by=bare."
+        )
+
+
+def _batch(s: Fields) -> Iterator[str]:
+    """Queries, responses and mini-batches of an update."""
+    agents, policies = s.num_agents, len(s.modules)
+    teams = max(policies // agents, 1)
+    if s.num_siblings > 1 and (agents == 1 or not s.knowledge_transfer):
+        yield f"num_siblings={s.num_siblings} requires two agents and knowledge_transfer=true. Set num_siblings=1."
+    batch = f"queries={s.queries}{f' / {teams} teams' * (teams > 1)}"
+    batch += f" * num_generations={s.num_generations}" * (s.num_generations > 1)
+    if s.num_siblings > 1:
+        batch += f" * (1 + {agents - 1} * num_siblings={s.num_siblings})"
         batch += f" / {policies // teams} policies" * (policies > teams)
         times = "the pioneer answers each query once for num_siblings responses of every later role"
     else:
         batch += f" * {agents // policies} roles" * (agents > policies)
+        count = s.num_generations * max(agents // policies, 1)
         which = "of its queries" if teams > 1 else "query"
-        times = f"every policy answers each {which} {'once' if k == 1 else f'{k} times'}"
-    if settings.responses % settings.minibatch:
-        small = [d for d in range(1, math.isqrt(settings.responses) + 1) if settings.responses % d == 0]
-        fitting = ", ".join(map(str, sorted({*small, *(settings.responses // d for d in small)})))
-        raise ValueError(
-            f"minibatch={settings.minibatch} does not divide {batch}: {times}. Mini-batches that would work: {fitting}."
+        times = f"every policy answers each {which} {'once' if count == 1 else f'{count} times'}"
+    if s.responses % s.minibatch:
+        small = [d for d in range(1, math.isqrt(s.responses) + 1) if s.responses % d == 0]
+        fitting = ", ".join(map(str, sorted({*small, *(s.responses // d for d in small)})))
+        yield f"minibatch={s.minibatch} does not divide {batch}: {times}. Mini-batches that would work: {fitting}."
+    learners = max(s.num_learners, 1)
+    if s.shards_per_policy is None and s.minibatch % learners:
+        yield (
+            f"minibatch={s.minibatch} is not divisible by num_learners={learners}. The next one that would work is "
+            f"{(s.minibatch // learners + 1) * learners} (it must divide {batch} too)."
         )
-    if settings.advantage in ("rloo", "grpo", "dr_grpo"):
-        _refuse_for_groups(settings)
-    if settings.warmup >= settings.updates:
-        raise ValueError(
-            f"warmup={settings.warmup} takes all updates={settings.updates}. Set warmup to {settings.updates - 1} or "
-            "less."
+    if s.warmup >= s.updates:
+        yield f"warmup={s.warmup} takes all updates={s.updates}. Set warmup to {s.updates - 1} or less."
+
+
+def _advantage(s: Fields) -> Iterator[str]:
+    """What estimators of advantages need, and what has an effect with one of them only."""
+    name, grouped = s.advantage, s.advantage in GROUPED
+    if grouped and s.num_generations == 1:
+        yield f"advantage={name} requires num_generations of 2 or more (4 or 8 are usual), not 1."
+    if grouped and s.gamma != 1.0:
+        yield f"advantage={name} takes a response as one action, so gamma={s.gamma:g} has no effect. Set gamma=1."
+    if s.kl_in_loss and s.kl_coef and s.kl_estimator != "k3":
+        why = "has no gradient on average" if s.kl_estimator == "k1" else "is not computed"
+        yield (
+            f"advantage={name} has the KL in its loss, where kl_estimator={s.kl_estimator} {why}. Set kl_estimator=k3, "
+            "or kl_coef=0."
         )
-    if settings.drop_flat_groups and settings.advantage not in ("rloo", "grpo", "dr_grpo"):
-        raise ValueError(
-            f"drop_flat_groups=true has no groups to drop with advantage={settings.advantage}. Set it to false, or "
-            "advantage to rloo, grpo or dr_grpo."
-        )
-    if settings.group_baseline and (
-        settings.advantage != "gae" or settings.num_generations == settings.num_siblings == 1
-    ):
-        raise ValueError(
-            f"group_baseline={settings.group_baseline:g} corrects a critic by other responses to the same query, and "
-            f"with advantage={settings.advantage}, num_generations={settings.num_generations}, num_siblings="
-            f"{settings.num_siblings} there is no critic or no other response. Set group_baseline=0."
-        )
-    if settings.critic_inputs == "chain" and (settings.advantage != "gae" or settings.num_agents == 1):
-        raise ValueError(
-            f"critic_inputs=chain tells a critic of the chain, and with advantage={settings.advantage}, num_agents="
-            f"{settings.num_agents} there is no such critic or chain. Set critic_inputs=tokens."
-        )
-    _refuse_credit(settings)
-    if settings.select_by == "chain" and (settings.num_agents == 1 or not settings.knowledge_transfer):
-        raise ValueError(
-            "select_by=chain asks for the last answer of a chain whose agents see the earlier ones. Set num_agents to "
-            "2 or more and knowledge_transfer=true, or select_by=bare."
-        )
-    _refuse_average(settings)
+    if s.drop_flat_groups and not grouped:
+        yield f"drop_flat_groups=true requires advantage=rloo, grpo or dr_grpo, not {name}. Set it to false."
+    if s.group_baseline and (name != "gae" or s.num_generations == s.num_siblings == 1):
+        yield f"group_baseline={s.group_baseline:g} requires advantage=gae and groups of responses. Set it to 0."
+    if s.critic_inputs == "chain" and (name != "gae" or s.num_agents == 1):
+        yield "critic_inputs=chain requires advantage=gae and two agents or more. Set critic_inputs=tokens."
+
+
+def _credit(s: Fields) -> Iterator[str]:
+    """How rewards are paid out along the chain."""
+    for scheme, names in {"sum": ("partner_reward",), "chain": ("chain_gamma", "chain_lam")}.items():
+        for name in names:
+            value = getattr(s, name)
+            if s.credit != scheme and value != type(s).model_fields[name].default:
+                yield (
+                    f"{name}={value:g} has no effect with credit={s.credit}. Set credit={scheme}, or leave {name} out."
+                )
+    share = {"sum": "partner_reward", "chain": "chain_gamma"}.get(s.credit)
+    if share is None and ":" not in s.credit:
+        yield f"credit={s.credit} is unknown. Set it to sum, chain, or a function of your own as module:function."
+    if s.num_agents == 1:
+        return
+    if s.rewarded == "last" and share is not None and getattr(s, share) == 0:
+        yield f"rewarded=last leaves earlier agents nothing with {share}=0. Set {share} above 0, or rewarded=all."
+    if s.rewarded == "last" and not s.knowledge_transfer:
+        yield "rewarded=last requires that agents see each other. Set knowledge_transfer=true, or rewarded=all."
+    if s.credit != "chain" or s.chain_gamma == 0:
+        return
+    if not s.knowledge_transfer:
+        yield "credit=chain requires that agents see each other. Set knowledge_transfer=true, or chain_gamma=0."
+    if s.chain_lam != 1 and s.advantage != "gae":
+        yield f"chain_lam={s.chain_lam:g} requires a critic. Set advantage=gae, or chain_lam=1."
+    if s.score_scaling != "none":
+        yield f"score_scaling={s.score_scaling} conflicts with credit=chain, which adds LLMs' rewards. Set it to none."
+
+
+def _averaging(s: Fields) -> Iterator[str]:
+    """Means of LLMs."""
+    if s.select_by == "mean" and not s.evaluate_average:
+        yield "select_by=mean chooses by the mean of the LLMs, which is not evaluated. Set evaluate_average=true."
+    alone = "num_agents=1" if s.num_agents == 1 else "num_policies=1"
+    if len(s.modules) == 1 and s.average_period is not None:
+        yield f"average_period={s.average_period} requires two LLMs, but {alone}. Set it to null, or train two."
+    if len(s.modules) == 1 and s.evaluate_average:
+        yield f"evaluate_average=true requires two LLMs, but {alone}. Set it to false, or train two."
+    if s.average_period is None and s.average_share != 1:
+        yield f"average_share={s.average_share:g} has no effect without averaging. Set average_period, or omit it."
+
+
+def _text(s: Fields) -> Iterator[str]:
+    """Queries, responses and what frames them."""
     for what, low, high in (
-        ("query", settings.min_query, settings.max_query),
-        ("response", settings.min_response, settings.max_response),
+        ("query", s.min_query, s.max_query),
+        ("response", s.min_response, s.max_response),
     ):
         if low is not None and (high is None or low > high):
-            raise ValueError(f"min_{what}={low}, but max_{what}={high}. Set max_{what} to {low} or more.")
-    if settings.stop == "":
-        raise ValueError("stop is empty, so every token would end a response. Name a text, or leave it null.")
-    if settings.system is not None and not settings.chat:
-        raise ValueError("system is set, but chat is off, so no model would see it. Set chat=true.")
-    if settings.kl_control == "adaptive":
-        _refuse_to_steer(settings)
-    learners = max(settings.num_learners, 1)
-    if settings.shards_per_policy is not None:
-        _refuse_mesh(settings, settings.shards_per_policy)
-    elif settings.minibatch % learners:
-        raise ValueError(
-            f"minibatch={settings.minibatch} is not divisible by num_learners={learners}. The next one that would "
-            f"work is {(settings.minibatch // learners + 1) * learners} (it must divide {batch} too)."
-        )
-    if learners > 1 and 0 < settings.gpus_per_learner < 1:
-        raise ValueError(
-            f"gpus_per_learner={settings.gpus_per_learner:g} with num_learners={learners} puts several learners on one "
-            "GPU, which NCCL, by which they average gradients, refuses. Set gpus_per_learner=1, or num_learners=1."
-        )
-    if settings.offload_optimizer and not settings.gpus_per_learner:
-        raise ValueError(
-            "offload_optimizer=true keeps Adam's moments out of a GPU's memory, and gpus_per_learner=0 has none. Set "
-            "gpus_per_learner, or offload_optimizer=false."
-        )
-    if settings.quantization != "none" and settings.weights != "lora":
-        raise ValueError(
-            f"quantization={settings.quantization} stores weights that cannot be trained. Set weights=lora, or "
-            "quantization=none."
-        )
-    if settings.quantization != "none" and settings.backend == "vllm":
-        raise ValueError("quantization=nf4 is not in vLLM 0.32. Use backend=transformers, or quantization=none.")
-    if settings.quantization != "none" and not (settings.gpus_per_learner and settings.gpus_per_runner):
-        raise ValueError(
-            f"quantization={settings.quantization} needs a CUDA GPU for learners and runners. Set gpus_per_learner and "
-            "gpus_per_runner (0.5 each share one GPU), or quantization=none."
-        )
-    if settings.backend == "vllm" and settings.temperature < 0.01:
-        raise ValueError(
-            f"temperature={settings.temperature:g}: vLLM samples at 0.01 or above, and training would be for another "
-            "one. Set temperature to 0.01 or more, or backend=transformers."
-        )
-    if settings.max_lag and settings.num_runners == 0:
-        raise ValueError(
-            f"max_lag={settings.max_lag} lets runners play while learners learn, but num_runners=0 starts none. Set "
-            "num_runners to 1 or more, or max_lag=0."
-        )
-    if settings.max_lag and settings.importance_cap is None:
-        raise ValueError(
-            f"max_lag={settings.max_lag} samples with older weights than are learned, which importance_cap=null leaves "
-            "uncorrected. Set importance_cap to 1 or more (2 is usual), or max_lag=0."
-        )
-    if settings.tensor_parallel > 1:
-        _refuse_split(settings)
-    if settings.weight_transfer is not None:
-        _refuse_transfer(settings)
-    _refuse_devices(settings)
-    for of, count in (("runner", settings.num_runners), ("learner", settings.num_learners)):
-        wanted = settings.runner_resources if of == "runner" else settings.learner_resources
-        if wanted is not None and not named_resources(f"{of}_resources", wanted):
-            raise ValueError(f"{of}_resources is empty. Name a resource, such as sampling=1, or leave it null.")
-        if wanted is not None and count == 0:
-            raise ValueError(
-                f"{of}_resources={wanted} places processes that num_{of}s=0 does not start: the driver does their "
-                f"work. Set num_{of}s to 1 or more, or {of}_resources=null."
-            )
+            yield f"min_{what}={low}, but max_{what}={high}. Set max_{what} to {low} or more."
+    if s.stop == "":
+        yield "stop is empty, so every token would end a response. Name a text, or leave it null."
+    if s.system is not None and not s.chat:
+        yield "system is set, but chat is off, so no model would see it. Set chat=true."
 
 
-def _refuse_models(settings: Fields) -> None:
-    """Checks that each LLM has a model, and where they differ that nothing asks for weights in common."""
-    count, policies = len(settings.model), len(settings.modules)
-    if not isinstance(settings.model, str) and count != policies:
-        raise ValueError(
-            f"model lists {count} for {policies} LLM{'s' * (policies > 1)}. List one for each, or name a single one "
-            "that all start from."
-        )
-    if len(set(settings.models.values())) == 1:
+def _kl(s: Fields) -> Iterator[str]:
+    """The adaptive controller must be able to move `kl_coef`, and keep it above 0."""
+    if s.kl_control == "adaptive" and s.kl_coef == 0:
+        yield "kl_control=adaptive multiplies kl_coef, which is 0. Set kl_coef above 0, or kl_control=fixed."
+    if s.kl_control == "adaptive" and s.kl_horizon < s.responses:
+        yield f"kl_horizon={s.kl_horizon} is shorter than an update. Set kl_horizon to {s.responses} or more."
+
+
+def _quantization(s: Fields) -> Iterator[str]:
+    """A base in 4 bits."""
+    if s.quantization == "none":
         return
-    if settings.weights == "lora":
-        raise ValueError(
-            f"weights=lora trains adapters on one base, and model lists different ones: {settings.started_from}. Set "
-            "weights=full, or name a single model."
-        )
-    averaged = {"average_period": settings.average_period, "evaluate_average": settings.evaluate_average}
-    if asked := [name for name, on in {**averaged, "select_by=mean": settings.select_by == "mean"}.items() if on]:
-        raise ValueError(
-            f"{' and '.join(asked)}: there is no mean of LLMs that start from different models, "
-            f"{settings.started_from}. Leave {'it' if len(asked) == 1 else 'them'} out, or name a single model."
-        )
+    if s.weights != "lora":
+        yield f"quantization={s.quantization} cannot be trained. Set weights=lora, or quantization=none."
+    if s.shards_per_policy is not None and s.shards_per_policy > 1:
+        yield f"quantization={s.quantization} cannot be split. Set quantization=none, or shards_per_policy=1."
+    if s.backend == "vllm":
+        yield "quantization=nf4 is not in vLLM 0.32. Use backend=transformers, or quantization=none."
+    if not (s.gpus_per_learner and s.gpus_per_runner):
+        yield f"quantization={s.quantization} requires GPUs. Set gpus_per_learner and gpus_per_runner (0.5 share one)."
 
 
-def _refuse_credit(settings: Fields) -> None:
-    """Checks that what says how rewards are paid out along the chain has an effect, and makes sense."""
-    of_scheme = {"sum": ("partner_reward",), "chain": ("chain_gamma", "chain_lam")}
-    for scheme, names in of_scheme.items():
-        for name in names:
-            value = getattr(settings, name)
-            if settings.credit != scheme and value != type(settings).model_fields[name].default:
-                raise ValueError(
-                    f"{name}={value:g} has no effect with credit={settings.credit}. Set credit={scheme}, or leave "
-                    f"{name} out."
-                )
-    share = {"sum": "partner_reward", "chain": "chain_gamma"}.get(settings.credit)
-    if share is None and ":" not in settings.credit:
-        raise ValueError(
-            f"credit={settings.credit} is not known. Set it to sum, to chain, or to a function of your own as "
-            "module:function."
-        )
-    if settings.rewarded == "last" and settings.num_agents > 1:
-        if share is not None and getattr(settings, share) == 0:
-            raise ValueError(
-                f"rewarded=last pays earlier agents by their share in the last one's reward, and {share}=0 leaves "
-                f"them nothing. Set {share} above 0, or rewarded=all."
-            )
-        if not settings.knowledge_transfer:
-            raise ValueError(
-                "rewarded=last pays agents for what their responses do to the last one's, and knowledge_transfer=false "
-                "hides these from it. Set rewarded=all, or knowledge_transfer=true."
-            )
-    if settings.credit != "chain" or settings.chain_gamma == 0 or settings.num_agents == 1:
-        return
-    if not settings.knowledge_transfer:
-        raise ValueError(
-            "credit=chain pays an agent for what its response does to the next one's, which knowledge_transfer=false "
-            "hides from it. Set chain_gamma=0, or knowledge_transfer=true."
-        )
-    if settings.chain_lam != 1 and settings.advantage != "gae":
-        raise ValueError(
-            f"chain_lam={settings.chain_lam:g} asks the next agent's critic, and advantage={settings.advantage} has "
-            "none. Set chain_lam=1, or advantage=gae."
-        )
-    if settings.score_scaling != "none":
-        raise ValueError(
-            f"score_scaling={settings.score_scaling} scales each LLM's rewards by its own moments, so what one is paid "
-            "for the next would be on another's scale. Set score_scaling=none, or chain_gamma=0."
-        )
-
-
-def _refuse_average(settings: Fields) -> None:
-    """Checks that there are LLMs to average, and that a share of the way is of a way that they go."""
-    if settings.select_by == "mean" and not settings.evaluate_average:
-        raise ValueError(
-            "select_by=mean chooses by the mean of the LLMs, which is not evaluated. Set evaluate_average=true."
-        )
-    period, share = settings.average_period, settings.average_share
-    alone = "num_agents=1" if settings.num_agents == 1 else "num_policies=1"
-    if period is not None and len(settings.modules) == 1:
-        raise ValueError(
-            f"average_period={period} moves LLMs to their mean, and with {alone} there is one LLM only. Set "
-            "average_period=null, or train two LLMs or more."
-        )
-    if settings.evaluate_average and len(settings.modules) == 1:
-        raise ValueError(
-            f"evaluate_average=true evaluates the mean of LLMs, and with {alone} there is one LLM only. Set "
-            "evaluate_average=false, or train two LLMs or more."
-        )
-    if period is None and share != 1:
-        raise ValueError(
-            f"average_share={share:g} has no effect without averaging. Set average_period, or leave average_share out."
-        )
-
-
-def _refuse_to_steer(settings: Fields) -> None:
-    """Checks that the adaptive controller can move `kl_coef`, and keeps it above 0."""
-    if settings.kl_coef == 0:
-        raise ValueError(
-            "kl_control=adaptive multiplies kl_coef, and kl_coef=0 stays 0 whatever it is multiplied by. Set kl_coef "
-            "above 0, or kl_control=fixed."
-        )
-    if settings.kl_horizon < settings.responses:
-        raise ValueError(
-            f"kl_horizon={settings.kl_horizon} is shorter than an update of {settings.responses} responses, so one "
-            f"update could turn kl_coef around. Set kl_horizon to {settings.responses} or more."
-        )
-
-
-def _refuse_devices(settings: Fields) -> None:
-    """Checks that what the driver and vLLM are to do on a GPU can be done there."""
-    learns = settings.gpus_per_learner if settings.num_learners == 0 else 0
-    if settings.num_runners == 0 and settings.gpus_per_runner and settings.gpus_per_runner + learns > 1:
-        raise ValueError(
-            f"num_runners=0 generates in the driver, on one GPU, and gpus_per_runner={settings.gpus_per_runner:g}"
-            f"{f' and gpus_per_learner={learns:g}' * bool(learns)} ask for more. Set 0.5 of each, or num_runners=1."
-        )
-    if (
-        settings.backend == "vllm"
-        and settings.weights == "lora"
-        and settings.gpus_per_runner
-        and settings.dtype == "fp32"
-    ):
-        raise ValueError(
+def _engines(s: Fields) -> Iterator[str]:
+    """Engines of vLLM: what they can do, the devices that they are split over, and how weights reach them."""
+    vllm, parts, transfer = s.backend == "vllm", s.tensor_parallel, s.weight_transfer
+    if vllm and s.temperature < 0.01:
+        yield f"temperature={s.temperature:g}: vLLM samples at 0.01 or above. Raise it, or set backend=transformers."
+    if vllm and s.weights == "lora" and s.gpus_per_runner and s.dtype == "fp32":
+        yield (
             "weights=lora with dtype=fp32: on a GPU, vLLM 0.32 computes adapters in 16 bits only. Set dtype=bf16, or "
             "backend=transformers."
         )
-
-
-def _refuse_split(settings: Fields) -> None:
-    """Checks that every runner owns the devices that its engines are split over."""
-    parts = settings.tensor_parallel
-    if settings.backend != "vllm":
-        raise ValueError(
-            f"tensor_parallel={parts} splits vLLM's engines, and backend={settings.backend} has none. Use "
-            "backend=vllm, or tensor_parallel=1."
+    if parts > 1 and not vllm:
+        yield f"tensor_parallel={parts} requires vLLM. Use backend=vllm, or tensor_parallel=1."
+    if parts > 1 and s.num_runners == 0:
+        yield f"tensor_parallel={parts} requires runners. Set num_runners to 1 or more, or tensor_parallel=1."
+    if parts > 1 and s.gpus_per_runner not in (0, parts):
+        yield (
+            f"gpus_per_runner={s.gpus_per_runner:g} with tensor_parallel={parts}: an engine is split over whole GPUs, "
+            f"and no others of its runner would be used. Set gpus_per_runner={parts}, or lower tensor_parallel."
         )
-    if settings.num_runners == 0:
-        raise ValueError(
-            f"tensor_parallel={parts} splits an engine over devices of its runner, but num_runners=0 starts none. Set "
-            "num_runners to 1 or more, or tensor_parallel=1."
-        )
-    if settings.gpus_per_runner not in (0, parts):
-        raise ValueError(
-            f"gpus_per_runner={settings.gpus_per_runner:g} with tensor_parallel={parts}: an engine is split over whole "
-            f"GPUs, and no others of its runner would be used. Set gpus_per_runner={parts}, or lower tensor_parallel."
-        )
-    if settings.gpus_per_runner == 0 and settings.runner_threads < parts:
-        raise ValueError(
+    if parts > 1 and s.gpus_per_runner == 0 and s.runner_threads < parts:
+        yield (
             f"tensor_parallel={parts} without GPUs splits an engine over {parts} processes, but runner_threads="
-            f"{settings.runner_threads}. Set runner_threads to {parts} or more, or gpus_per_runner={parts}."
+            f"{s.runner_threads}. Set runner_threads to {parts} or more, or gpus_per_runner={parts}."
         )
+    if transfer is None:
+        return
+    if not vllm or s.weights == "lora" or s.num_runners == 0:
+        yield f"weight_transfer={transfer} requires backend=vllm, weights=full and runners. Leave it null."
+    if transfer != "gloo" and not (s.gpus_per_learner and s.gpus_per_runner):
+        yield f"weight_transfer={transfer} requires GPUs: set gpus_per_learner and gpus_per_runner. Or use gloo."
+    if transfer == "nccl" and (s.gpus_per_learner < 1 or s.gpus_per_runner < 1):
+        yield "weight_transfer=nccl requires whole GPUs of learners and runners. Or set weight_transfer=ipc."
+    if transfer == "ipc" and max(s.num_learners, s.num_runners, parts) > 1:
+        yield "weight_transfer=ipc requires one learner and one engine, not several. Set weight_transfer=nccl."
 
 
-def _refuse_transfer(settings: Fields) -> None:
-    """Checks that there are engines of their own to send weights to, by a backend that reaches them."""
-    name = settings.weight_transfer
-    if settings.backend != "vllm" or settings.weights == "lora" or settings.num_runners == 0:
-        raise ValueError(
-            f"weight_transfer={name} sends full weights to vLLM's engines in runners, and here are backend="
-            f"{settings.backend}, weights={settings.weights}, num_runners={settings.num_runners}. Leave it null."
+def _processes(s: Fields) -> Iterator[str]:
+    """Runners and learners, and what they compute on."""
+    llms, shards = len(s.modules), s.shards_per_policy
+    if shards is not None and s.num_learners != (wanted := shards * llms):
+        yield f"shards_per_policy={shards} requires num_learners={wanted}, {shards} per LLM, not {s.num_learners}."
+    if s.num_learners > 1 and 0 < s.gpus_per_learner < 1:
+        yield f"gpus_per_learner={s.gpus_per_learner:g} is refused by NCCL. Set it to 1, or num_learners=1."
+    if s.offload_optimizer and not s.gpus_per_learner:
+        yield "offload_optimizer=true requires GPUs. Set gpus_per_learner, or offload_optimizer=false."
+    if s.max_lag and s.num_runners == 0:
+        yield f"max_lag={s.max_lag} requires runners. Set num_runners to 1 or more, or max_lag=0."
+    if s.max_lag and s.importance_cap is None:
+        yield f"max_lag={s.max_lag} requires importance_cap. Set it to 1 or more (2 is usual), or max_lag=0."
+    learns = s.gpus_per_learner if s.num_learners == 0 else 0
+    if s.num_runners == 0 and s.gpus_per_runner and s.gpus_per_runner + learns > 1:
+        yield (
+            f"num_runners=0 generates in the driver, on one GPU, and gpus_per_runner={s.gpus_per_runner:g}"
+            f"{f' and gpus_per_learner={learns:g}' * bool(learns)} ask for more. Set 0.5 of each, or num_runners=1."
         )
-    if name != "gloo" and not (settings.gpus_per_learner and settings.gpus_per_runner):
-        raise ValueError(
-            f"weight_transfer={name} goes from GPU to GPU, and learners or runners have none. Set gpus_per_learner and "
-            "gpus_per_runner, or weight_transfer=gloo."
-        )
-    if name == "nccl" and (settings.gpus_per_learner < 1 or settings.gpus_per_runner < 1):
-        raise ValueError(
-            "weight_transfer=nccl cannot join two processes on one GPU. Give learners and runners whole GPUs, or set "
-            "weight_transfer=ipc."
-        )
-    if name == "ipc" and (max(settings.num_learners, settings.num_runners, settings.tensor_parallel) > 1):
-        raise ValueError(
-            f"weight_transfer=ipc is for one learner and one engine that share a GPU, and here are num_learners="
-            f"{settings.num_learners}, num_runners={settings.num_runners}, tensor_parallel={settings.tensor_parallel}. "
-            "Set weight_transfer=nccl."
-        )
-
-
-def _refuse_for_groups(settings: Fields) -> None:
-    """Checks what estimators need that compare a policy's responses to the same query."""
-    name = settings.advantage
-    if settings.num_generations == 1:
-        raise ValueError(
-            f"advantage={name} compares a policy's responses to the same query, but num_generations=1. Set it to 2 or "
-            "more (4 or 8 are usual), or advantage=gae or reinforce, which need one."
-        )
-    if settings.gamma != 1.0:
-        raise ValueError(
-            f"advantage={name} takes a response as one action, so gamma={settings.gamma:g} has no effect. Set gamma=1."
-        )
-    if settings.kl_in_loss and settings.kl_coef and settings.kl_estimator != "k3":
-        raise ValueError(
-            f"advantage={name} has the KL in its loss, where kl_estimator={settings.kl_estimator} "
-            f"{'has no gradient on average' if settings.kl_estimator == 'k1' else 'is not computed'}. Set "
-            "kl_estimator=k3, or kl_coef=0."
-        )
-
-
-def _refuse_mesh(settings: Fields, shards: int) -> None:
-    llms = len(settings.modules)
-    wanted = shards * llms
-    if settings.num_learners != wanted:
-        raise ValueError(
-            f"shards_per_policy={shards} of {llms} LLM{'s' * (llms > 1)} takes num_learners={wanted}, but num_learners="
-            f"{settings.num_learners}. Set num_learners={wanted}, or leave shards_per_policy null."
-        )
-    if shards > 1 and settings.quantization != "none":
-        raise ValueError(
-            f"quantization={settings.quantization} stores 4-bit weights, which cannot be split. Set quantization=none, "
-            "or shards_per_policy=1."
-        )
+    for kind, count, resources in (
+        ("runner", s.num_runners, s.runner_resources),
+        ("learner", s.num_learners, s.learner_resources),
+    ):
+        if resources is not None and not named_resources(f"{kind}_resources", resources):
+            yield f"{kind}_resources is empty. Name a resource, such as sampling=1, or leave it null."
+        if resources is not None and count == 0:
+            yield f"{kind}_resources={resources} requires num_{kind}s of 1 or more. Or set {kind}_resources=null."

@@ -78,7 +78,8 @@ def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]
     for key, value in loaded.items():
         if key not in also:
             check_key(str(key), f"in {where}")
-        if not isinstance(value, Scalar) and not (isinstance(value, list) and takes_lists(key)):
+        values = value if isinstance(value, list) and takes_lists(str(key)) else [value]
+        if not all(isinstance(item, Scalar) for item in values):
             raise SettingsError(
                 f"`{key}` in {where} holds a {'list' if isinstance(value, list) else 'mapping'}, but this setting is "
                 "one value. Put a text that begins with a bracket or a brace in quotes."

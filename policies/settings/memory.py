@@ -1,15 +1,17 @@
-"""An estimate of the memory that each process of a run needs, from the model's shape and the settings.
+"""An estimate of the memory that each process of a run needs, by formulas from the model's shape and the settings.
 
 Weights, gradients, optimizer, reference, activations, logits and KV caches are counted; libraries and an allowance on
 top of all are what was measured (docs/plan.md).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from policies.generation.vllm_device import GPU_SHARE
@@ -17,10 +19,8 @@ from policies.generation.vllm_generator import BLOCK_TOKENS
 from policies.learning import logits, offloaded_adam
 from policies.learning.sharding import blocks_of
 from policies.models.adapters import linear_layers
-from policies.models.language_model import base_dtype, compute_dtype, empty_language_model
-from policies.models.lora import Lora
+from policies.models.language_model import base_dtype, compute_dtype, eager_is_faster, empty_language_model
 from policies.models.model_check import ModelError, check_split, head_width, key_value_heads
-from policies.settings.activations import Kept, kept
 from policies.settings.settings import Settings
 
 LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0.3e9}
@@ -31,6 +31,11 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of devices that a model may be split over."""
 ALLOWANCE = 0.25
 """For what is not counted: buffers, copies on their way, fragments of the heap."""
+ACTIVATIONS = {"fp32": (33.0, 38.0), "autocast": (21.0, 37.0), "bf16": (17.0, 22.0)}
+"""Bytes that a block keeps for its backward pass per token and hidden unit, beside its inner units: in a block with one
+matrix up (GPT-2) and in a gated one (Llama). By what is computed in: fp32; bf16 by autocast, which leaves norms,
+residuals and rotary embeddings in fp32; or bf16 throughout.
+"""
 
 
 class Shape(NamedTuple):
@@ -45,10 +50,14 @@ class Shape(NamedTuple):
     """Of linear layers, which autocast casts; without a head that is the embedding too."""
     adapter: int
     """Of one policy's adapter; 0 without."""
-    kept: Kept
-    """Of the largest micro-batch."""
+    inner: int
+    """Units that the matrices up of all blocks' MLPs write: two matrices in each if they are gated."""
+    gated: bool
+    layers: int
     hidden: int
     vocabulary: int
+    queries: int
+    """Heads of queries."""
     heads: int
     """Of keys and values."""
     head: int
@@ -100,40 +109,35 @@ def _shape(path: str, settings: Settings) -> Shape:
     tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D)]
     blocks = [_count(block) for block in blocks_of(model)] if (settings.shards_per_policy or 1) > 1 else [0]
+    inner, gated = _inner(linear, config)
     return Shape(
         parameters=parameters,
         block=max(blocks),
         outside=parameters - sum(blocks),
         cast=sum(_count(layer) for layer in linear if id(layer.weight) not in tied),
         adapter=adapter,
-        kept=_kept(path, settings),
+        inner=inner,
+        gated=gated,
+        layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
+        queries=config.num_attention_heads,
         heads=key_value_heads(config),
         head=2 * config.num_hidden_layers * width,
     )
 
 
-def _kept(path: str, settings: Settings) -> Kept:
-    device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
-    size = _bytes(settings, device)
-    return _kept_of(
-        path,
-        settings.trust_remote_code,
-        _rows(settings),
-        settings.max_prompt + settings.max_response,
-        torch.bfloat16 if size == 2 else torch.float32,
-        settings.lora,
-        device.type == "cuda" if settings.lora else (settings.shards_per_policy or 1) > 1,
-        device.type == "cpu",
-    )
-
-
-@cache
-def _kept_of(
-    path: str, code: bool, rows: int, length: int, computed: torch.dtype, lora: Lora | None, cast: bool, plain: bool
-) -> Kept:
-    return kept(empty_language_model(path, code), rows, length, computed, lora=lora, cast=cast, plain=plain)
+def _inner(linear: Sequence[nn.Linear | Conv1D], config: PreTrainedConfig) -> tuple[int, bool]:
+    """Returns the units that the MLPs' matrices up write per token, in all blocks, and whether MLPs are gated."""
+    if experts := getattr(config, "num_experts_per_tok", None):  # in tensors of three dimensions
+        width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+        return 2 * experts * width * config.num_hidden_layers, True
+    sizes = [layer.weight.shape[::-1] if isinstance(layer, nn.Linear) else layer.weight.shape for layer in linear]
+    widest = max(into for into, _ in sizes)  # what the matrices down read
+    up = [
+        out for into, out in sizes if into < widest and out in (widest, 2 * widest)
+    ]  # some families write both in one
+    return sum(up), sum(up) > widest * sum(into == widest for into, _ in sizes)
 
 
 def _rows(settings: Settings) -> int:
@@ -189,8 +193,7 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
         parts["bf16 copy"] = 2.0 * max(model.cast for model in models)  # autocast's, of the policy in work
     if settings.offload_optimizer:
         parts["Adam at once"] = 8.0 * min(offloaded_adam.AT_ONCE, max(each) / shards)
-    again = settings.gradient_checkpointing
-    parts["activations"] = max(m.kept.inputs + m.kept.block if again else m.kept.whole for m in models)
+    parts["activations"] = max(_activations(settings, model, device) for model in models)
     parts["logits"] = max(_logits(settings, model, size, shards) for model in models)
     need = _placed(parts, device, LIBRARIES["learner"])
     if device.type == "cpu":
@@ -199,6 +202,22 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
     # gathers its LLM for the engines is less for all together.
     copied = (12.0 * sum(each) + 8.0 * max(each)) / shards
     return need._replace(host=need.host + copied + (adam if settings.offload_optimizer else 0.0))
+
+
+def _activations(settings: Settings, model: Shape, device: torch.device) -> float:
+    """What the forward pass of the longest micro-batch keeps for the backward pass, without logits: of every block; or,
+    with `gradient_checkpointing`, what goes into the blocks and what one keeps.
+    """
+    length, size = settings.max_prompt + settings.max_response, _bytes(settings, device)
+    dtype = torch.bfloat16 if size == 2 else torch.float32
+    stored = device.type == "cuda" if settings.lora else (settings.shards_per_policy or 1) > 1  # in the compute type
+    how = "fp32" if size == 4 else "bf16" if stored else "autocast"
+    block = ACTIVATIONS[how][model.gated] * model.hidden + 2.0 * size * model.inner / model.layers
+    if eager_is_faster(dtype, device, length):
+        block += 6.0 * model.queries * length  # scores in fp32, and in bf16 for the product with the values
+    residual = float(model.hidden * (size if stored else 4))
+    layers = model.layers * residual + block if settings.gradient_checkpointing else model.layers * block
+    return _rows(settings) * length * layers
 
 
 def _logits(settings: Settings, model: Shape, size: int, shards: int) -> float:

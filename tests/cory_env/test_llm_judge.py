@@ -38,13 +38,14 @@ class Handler(BaseHTTPRequestHandler):
             status, headers, text = script.pop(0) if len(script) > 1 else script[0]
             self.server.at_once += 1
             self.server.most_at_once = max(self.server.most_at_once, self.server.at_once)
-        found = {"choices": [{"message": {"content": text}}], "usage": {"total_tokens": 100}}
+        found = {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"total_tokens": 100}}
         payload = (json.dumps(found) if status == 200 else text).encode()
+        kind = "application/json" if status == 200 else "text/html"
         threading.Event().wait(0.05)
         with self.server.lock:
             self.server.at_once -= 1
         self.send_response(status)
-        for name, value in {"content-length": str(len(payload)), **headers}.items():
+        for name, value in {"content-length": str(len(payload)), "content-type": kind, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(payload)
@@ -66,7 +67,7 @@ def said(text: str) -> Answer:
 
 def worker(server: Server, settings: str = "", **rest: Any) -> RewardWorker:
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    return RewardWorker(f"cory_env.rewards.llm_judge:score?url={url}&model=m&wait=0.01{settings}", timeout=30, **rest)
+    return RewardWorker(f"cory_env.rewards.llm_judge:score?url={url}&model=m{settings}", timeout=30, **rest)
 
 
 def test_each_response_is_judged_by_the_last_score_of_a_reply(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +80,18 @@ def test_each_response_is_judged_by_the_last_score_of_a_reply(server: Server, mo
     assert "Asked:\nName a fruit.\n\nAnswer:\nAn apple.\n" in question and server.asked[0]["model"] == "m"
 
 
-def test_a_template_has_the_data_s_columns_and_scores_have_a_scale(server: Server, tmp_path: Path) -> None:
+def test_a_template_has_the_data_s_columns_and_scores_have_a_scale(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
     (tmp_path / "judge.txt").write_text("{completion} against {gold}")
     server.script = [said("Score: 4"), said("score = -3"), said("Score: 99")]
     conversation: Any = [{"role": "assistant", "content": "{braces}"}]
-    with worker(server, f"&template={tmp_path / 'judge.txt'}&low=1&high=5&parallel=1") as judge:
+    with worker(server, f"&template={tmp_path / 'judge.txt'}&low=1&high=5&parallel=1&key=UNSET") as judge:
         assert judge.rewards(["?"] * 3, [conversation] * 3, {"gold": ["a", "b", "c"]}) == [0.75, 0.0, 1.0]
         with pytest.raises(RewardError, match="template asks for 'gold'"):
             judge.rewards(["?"], ["x"], {})
+    assert server.keys[0] == "Bearer EMPTY"  # that of OPENAI_API_KEY is for whom it is meant
     assert [body["messages"][0]["content"] for body in server.asked[:2]] == [
         f"assistant: {{braces}} against {gold}" for gold in "ab"
     ]
@@ -100,7 +105,7 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_told_without_the_key(
         server.script = [(429, {"retry-after": "0.2"}, "slow down"), (503, {}, "busy"), said("Score: 10")]
         assert judge.rewards(["?"], ["x"], {}) == [1.0] and len(server.asked) == 3
         server.script = [(503, {}, "busy")]
-        with pytest.raises(RewardError, match=r"did not answer in 3 tries \(status 503: busy\)"):
+        with pytest.raises(RewardError, match=r"did not answer in 3 tries \(status 503 'busy'\)"):
             judge.rewards(["?"], ["x"], {})
         server.script = [(401, {}, "wrong key")]
         asked = len(server.asked)
@@ -126,7 +131,7 @@ def test_a_server_that_is_not_there_or_speaks_otherwise_is_told(server: Server) 
     server.script = [(201, {}, "<html>")]
     with worker(server) as judge, pytest.raises(RewardError, match="does not speak the chat completions API: '<html>'"):
         judge.rewards(["?"], ["x"], {})
-    gone = RewardWorker("cory_env.rewards.llm_judge:score?url=http://127.0.0.1:9/v1&model=m&wait=0&tries=2", timeout=30)
+    gone = RewardWorker("cory_env.rewards.llm_judge:score?url=http://127.0.0.1:9/v1&model=m&tries=2", timeout=30)
     with gone, pytest.raises(RewardError, match=r"did not answer in 2 tries \(ConnectError"):
         gone.rewards(["?"], ["x"], {})
 

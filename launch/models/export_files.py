@@ -1,23 +1,35 @@
-"""What an export consists of: a whole model, or an adapter for its base, and how to sample from it."""
+"""The files of an export: a whole model's weights, or an adapter for its base, and how to sample from it."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from launch.console.errors import CommandError
 from launch.models.trained import Trained
-from launch.models.weight_files import Tensors, write_tensors
 from policies.models.adapters import adapted, added, peft_config, peft_names
 from policies.models.average import scaled
 from policies.models.language_model import empty_language_model, load_language_model
 from policies.models.model_names import model_path
 from policies.models.stored_weights import StoredWeights
-from policies.models.weights import shapes
 from policies.settings.settings import Settings, Tokenizers
+
+Tensors = Callable[[str], Tensor]
+"""Gives a tensor by its name in a model."""
+SHARD_BYTES = 5_000_000_000
+"""Of one file, which is in memory while it is written."""
+_FORMAT = {"format": "pt"}
 
 
 def whole_model(trained: Trained, policy: str, step: float = 1.0) -> tuple[PreTrainedModel, Tensors]:
@@ -50,7 +62,7 @@ def whole_model(trained: Trained, policy: str, step: float = 1.0) -> tuple[PreTr
     weights = weights if lora is None else scaled(weights, step)
     first = {id(parameter): name for name, parameter in model.named_parameters()}  # of the names of tied weights
 
-    def make(name: str) -> torch.Tensor:
+    def make(name: str) -> Tensor:
         name = first.get(id(model.get_parameter_or_buffer(name)), name)
         if name in weights:
             reached = torch.from_numpy(weights[name])
@@ -79,15 +91,50 @@ def _base_tensors(path: str, trust_remote_code: bool, model: PreTrainedModel) ->
         return lambda name: _fp32(stored.read(names[name]))
 
     @cache
-    def loaded() -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = load_language_model(path, trust_remote_code).state_dict()
+    def loaded() -> dict[str, Tensor]:
+        state: dict[str, Tensor] = load_language_model(path, trust_remote_code).state_dict()
         return state
 
     return lambda name: loaded()[name]
 
 
-def _fp32(tensor: torch.Tensor) -> torch.Tensor:
+def _fp32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def write_weights(model: PreTrainedModel, tensors: Tensors, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Writes a model's weights as `save_pretrained` does, but file by file, so that they are never all in memory.
+
+    Args:
+        model: on the meta device: names, types, what is tied, and how its family is stored.
+        tensors: its weights and persistent buffers, on the CPU.
+        folder: that exists.
+        shard_bytes: of a file; one that holds a single layer may be larger.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    state = {name: own for name, own in model.state_dict().items() if name not in (model._keys_to_ignore_on_save or ())}
+    state = remove_tied_weights_from_state_dict(state, model)
+    layers: dict[str, list[str]] = {}  # some families store parts of a layer's tensors, or several in one
+    for name in state:
+        layer = re.match(r".*?\.\d+\.", name)
+        layers.setdefault(layer[0] if layer else "", []).append(name)
+    files: list[list[str]] = [[]]
+    for names in layers.values():
+        if files[-1] and sum(state[name].nbytes for name in (*files[-1], *names)) > shard_bytes:
+            files.append([])
+        files[-1] += names
+    index: dict[str, str] = {}
+    for number, names in enumerate(files, start=1):
+        file = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else SAFE_WEIGHTS_NAME
+        stored = revert_weight_conversion(model, {name: tensors(name).to(state[name].dtype) for name in names})
+        save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / file, _FORMAT)
+        index |= dict.fromkeys(stored, file)
+    if len(files) > 1:
+        metadata = {"total_parameters": model.num_parameters(), "total_size": sum(x.nbytes for x in state.values())}
+        text = json.dumps({"metadata": metadata, "weight_map": index}, indent=2, sort_keys=True)
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(f"{text}\n", encoding="utf-8")
 
 
 def save_adapter(trained: Trained, policy: str, folder: Path, dtype: torch.dtype, step: float = 1.0) -> None:
@@ -105,17 +152,18 @@ def save_adapter(trained: Trained, policy: str, folder: Path, dtype: torch.dtype
         ModelError: there is no base.
         OSError: the folder cannot be written.
     """
-    lora = trained.lora(policy)
-    base = _check_adapter(trained, policy)
+    lora, weights = trained.lora(policy), trained.weights(policy)
     assert lora is not None
+    base = empty_language_model(model_path(trained.base(policy)), trained.settings.trust_remote_code)
+    own = {name: p for name, p in adapted(base, lora).named_parameters() if p.requires_grad}
+    trained.check_base(policy, weights, own)
     config = peft_config(base, lora)
     config.base_model_name_or_path = base_name(trained, policy)
     config.inference_mode = True
     config.save_pretrained(folder)
-    weights = scaled(trained.weights(policy), step)
-    own = peft_names({name: name for name in weights})
-    like = {name: torch.empty(shapes(weights)[of], dtype=dtype, device="meta") for name, of in own.items()}
-    write_tensors(like, lambda name: torch.from_numpy(weights[own[name]]), folder / "adapter_model.safetensors")
+    named = peft_names(scaled(weights, step))
+    tensors = {name: torch.from_numpy(array).to(dtype).contiguous() for name, array in named.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", _FORMAT)
 
 
 def base_name(trained: Trained, policy: str) -> str:
@@ -141,13 +189,3 @@ def generation_config(settings: Settings, tokenizers: Tokenizers, policy: str) -
         eos_token_id=ends,
         pad_token_id=ends[0] if pad is None or pad >= known else pad,
     )
-
-
-def _check_adapter(trained: Trained, policy: str) -> PreTrainedModel:
-    """Returns the base without its weights; an adapter must fit it."""
-    settings, lora = trained.settings, trained.lora(policy)
-    assert lora is not None
-    base = empty_language_model(model_path(trained.base(policy)), settings.trust_remote_code)
-    own = {name: p for name, p in adapted(base, lora).named_parameters() if p.requires_grad}
-    trained.check_base(policy, trained.weights(policy), own)
-    return base
