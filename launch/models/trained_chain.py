@@ -1,6 +1,7 @@
 """The chain of a run's trained policies, in this process: queries in, each role's response out; many at once or one."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
@@ -15,7 +16,7 @@ from launch.run_folder.records import Answer, Answered
 from launch.run_folder.sources import task_alone
 from launch.training.preflight import load_task
 from policies.generation.generator import EVALUATION_STREAM, Generator, Request, Sampling, sampling_seed
-from policies.generation.token_stream import TokenStream
+from policies.generation.token_stream import Detokenizer, StepStreamer
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.model_names import AVERAGE
 from policies.rollout.dealing import Deal
@@ -89,9 +90,7 @@ class TrainedChain:
                     f"Row {query.id + 1} is a conversation, but this run was trained without a chat template "
                     "(chat=false). Give it plain texts."
                 )
-            ChainEpisode(self.chain, query).prompt_ids()
-            for reader in dict.fromkeys(self.chain.at[1:]):
-                reader.build_prompt(query, [[]])
+            check_prompts(self.chain, query)
 
     def answer_all(self, deals: Sequence[tuple[Query, int]]) -> list[Answered]:
         """Lets the chain answer many queries at once, each at its own pace.
@@ -151,11 +150,13 @@ class TrainedChain:
             if printer is not None:
                 printer.turn(role, policy)
                 chain = self.chain.at[position]
-                stream = TokenStream(chain.decode_whole, printer.say, chain.stops)
+                detokenizer = Detokenizer(chain.decode_whole, chain.stops)
+                stream = StepStreamer(partial(_print_tokens, printer, detokenizer))
             sampling = self._sampling(number, position, sample)
             (response,) = self.generator.generate([episode.prompt_ids()], policy, sampling, stream)
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
             if printer is not None:
+                printer.say(detokenizer.end())
                 printer.line("")
         return self._answered(episode)
 
@@ -167,6 +168,26 @@ class TrainedChain:
         each = zip(self.chain.roles, self.players, episode.completions, strict=True)
         responses = [Answer(role=role, policy=policy, text=text) for role, policy, text in each]
         return Answered(query=episode.query.raw, responses=responses)
+
+
+def _print_tokens(printer: TokenPrinter, detokenizer: Detokenizer, tokens: list[int]) -> None:
+    printer.say(detokenizer.add(tokens))
+
+
+def check_prompts(chain: Chain, query: Query) -> list[int]:
+    """Refuses a query that a role's prompt has no room for, even without any reference.
+
+    Returns:
+        The first prompt, in token ids.
+
+    Raises:
+        PromptError: the prompt does not fit, or holds a token that the model has no embedding for.
+        ChatError: the chat template cannot render it.
+    """
+    first = ChainEpisode(chain, query).prompt_ids()
+    for reader in dict.fromkeys(chain.at[1:]):
+        reader.build_prompt(query, [[]])
+    return first
 
 
 def chain_of(trained: Trained, players: Sequence[str], *, many: bool = False) -> Chain:
