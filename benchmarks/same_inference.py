@@ -105,10 +105,14 @@ def _answers(responses: Path) -> Iterator[tuple[str, int, Answer]]:
         for line in lines:
             for chain in json.loads(line)["chains"]:
                 lineup, tokens = "", 0
-                for response in chain["responses"]:
+                for response in chain:
                     lineup = f"{response['policy']}{' after ' * bool(lineup)}{lineup}"
                     tokens += len(response["tokens"])
-                    yield lineup, chain["query"], Answer(response["text"], response["task_reward"], tokens)
+                    yield (
+                        lineup,
+                        response["query"],
+                        Answer(response["text"], response["metrics"]["task_reward"], tokens),
+                    )
 
 
 def _vote(found: list[Answer]) -> float:

@@ -25,10 +25,11 @@ from launch.evaluation.figures import BASE, Scoring, Standing, summarise
 from launch.run_folder import manifest
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.environment import versions
+from launch.run_folder.final import measure_chains
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.locations import NAMED, add_module_folders, located
 from launch.run_folder.locks import folder_watched, lock_folder
-from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse, plain
+from launch.run_folder.records import Batch, Evaluation, plain
 from launch.run_folder.sources import SPLITS, Sources, compare, function_names
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
@@ -237,37 +238,17 @@ def _play(plan: Plan, folder: EvaluationFolder, voice: Voice, done: int) -> None
     algo.stop()
 
 
-def answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], split: Split) -> list[MeasuredChain]:
+def answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], split: Split) -> list[list[Evaluation]]:
     """Plays a batch with an algorithm that holds the lineup's weights; for the `AVERAGE` within `Evaluator.average`.
 
-    A chain whose reward failed (`on_reward_error: skip`) is left out.
+    See `measure_chains`.
     """
     from policies.rollout.dealing import Deal
 
     first = algo.settings.modules[0]  # which holds the mean while that is in the lineup
     players = tuple(first if module == AVERAGE else module for module in lineup.modules)
     mapping = RoleMapping(role_names(len(players)), players)
-    rollouts, figures = algo.evaluator.measure([Deal(query, sample) for query, sample in deals], mapping, split)
-    played = [each for r in rollouts for each in zip(r.deals, r.samples, r.episodes, strict=True)]
-    chains: list[MeasuredChain] = []
-    for row, (deal, sample, episode) in enumerate(played):
-        chain = MeasuredChain(query=deal.query, sample=deal.sample, responses=[])
-        for name, response in zip(lineup.names, sample["responses"], strict=True):
-            measured = figures[response["role"]]
-            kept = MeasuredResponse(
-                role=response["role"],
-                policy=name,
-                text=response["text"],
-                task_reward=response["task_reward"],
-                tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
-                kl=float(measured["kl"][row]),
-                ended=bool(measured["eos_rate"][row]),
-            )
-            if "seen_kl" in measured:
-                kept["seen_kl"] = float(measured["seen_kl"][row])
-            chain["responses"].append(kept)
-        chains.append(chain)
-    return chains
+    return measure_chains(algo, mapping, lineup.names, [Deal(query, sample) for query, sample in deals], split)
 
 
 def results(plan: Plan, scoring: Scoring, folder: EvaluationFolder, command: str) -> tuple[dict[str, Standing], int]:

@@ -162,7 +162,7 @@ def test_of_a_chain_of_three_every_policy_is_there_in_every_role(tmp_path: Path)
     later = {f"{policy} as observer_{place}" for policy in policies for place in (1, 2)}
     assert set(rows) == {*policies[:4], *later}
     assert rows["llm_2 as observer_2"]["figures"]["kl"]["mean"] > 0
-    assert [[response["policy"] for response in chain["responses"]] for chain in chains] == [
+    assert [[response["policy"] for response in chain] for chain in chains] == [
         ["base", "base", "base"],
         *(["llm_1", "llm_2", "llm_3"], ["llm_2", "llm_3", "llm_1"], ["llm_3", "llm_1", "llm_2"]),
     ]
@@ -180,11 +180,11 @@ def assert_first_samples_are_those_of_training(folder: Path) -> None:
         values: dict[str, list[float]] = {"task_reward": [], "kl": [], "response_length": [], "eos_rate": []}
         for line in responses(folder / "found"):
             for chain in line["chains"]:
-                pioneer = chain["responses"][0]
-                if pioneer["policy"] == module and chain["sample"] == 0 and chain["query"] < 4:
-                    measured = (pioneer["task_reward"], pioneer["kl"], len(pioneer["tokens"]), pioneer["ended"])
-                    for name, value in zip(values, measured, strict=True):
-                        values[name].append(value)
+                pioneer = chain[0]
+                if pioneer["policy"] == module and pioneer["sample"] == 0 and pioneer["query"] < 4:
+                    assert pioneer["metrics"]["response_length"] == len(pioneer["tokens"])
+                    for name, column in values.items():
+                        column.append(pioneer["metrics"][name])
         found = {name: sum(column) / 4 for name, column in values.items()}
         assert found == pytest.approx({name: trained["evaluation"][module][name] for name in found}, rel=1e-4)
 
@@ -220,7 +220,7 @@ def assert_one_row(folder: Path) -> None:
         and figures["task_reward"] < 0
         and 1 < figures["response_length"] <= 12
     )
-    texts = {chain["responses"][0]["text"] for line in responses(folder / "model") for chain in line["chains"]}
+    texts = {chain[0]["text"] for line in responses(folder / "model") for chain in line["chains"]}
     assert len(texts) == 6  # each sample has a seed of its own
 
 
