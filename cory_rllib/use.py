@@ -218,7 +218,7 @@ def _evaluate_run(
     place = own_folder(run.directory, plan) if out is None else expand_home(str(out))
     check_place(str(place), "evaluation")
     folder = EvaluationFolder(Path(place), plan)
-    voice = Voice(output.own_output(), len(plan.batches()), done=len(folder.batches()), quiet=quiet)
+    voice = Voice(output.own_output(), len(folder.batches.work), done=folder.batches.done, quiet=quiet)
     if play(plan, folder, voice, debug=False):
         raise KeyboardInterrupt
     standings, dropped = results(plan, scoring, folder, f"cory_rllib.evaluate({run.place!r})")

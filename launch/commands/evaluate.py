@@ -171,7 +171,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     path = options.out or _new_path(options.target, run_directory, plan)
     check_place(str(path), "evaluation")
     folder = EvaluationFolder(path, plan)
-    total, done = len(plan.batches()), len(folder.batches())
+    total, done = len(folder.batches.work), folder.batches.done
     voice = Voice(output.own_output(), total, done=done, quiet=options.quiet, bar=not options.debug)
     voice.say(_what(options.target, plan))
     voice.say(f"Folder: {folder.path}" + (f" ({done} of {total} batches were done before)" if done else ""))
@@ -216,9 +216,7 @@ def _lm_eval(options: argparse.Namespace) -> int:
     told = output.own_output()
     quiet = contextlib.nullcontext() if options.debug else output.output_into(place / "log.txt")
     with lock_folder(place), quiet:
-        found = lm_eval.measure(
-            trained, wanted, place, lambda label: print(f"Measuring {label}", file=told, flush=True)
-        )
+        found = lm_eval.measure(trained, wanted, place, told, options.quiet)
     if not options.quiet:
         print_whole(sys.stdout, lm_eval.shown(found))
     print(f"Results     {place}")
@@ -345,7 +343,7 @@ def _report(plan: "Plan", scoring: "Scoring", folder: "EvaluationFolder", voice:
         asked = len(plan.lineups) * plan.queries * plan.samples
         voice.say(f"Warning: the reward failed on {dropped} of {asked} chains; they are left out.", True)
     voice.say(f"Results     {folder.results}", True)
-    voice.say(f"Responses   {folder.responses.path}", True)
+    voice.say(f"Responses   {folder.batches.path}", True)
 
 
 def _positive(text: str) -> int:

@@ -157,8 +157,7 @@ def _answer_file(chain: TrainedChain, trained: Stored, options: argparse.Namespa
     """Answers the rows of a file."""
     from cory_env.tasks import DataError
     from cory_env.tasks.rows import read_queries
-    from launch.display.terminal import Voice
-    from launch.models.many import Many
+    from launch.models.many import answer_file
     from policies.generation.installed import vllm_installed
 
     try:
@@ -170,9 +169,7 @@ def _answer_file(chain: TrainedChain, trained: Stored, options: argparse.Namespa
     backend = options.backend or ("vllm" if able else "transformers")
     if backend == "vllm" and not able:
         raise CommandError("--backend vllm needs the package vllm, and a base that is not quantised. Leave it out.")
-    many = Many(trained, chain, queries, options.samples, backend, options.out)
-    with Voice(sys.stderr, len(many.batches), bar=not options.debug) as voice:
-        many.answer(voice)
+    answer_file(trained, chain, queries, options.out, samples=options.samples, backend=backend, bar=not options.debug)
     print(f"{options.out}: {len(queries) * options.samples:,} answers, by {backend}.")
     return 0
 

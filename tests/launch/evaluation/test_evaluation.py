@@ -1,6 +1,7 @@
 """`cory evaluate` end to end, in a process of its own: interrupted, continued, and on a model alone."""
 
 import json
+import shutil
 import subprocess
 from importlib import import_module
 from pathlib import Path
@@ -65,7 +66,7 @@ def scenario() -> None:
     (found / "evaluation.json").rename("continued.json")
     assert evaluate.main([*ASKED]) == 0  # nothing is left to play
     (found / "evaluation.json").rename("again.json")
-    (found / "responses.jsonl").unlink()
+    shutil.rmtree(found)
     assert evaluate.main([*ASKED, "--quiet"]) == 0
     assert evaluate.main([*ASKED, "seed=1"]) == 2  # another evaluation is there
     assert evaluate.main(["imdb-gpt2-tiny", "backend=transformers", "num_runners=0", *ALONE]) == 0
@@ -116,7 +117,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def responses(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()[1:]]
 
 
 def means(rows: dict[str, Any], name: str) -> dict[str, float]:
@@ -125,7 +126,10 @@ def means(rows: dict[str, Any], name: str) -> dict[str, float]:
 
 def test_an_evaluation_stopped_by_ctrl_c_goes_on_and_gives_what_an_unbroken_one_gives(scene: Scene) -> None:
     folder, result = scene
-    assert "Aborted. 4 of 9 batches are kept in found; the same command goes on from there." in result.stdout
+    assert (
+        "Aborted. 4 of 9 batches are kept in found/responses.jsonl; the same command goes on from there."
+        in result.stdout
+    )
     assert "4 of 9 batches were done before" in result.stdout
     continued, unbroken = read(folder / "continued.json"), read(folder / "found" / "evaluation.json")
     assert continued == read(folder / "again.json")
@@ -225,5 +229,5 @@ def assert_one_row(folder: Path) -> None:
 
 
 def test_a_folder_of_another_evaluation_is_refused_with_what_differs(scene: Scene) -> None:
-    assert "Error: found holds another evaluation: its seed differed. Name another folder" in scene[1].stderr
+    assert "Error: found/responses.jsonl holds other work: its seed differed. Name another place" in scene[1].stderr
     assert len(scene[1].stderr.strip().splitlines()) == 1
