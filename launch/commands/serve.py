@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, path_or_uri, run
+from launch.console.parser import Parser, number_type, path_or_uri, positive_int, run
 
 if TYPE_CHECKING:
     from launch.models.trained import Trained
@@ -64,14 +64,14 @@ def main(argv: list[str] | None = None) -> int:
         "--checkpoint", metavar="C", help="best, latest or an update's number (default: best, or else latest)"
     )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
-    parser.add_argument("--port", type=_port, default=8000, help="0: one that is free (default: 8000)")
+    parser.add_argument("--port", type=number_type(most=65535), default=8000, help="0: any free one (default: 8000)")
     parser.add_argument("--api-key", metavar="KEY", help=f"what clients must bring (default: ${KEY}, or else nothing)")
     parser.add_argument(
         "--backend", choices=("vllm", "transformers"), help="(default: vllm, where it is installed and can)"
     )
-    parser.add_argument("--at-once", type=_positive, default=32, metavar="N", help="responses at once (default: 32)")
-    parser.add_argument("--max-prompt", type=_positive, metavar="N", help="tokens (default: the run's)")
-    parser.add_argument("--max-response", type=_positive, metavar="N", help="tokens (default: the run's)")
+    parser.add_argument("--at-once", type=positive_int, default=32, metavar="N", help="responses at once (default: 32)")
+    parser.add_argument("--max-prompt", type=positive_int, metavar="N", help="tokens (default: the run's)")
+    parser.add_argument("--max-response", type=positive_int, metavar="N", help="tokens (default: the run's)")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
     options = parser.parse_args(argv)
     return run(lambda: serve(options), debug=options.debug)
@@ -174,15 +174,3 @@ def _load(name: str, trained: Trained, policies: tuple[str, ...], at_once: int) 
     from launch.serving.transformers_backend import TransformersBackend
 
     return TransformersBackend(trained, policies, at_once)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"it is {text}, but must be a whole number from 0 to 65535")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it is {text}, but must be a whole number above 0")
-    return int(text)

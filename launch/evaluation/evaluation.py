@@ -124,10 +124,37 @@ class Plan(NamedTuple):
             "samples": self.samples,
         }
 
+    def scoring(self, solved_at: float | None, ks: Sequence[int]) -> Scoring:
+        """How its responses are scored; see `Scoring`."""
+        return Scoring(self.queries, self.settings.report_kl_coef, solved_at, ks, self.settings.seed)
+
     @property
     def fingerprint(self) -> str:
         """A short name of the identity."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def make_plan(
+    settings: Settings,
+    task: Task,
+    sources: Sources | None,
+    split: Split,
+    queries: int | None,
+    samples: int,
+    checkpoint: tuple[int, Path] | None,
+) -> Plan:
+    """Returns an evaluation on the first so many queries of a split, or on all.
+
+    Raises:
+        CommandError: a number is below 1, or the split has no queries.
+    """
+    for name, number in (("queries", queries), ("samples", samples)):
+        if number is not None and number < 1:
+            raise CommandError(f"{name}={number} is not above 0.")
+    available = len(task.queries(split))
+    if not available:
+        raise CommandError(f"The {split} split of task {task.name} has no queries. Name another split.")
+    return Plan(settings, task, sources, split, min(queries or available, available), samples, checkpoint)
 
 
 class EvaluationFolder:

@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
@@ -9,8 +13,8 @@ from cory_env.message import Message
 from cory_env.tasks import Query, Task
 from cory_env.tasks.template import placeholders
 from launch.console.errors import CommandError
+from launch.display.texts import visible
 from launch.models.generators import transformers_generator, vllm_generator
-from launch.models.token_printer import TokenPrinter
 from launch.models.trained import Trained
 from launch.run_folder.records import Answer, Answered
 from launch.run_folder.sources import task_alone
@@ -24,6 +28,40 @@ from policies.rollout.game import Game, InPlay
 
 COLDEST = 1e-4
 """The temperature that stands for 0: always the likeliest token, without a division by zero."""
+
+
+class TokenPrinter:
+    """Prints `role (policy): response`, piece by piece; only a terminal gets colours."""
+
+    def __init__(self, output: TextIO, *, repeat: bool) -> None:
+        """Notes where to, and whether to `repeat` the query before the responses."""
+        self._console = Console(file=output, highlight=False, soft_wrap=True)
+        self._repeat = repeat
+        self._begun = False
+
+    def query(self, text: str) -> None:
+        """Begins with a query."""
+        if self._repeat:
+            self.line(text, style="italic")
+
+    def turn(self, role: str, policy: str) -> None:
+        """Begins a response."""
+        self._print(f"{role} ({policy}): ", style="dim")
+        self._begun = False
+
+    def say(self, text: str) -> None:
+        """Goes on with the response; spaces that it starts with are left out."""
+        text = text if self._begun else text.lstrip()
+        self._begun = self._begun or bool(text)
+        self._print(text)
+
+    def line(self, text: str, style: str = "") -> None:
+        """Prints a line, or what ends one."""
+        self._print(f"{text}\n", style)
+
+    def _print(self, text: str, style: str = "") -> None:
+        # What a model writes must not steer the terminal.
+        self._console.print(Text(visible(text), style=style), end="")
 
 
 class TrainedChain:
@@ -141,23 +179,21 @@ class TrainedChain:
         """
         query = Query(number, text, history=None if history is None else tuple(history))
         self.fits([query])
+        if printer is None:
+            return self.answer_all([(query, sample)])[0]
         episode = ChainEpisode(self.chain, query)
-        if printer is not None:
-            printer.query(text)
+        printer.query(text)
         assert isinstance(self.generator, TransformersGenerator)
         for position, (role, policy) in enumerate(zip(self.chain.roles, self.players, strict=True)):
-            stream = None
-            if printer is not None:
-                printer.turn(role, policy)
-                chain = self.chain.at[position]
-                detokenizer = Detokenizer(chain.decode_whole, chain.stops)
-                stream = StepStreamer(partial(_print_tokens, printer, detokenizer))
+            printer.turn(role, policy)
+            chain = self.chain.at[position]
+            detokenizer = Detokenizer(chain.decode_whole, chain.stops)
+            streamer = StepStreamer(partial(_print_tokens, printer, detokenizer))
             sampling = self._sampling(number, position, sample)
-            (response,) = self.generator.generate([episode.prompt_ids()], policy, sampling, stream)
+            (response,) = self.generator.generate([episode.prompt_ids()], policy, sampling, streamer)
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
-            if printer is not None:
-                printer.say(detokenizer.end())
-                printer.line("")
+            printer.say(detokenizer.end())
+            printer.line("")
         return self._answered(episode)
 
     def _sampling(self, query: int, position: int, sample: int) -> Sampling:

@@ -21,9 +21,8 @@ from cory_env.chain import Chain
 from cory_env.tasks import Task
 from cory_env.tokenizer import load_tokenizer
 from launch.commands.serve import main
-from launch.models.token_printer import TokenPrinter
 from launch.models.trained import Stored, open_trained
-from launch.models.trained_chain import TrainedChain, chain_of
+from launch.models.trained_chain import TokenPrinter, TrainedChain, chain_of
 from launch.run_folder.directory import RunDirectory
 from launch.serving import server
 from launch.serving.protocol import ChatRequest, RequestError
