@@ -213,7 +213,7 @@ def _evaluate_run(
         warnings.warn(text, stacklevel=3)
     plan = evaluation.make_plan(settings, task, sources, split, queries, samples, chosen)
     scoring = plan.scoring(task.solved_at, every_k(samples, task.solved_at))
-    place = evaluation.own_folder(run.directory, plan) if out is None else expand_home(str(out))
+    place = evaluation.own_folder(run.directory, chosen[1], plan.fingerprint) if out is None else expand_home(str(out))
     check_place(str(place), "evaluation")
     folder = evaluation.EvaluationFolder(Path(place), plan)
     voice = Voice(output.own_output(), len(folder.batches.work), done=folder.batches.done, quiet=quiet)

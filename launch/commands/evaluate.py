@@ -133,7 +133,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.cluster.gpus import check_gpus
     from launch.console import output
     from launch.display.terminal import Voice
-    from launch.evaluation.evaluation import EvaluationFolder, changes_since, evaluate, make_plan
+    from launch.evaluation.evaluation import EvaluationFolder, changes_since, evaluate, make_plan, own_folder
     from launch.models.trained import POLICIES
     from launch.run_folder.sources import sources_of
     from launch.run_folder.storage import check_place
@@ -164,7 +164,11 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     plan = make_plan(settings, asked, sources, options.split, options.queries, options.samples, checkpoint)
     solved_at = asked.solved_at if options.solved_at is None else options.solved_at
     scoring = plan.scoring(solved_at, _ks(options, solved_at))
-    path = options.out or _new_path(options.target, run_directory, plan)
+    if run_directory is not None and checkpoint is not None:
+        path = own_folder(run_directory, checkpoint[1], plan.fingerprint)
+    else:
+        path = Path("evaluations", f"{Path(options.target).resolve().name}-{plan.fingerprint}")
+    path = options.out or path
     check_place(str(path), "evaluation")
     folder = EvaluationFolder(path, plan)
     total, done = len(folder.batches.work), folder.batches.done
@@ -188,6 +192,7 @@ def _lm_eval(options: argparse.Namespace) -> int:
 
     session.quiet_libraries(options.debug)
     from launch.display.tables import print_whole
+    from launch.evaluation.evaluation import own_folder
     from launch.harness import lm_eval
     from launch.models.trained import open_trained
     from launch.run_folder.locks import lock_folder
@@ -202,12 +207,8 @@ def _lm_eval(options: argparse.Namespace) -> int:
     for change in trained.changes():
         print(f"Warning: {change}", file=sys.stderr)
     wanted = lm_eval.Wanted(lm_eval.tasks_of(options.lm_eval), folder, options.limit)
-    name = f"{trained.folder.name}-lm-eval-{wanted.fingerprint(trained)}"
-    stored = trained.run.storage is not None
-    place = (
-        Path("evaluations") / f"{trained.run.path.name}-{name}" if stored else trained.run.path / "evaluation" / name
-    )
-    place = options.out or place
+    name = f"lm-eval-{wanted.fingerprint(trained)}"
+    place: Path = options.out or own_folder(trained.run, trained.folder, name)
     place.mkdir(parents=True, exist_ok=True)
     told = output.own_output()
     quiet = contextlib.nullcontext() if options.debug else output.output_into(place / "log.txt")
@@ -306,15 +307,6 @@ def _ks(options: argparse.Namespace, solved_at: float | None) -> list[int]:
     if max(options.k) > options.samples:
         raise CommandError(f"pass@{max(options.k)} needs as many responses per query. Set --samples {max(options.k)}.")
     return sorted(set(options.k))
-
-
-def _new_path(target: str, run_directory: "RunDirectory | None", plan: "Plan") -> Path:
-    """Returns a folder that another evaluation does not have, and the same one always has."""
-    from launch.evaluation.evaluation import own_folder
-
-    if run_directory is None or plan.checkpoint is None:
-        return Path("evaluations") / f"{Path(target).resolve().name}-{plan.fingerprint}"
-    return own_folder(run_directory, plan)
 
 
 def _what(target: str, plan: "Plan") -> str:

@@ -295,13 +295,10 @@ def results(plan: Plan, scoring: Scoring, folder: EvaluationFolder, command: str
     return standings, dropped
 
 
-def own_folder(run: RunDirectory, plan: Plan) -> Path:
-    """Returns the folder of an evaluation of a run, which another one does not have, and the same one always has."""
-    assert plan.checkpoint is not None
-    name = f"{plan.checkpoint[1].name}-{plan.fingerprint}"
-    if run.storage is not None:
-        return Path("evaluations") / f"{run.path.name}-{name}"
-    return run.path / "evaluation" / name
+def own_folder(run: RunDirectory, checkpoint: Path, name: str) -> Path:
+    """Returns the folder of a named evaluation of a checkpoint: in the run's, or here if that is in storage."""
+    name = f"{checkpoint.name}-{name}"
+    return Path("evaluations", f"{run.path.name}-{name}") if run.storage is not None else run.path / "evaluation" / name
 
 
 def located_settings(run: RunDirectory, given: Container[str] = ()) -> Settings:
