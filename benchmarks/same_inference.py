@@ -103,12 +103,16 @@ def _answers(responses: Path) -> Iterator[tuple[str, int, Answer]]:
     """Yields who answered after whom, the query, and the answer."""
     with responses.open(encoding="utf-8") as lines:
         for line in lines:
-            for chain in json.loads(line)["chains"]:
+            for chain in json.loads(line).get("chains", ()):  # the first line says what was evaluated
                 lineup, tokens = "", 0
-                for response in chain["responses"]:
+                for response in chain:
                     lineup = f"{response['policy']}{' after ' * bool(lineup)}{lineup}"
                     tokens += len(response["tokens"])
-                    yield lineup, chain["query"], Answer(response["text"], response["task_reward"], tokens)
+                    yield (
+                        lineup,
+                        response["query"],
+                        Answer(response["text"], response["metrics"]["task_reward"], tokens),
+                    )
 
 
 def _vote(found: list[Answer]) -> float:

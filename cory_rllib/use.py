@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cory_env.home import expand_home
-from cory_env.tasks import Query, Task
+from cory_env.tasks import Query
 from cory_env.tasks.task import Split
 from cory_rllib.runs import Run, chain_of, load_run
 from launch.console.errors import CommandError
-from launch.evaluation.figures import Scoring, Standing, every_k, summarise
+from launch.evaluation.figures import Standing, every_k, summarise
 from launch.models.trained import Trained
 from launch.run_folder.records import Answered, Batch
 from policies.models.model_names import AVERAGE
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import make_settings
 
 if TYPE_CHECKING:
-    from launch.evaluation.evaluation import Plan
-    from launch.run_folder.sources import Sources
     from policies.cory import Cory
 
 __all__ = ["Standing", "evaluate", "export", "generate"]
@@ -150,7 +148,7 @@ def export(
 def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> Trained:
     if isinstance(source, Run | str | Path):
         return _run(source).trained(checkpoint)
-    from launch.models.present import Present
+    from launch.models.trained import Present
 
     _refuse_checkpoint(checkpoint)
     return Present(source)
@@ -166,17 +164,17 @@ def _refuse_checkpoint(checkpoint: str | int | None) -> None:
 
 
 def _evaluate_present(algorithm: Cory, queries: int | None, samples: int, split: Split) -> dict[str, Standing]:
-    from launch.evaluation.evaluation import answers
+    from launch.evaluation.evaluation import answers, make_plan
 
-    checkpoint = (algorithm.updates, Path())
-    plan, scoring = _plan(algorithm.settings, algorithm.task, None, queries, samples, split, checkpoint)
+    task, checkpoint = algorithm.task, (algorithm.updates, Path())
+    plan = make_plan(algorithm.settings, task, None, split, queries, samples, checkpoint)
     batches: list[Batch] = []
     for lineup, deals in plan.batches():
         if lineup.trained:
             average = algorithm.evaluator.average() if AVERAGE in lineup.modules else contextlib.nullcontext()
             with average:
                 batches.append(Batch(batch=len(batches), chains=answers(algorithm, lineup, deals, split)))
-    return summarise(batches, scoring)
+    return summarise(batches, plan.scoring(task.solved_at, every_k(samples, task.solved_at)))
 
 
 def _evaluate_run(
@@ -192,51 +190,29 @@ def _evaluate_run(
     from launch.cluster.gpus import check_gpus
     from launch.console import output
     from launch.display.terminal import Voice
-    from launch.evaluation.evaluation import EvaluationFolder, changes_since, located_settings, own_folder, results
-    from launch.evaluation.evaluation import evaluate as play
+    from launch.evaluation import evaluation
     from launch.models.trained import POLICIES
     from launch.run_folder.sources import sources_of
     from launch.run_folder.storage import check_place
     from launch.training import preflight
 
     chosen = run.directory.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
-    settings = make_settings({**located_settings(run.directory).model_dump(), "min_response": None})
+    settings = make_settings({**evaluation.located_settings(run.directory).model_dump(), "min_response": None})
     session.quiet_libraries(debug=True)
     task, tokenizers = preflight.check(settings)
     check_gpus(settings)
     sources = sources_of(settings, task, tokenizers)
-    for text in changes_since(run.directory, settings, task, sources):
+    for text in evaluation.changes_since(run.directory, settings, task, sources):
         warnings.warn(text, stacklevel=3)
-    plan, scoring = _plan(settings, task, sources, queries, samples, split, chosen)
-    place = own_folder(run.directory, plan) if out is None else expand_home(str(out))
+    plan = evaluation.make_plan(settings, task, sources, split, queries, samples, chosen)
+    scoring = plan.scoring(task.solved_at, every_k(samples, task.solved_at))
+    place = evaluation.own_folder(run.directory, chosen[1], plan.fingerprint) if out is None else expand_home(str(out))
     check_place(str(place), "evaluation")
-    folder = EvaluationFolder(Path(place), plan)
-    voice = Voice(output.own_output(), len(plan.batches()), done=len(folder.batches()), quiet=quiet)
-    if play(plan, folder, voice, debug=False):
+    folder = evaluation.EvaluationFolder(Path(place), plan)
+    voice = Voice(output.own_output(), len(folder.batches.work), done=folder.batches.done, quiet=quiet)
+    if evaluation.evaluate(plan, folder, voice, debug=False):
         raise KeyboardInterrupt
-    standings, dropped = results(plan, scoring, folder, f"cory_rllib.evaluate({run.place!r})")
+    standings, dropped = evaluation.results(plan, scoring, folder, f"cory_rllib.evaluate({run.place!r})")
     if dropped:
         warnings.warn(f"The reward failed on {dropped} chains; they are left out.", stacklevel=3)
     return standings
-
-
-def _plan(
-    settings: Settings,
-    task: Task,
-    sources: Sources | None,
-    queries: int | None,
-    samples: int,
-    split: Split,
-    checkpoint: tuple[int, Path],
-) -> tuple[Plan, Scoring]:
-    from launch.evaluation.evaluation import Plan
-
-    for name, number in (("queries", queries), ("samples", samples)):
-        if number is not None and number < 1:
-            raise CommandError(f"{name}={number} is not above 0.")
-    available = len(task.queries(split))
-    if not available:
-        raise CommandError(f"The {split} split of task {task.name} has no queries. Name another split.")
-    plan = Plan(settings, task, sources, split, min(queries or available, available), samples, checkpoint)
-    ks = every_k(samples, task.solved_at)
-    return plan, Scoring(plan.queries, settings.report_kl_coef, task.solved_at, ks, settings.seed)

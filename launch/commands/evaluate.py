@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, local_path, path_or_uri, run
+from launch.console.parser import Parser, local_path, path_or_uri, positive_int, run
 
 if TYPE_CHECKING:
     from launch.display.terminal import Voice
@@ -89,12 +89,20 @@ def _parser() -> Parser:
     )
     parser.add_argument("--checkpoint", metavar="C", help="latest, best or an update (default: best, if there is one)")
     parser.add_argument(
-        "--agents", type=_positive, metavar="N", help="let the policies play a chain of N agents (default: the run's)"
+        "--agents",
+        type=positive_int,
+        metavar="N",
+        help="let the policies play a chain of N agents (default: the run's)",
     )
     parser.add_argument("--split", choices=get_args(Split), default="test", help="queries to ask (default: test)")
-    parser.add_argument("--queries", type=_positive, metavar="N", help="only the first N of them (default: all)")
-    parser.add_argument("--samples", type=_positive, default=4, metavar="N", help="responses per query (default: 4)")
-    parser.add_argument("--k", type=_numbers, metavar="K,K", help="of pass@k (default: 1, 2, 4, … up to --samples)")
+    parser.add_argument("--queries", type=positive_int, metavar="N", help="only the first N of them (default: all)")
+    parser.add_argument("--samples", type=positive_int, default=4, metavar="N", help="responses per query (default: 4)")
+    parser.add_argument(
+        "--k",
+        type=_numbers,
+        metavar="K,K",
+        help="of pass@k (default: 1, 2, 4, … up to --samples)",
+    )
     parser.add_argument(
         "--solved-at",
         type=float,
@@ -107,7 +115,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--lm-eval-tasks-folder", type=local_path, metavar="DIR", help="a folder of task files for --lm-eval"
     )
-    parser.add_argument("--limit", type=_positive, metavar="N", help="of --lm-eval: N documents of each task")
+    parser.add_argument("--limit", type=positive_int, metavar="N", help="of --lm-eval: N documents of each task")
     parser.add_argument(
         "--out",
         type=local_path,
@@ -125,8 +133,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.cluster.gpus import check_gpus
     from launch.console import output
     from launch.display.terminal import Voice
-    from launch.evaluation.evaluation import EvaluationFolder, Plan, changes_since, evaluate
-    from launch.evaluation.figures import Scoring
+    from launch.evaluation.evaluation import EvaluationFolder, changes_since, evaluate, make_plan, own_folder
     from launch.models.trained import POLICIES
     from launch.run_folder.sources import sources_of
     from launch.run_folder.storage import check_place
@@ -150,28 +157,21 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         raise
     settings = settings.with_chat_date()
     check_gpus(settings)
-    available = len(asked.queries(options.split))
-    if not available:
-        raise CommandError(f"The {options.split} split of task {asked.name} has no queries. Set eval_data or --split.")
     sources = sources_of(settings, asked, tokenizers)
     if run_directory is not None:
         for text in changes_since(run_directory, settings, asked, sources):
             print(f"Warning: {text}", file=sys.stderr)
-    plan = Plan(
-        settings=settings,
-        task=asked,
-        sources=sources,
-        split=options.split,
-        queries=min(options.queries or available, available),
-        samples=options.samples,
-        checkpoint=checkpoint,
-    )
+    plan = make_plan(settings, asked, sources, options.split, options.queries, options.samples, checkpoint)
     solved_at = asked.solved_at if options.solved_at is None else options.solved_at
-    scoring = Scoring(plan.queries, settings.report_kl_coef, solved_at, _ks(options, solved_at), settings.seed)
-    path = options.out or _new_path(options.target, run_directory, plan)
+    scoring = plan.scoring(solved_at, _ks(options, solved_at))
+    if run_directory is not None and checkpoint is not None:
+        path = own_folder(run_directory, checkpoint[1], plan.fingerprint)
+    else:
+        path = Path("evaluations", f"{Path(options.target).resolve().name}-{plan.fingerprint}")
+    path = options.out or path
     check_place(str(path), "evaluation")
     folder = EvaluationFolder(path, plan)
-    total, done = len(plan.batches()), len(folder.batches())
+    total, done = len(folder.batches.work), folder.batches.done
     voice = Voice(output.own_output(), total, done=done, quiet=options.quiet, bar=not options.debug)
     voice.say(_what(options.target, plan))
     voice.say(f"Folder: {folder.path}" + (f" ({done} of {total} batches were done before)" if done else ""))
@@ -192,6 +192,7 @@ def _lm_eval(options: argparse.Namespace) -> int:
 
     session.quiet_libraries(options.debug)
     from launch.display.tables import print_whole
+    from launch.evaluation.evaluation import own_folder
     from launch.harness import lm_eval
     from launch.models.trained import open_trained
     from launch.run_folder.locks import lock_folder
@@ -206,19 +207,13 @@ def _lm_eval(options: argparse.Namespace) -> int:
     for change in trained.changes():
         print(f"Warning: {change}", file=sys.stderr)
     wanted = lm_eval.Wanted(lm_eval.tasks_of(options.lm_eval), folder, options.limit)
-    name = f"{trained.folder.name}-lm-eval-{wanted.fingerprint(trained)}"
-    stored = trained.run.storage is not None
-    place = (
-        Path("evaluations") / f"{trained.run.path.name}-{name}" if stored else trained.run.path / "evaluation" / name
-    )
-    place = options.out or place
+    name = f"lm-eval-{wanted.fingerprint(trained)}"
+    place: Path = options.out or own_folder(trained.run, trained.folder, name)
     place.mkdir(parents=True, exist_ok=True)
     told = output.own_output()
     quiet = contextlib.nullcontext() if options.debug else output.output_into(place / "log.txt")
     with lock_folder(place), quiet:
-        found = lm_eval.measure(
-            trained, wanted, place, lambda label: print(f"Measuring {label}", file=told, flush=True)
-        )
+        found = lm_eval.measure(trained, wanted, place, told, options.quiet)
     if not options.quiet:
         print_whole(sys.stdout, lm_eval.shown(found))
     print(f"Results     {place}")
@@ -314,15 +309,6 @@ def _ks(options: argparse.Namespace, solved_at: float | None) -> list[int]:
     return sorted(set(options.k))
 
 
-def _new_path(target: str, run_directory: "Run | None", plan: "Plan") -> Path:
-    """Returns a folder that another evaluation does not have, and the same one always has."""
-    from launch.evaluation.evaluation import own_folder
-
-    if run_directory is None or plan.checkpoint is None:
-        return Path("evaluations") / f"{Path(target).resolve().name}-{plan.fingerprint}"
-    return own_folder(run_directory, plan)
-
-
 def _what(target: str, plan: "Plan") -> str:
     which = f", update {plan.checkpoint[0]}," if plan.checkpoint else ""
     return (
@@ -345,14 +331,8 @@ def _report(plan: "Plan", scoring: "Scoring", folder: "EvaluationFolder", voice:
         asked = len(plan.lineups) * plan.queries * plan.samples
         voice.say(f"Warning: the reward failed on {dropped} of {asked} chains; they are left out.", True)
     voice.say(f"Results     {folder.results}", True)
-    voice.say(f"Responses   {folder.responses.path}", True)
+    voice.say(f"Responses   {folder.batches.path}", True)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number above 0")
-    return int(text)
-
-
-def _numbers(text: str) -> list[int]:
-    return [_positive(part) for part in text.split(",")]
+def _numbers(text: str) -> list[float]:
+    return [positive_int(part) for part in text.split(",")]

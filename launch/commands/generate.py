@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, local_path, path_or_uri, run
+from launch.console.parser import Parser, local_path, number_type, path_or_uri, positive_int, run
 
 if TYPE_CHECKING:
     from cory_env.message import Message
@@ -61,12 +60,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--temperature",
-        type=_at_least_zero,
+        type=number_type(float),
         metavar="T",
         help="of sampling; 0: the likeliest token, always (default: the run's)",
     )
-    parser.add_argument("--samples", type=_count, default=1, metavar="N", help="answers to each query (default: 1)")
-    parser.add_argument("--seed", type=_whole, metavar="N", help="of sampling (default: the run's)")
+    parser.add_argument(
+        "--samples", type=positive_int, default=1, metavar="N", help="answers to each query (default: 1)"
+    )
+    parser.add_argument("--seed", type=number_type(), metavar="N", help="of sampling (default: the run's)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per query")
     parser.add_argument("--in", dest="source", metavar="FILE", help="answer all rows of this file")
     parser.add_argument("--out", type=local_path, metavar="FILE", help="with --in: write the answers here (.jsonl)")
@@ -99,8 +100,7 @@ def generate(options: argparse.Namespace) -> int:
     print(f"{' then '.join(players)}, after update {trained.update} of {options.run}", file=sys.stderr)
 
     from cory_env.chain import PromptError
-    from launch.models.token_printer import TokenPrinter
-    from launch.models.trained_chain import TrainedChain
+    from launch.models.trained_chain import TokenPrinter, TrainedChain
 
     temperature = settings.temperature if options.temperature is None else options.temperature
     seed = settings.seed if options.seed is None else options.seed
@@ -157,8 +157,7 @@ def _answer_file(chain: TrainedChain, trained: Stored, options: argparse.Namespa
     """Answers the rows of a file."""
     from cory_env.tasks import DataError
     from cory_env.tasks.rows import read_queries
-    from launch.display.terminal import Voice
-    from launch.models.many import Many
+    from launch.models.many import answer_file
     from policies.generation.installed import vllm_installed
 
     try:
@@ -170,9 +169,7 @@ def _answer_file(chain: TrainedChain, trained: Stored, options: argparse.Namespa
     backend = options.backend or ("vllm" if able else "transformers")
     if backend == "vllm" and not able:
         raise CommandError("--backend vllm needs the package vllm, and a base that is not quantised. Leave it out.")
-    many = Many(trained, chain, queries, options.samples, backend, options.out)
-    with Voice(sys.stderr, len(many.batches), bar=not options.debug) as voice:
-        many.answer(voice)
+    answer_file(trained, chain, queries, options.out, samples=options.samples, backend=backend, bar=not options.debug)
     print(f"{options.out}: {len(queries) * options.samples:,} answers, by {backend}.")
     return 0
 
@@ -202,25 +199,3 @@ def _lines(asking: bool) -> Iterator[str]:
     except EOFError:
         if asking:
             print()
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it is {text}, but must be a whole number, 1 or more")
-    return int(text)
-
-
-def _at_least_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"it is {text}, but must be a number, 0 or more")
-    return value
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"it is {text}, but must be a whole number, 0 or more")
-    return int(text)

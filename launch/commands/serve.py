@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, path_or_uri, run
+from launch.console.parser import Parser, number_type, path_or_uri, positive_int, run
 
 if TYPE_CHECKING:
     from launch.models.trained import Trained
-    from launch.serving.desk import Backend
+    from launch.serving.request_queue import Backend
 
 KEY = "CORY_API_KEY"
 """The variable that holds what --api-key says, where others could read a command."""
@@ -36,7 +37,7 @@ examples:
   cory serve runs/demo
   cory serve runs/demo --roles llm_1 --port 8001
   cory serve runs/demo --host 0.0.0.0 --api-key KEY       or CORY_API_KEY in the environment
-  curl localhost:8000/v1/completions -d '{"model": "chain", "prompt": "This movie"}'
+  curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"model": "chain", "prompt": "This movie"}'
 """
 
 
@@ -63,14 +64,14 @@ def main(argv: list[str] | None = None) -> int:
         "--checkpoint", metavar="C", help="best, latest or an update's number (default: best, or else latest)"
     )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
-    parser.add_argument("--port", type=_port, default=8000, help="0: one that is free (default: 8000)")
+    parser.add_argument("--port", type=number_type(most=65535), default=8000, help="0: any free one (default: 8000)")
     parser.add_argument("--api-key", metavar="KEY", help=f"what clients must bring (default: ${KEY}, or else nothing)")
     parser.add_argument(
         "--backend", choices=("vllm", "transformers"), help="(default: vllm, where it is installed and can)"
     )
-    parser.add_argument("--at-once", type=_positive, default=32, metavar="N", help="responses at once (default: 32)")
-    parser.add_argument("--max-prompt", type=_positive, metavar="N", help="tokens (default: the run's)")
-    parser.add_argument("--max-response", type=_positive, metavar="N", help="tokens (default: the run's)")
+    parser.add_argument("--at-once", type=positive_int, default=32, metavar="N", help="responses at once (default: 32)")
+    parser.add_argument("--max-prompt", type=positive_int, metavar="N", help="tokens (default: the run's)")
+    parser.add_argument("--max-response", type=positive_int, metavar="N", help="tokens (default: the run's)")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
     options = parser.parse_args(argv)
     return run(lambda: serve(options), debug=options.debug)
@@ -88,32 +89,36 @@ def serve(options: argparse.Namespace) -> int:
     from launch.console.interrupts import hangup_blocked
 
     session.quiet_libraries(options.debug)
+    try:
+        from launch.serving import server
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"`cory serve` needs the package {error.name}. Run `pip install 'cory-rllib[serve]'`."
+        ) from error
     from launch.models.trained import open_trained
-    from launch.serving import server
+    from launch.models.trained_chain import chain_of
+    from launch.serving.request_queue import RequestQueue
+    from launch.serving.responses import ServedModel
 
     trained = open_trained(options.run, options.checkpoint)
     limits = {"max_prompt": options.max_prompt, "max_response": options.max_response}
-    given = {name: limit for name, limit in limits.items() if limit is not None}
-    trained = dataclasses.replace(trained, settings=trained.settings.model_copy(update=given))
+    limits = {name: limit for name, limit in limits.items() if limit is not None}
+    trained = dataclasses.replace(trained, settings=trained.settings.model_copy(update=limits))
     roles = options.roles.replace(" ", "")
     players = trained.players if roles == CHAIN else trained.named(roles.split(","))
     try:
-        place = server.listen(options.host, options.port)
+        sock = server.listen(options.host, options.port)
     except OSError as error:
         raise CommandError(
-            f"{options.host}:{options.port} cannot be listened at: {error.strerror}. Choose another --port or --host."
+            f"Cannot listen at {options.host}:{options.port}: {error.strerror}. Choose another --port or --host."
         ) from error
-    with place:
-        from launch.models.trained_chain import chain_of
-        from launch.serving.answers import Served
-        from launch.serving.desk import Desk
-
+    with sock:
         policies = tuple(dict.fromkeys(players))
-        models = {policy: Served(policy, (policy,), chain_of(trained, [policy])) for policy in policies}
+        models = {policy: ServedModel(policy, (policy,), chain_of(trained, [policy])) for policy in policies}
         for change in trained.changes():
             print(f"Warning: {change}", file=sys.stderr)
         if len(players) > 1:
-            models[CHAIN] = Served(CHAIN, players, chain_of(trained, players))
+            models[CHAIN] = ServedModel(CHAIN, players, chain_of(trained, players))
         name = _backend(options.backend, trained)
         print(f"{' then '.join(players)}, after update {trained.update} of {options.run}: loading.", file=sys.stderr)
         quiet = contextlib.nullcontext() if options.debug else output.output_into(Path(os.devnull))
@@ -123,23 +128,22 @@ def serve(options: argparse.Namespace) -> int:
                 backend = _load(name, trained, policies, options.at_once)
         finally:
             signal.signal(signal.SIGINT, usual)
-        desk = Desk(backend)
+        queue = RequestQueue(backend)
         api_key = options.api_key or os.environ.get(KEY) or None
         host = f"[{options.host}]" if ":" in options.host else options.host
-        address = f"http://{host}:{place.getsockname()[1]}/v1"
-
-        def ready() -> None:
-            print(f"Serving {', '.join(models)} at {address} ({name}). Ctrl-C ends it.", file=sys.stderr, flush=True)
-
-        def ending() -> None:
-            print(
-                f"Ending: answers that are being written have {server.PATIENCE:.0f} s. Ctrl-C again ends it at once.",
-                file=sys.stderr,
-                flush=True,
-            )
-
-        server.serve(server.Server(desk, models, trained.settings.temperature, api_key), place, ready, ending)
-        desk.close()
+        address = f"http://{host}:{sock.getsockname()[1]}/v1"
+        seconds = server.SHUTDOWN_SECONDS
+        tell = functools.partial(print, file=sys.stderr, flush=True)
+        server.serve(
+            server.make_app(queue, models, trained.settings.temperature, api_key),
+            queue,
+            sock,
+            ready=lambda: tell(f"Serving {', '.join(models)} at {address} ({name}). Ctrl-C ends it."),
+            ending=lambda: tell(
+                f"Ending: answers that are being written have {seconds:.0f} s. Ctrl-C again ends it at once."
+            ),
+        )
+        queue.close()
     print("Ended.", file=sys.stderr)
     return 0
 
@@ -170,15 +174,3 @@ def _load(name: str, trained: Trained, policies: tuple[str, ...], at_once: int) 
     from launch.serving.transformers_backend import TransformersBackend
 
     return TransformersBackend(trained, policies, at_once)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"it is {text}, but must be a whole number from 0 to 65535")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it is {text}, but must be a whole number above 0")
-    return int(text)

@@ -1,6 +1,7 @@
 """What every command shares: a parser with short errors, and one way to end."""
 
 import argparse
+import math
 import signal
 import sys
 import traceback
@@ -37,6 +38,32 @@ def local_path(word: str) -> Path:
     if "://" in word:
         raise argparse.ArgumentTypeError(f"{word} is a URI, but a path is needed here")
     return Path(path_or_uri(word))
+
+
+def number_type(
+    kind: type[int] | type[float] = int, least: float = 0, most: float = math.inf
+) -> Callable[[str], float]:
+    """Returns a function that reads a number in a word of a command, finite and from `least` to `most`."""
+
+    def read(word: str) -> float:
+        """Returns the number.
+
+        Raises:
+            ArgumentTypeError: there is none.
+        """
+        try:
+            value: float = kind(word)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or value == math.inf:
+            bounds = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
+            raise argparse.ArgumentTypeError(f"it is {word}, but must be a {'whole ' * (kind is int)}number, {bounds}")
+        return value
+
+    return read
+
+
+positive_int = number_type(least=1)
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,7 +1,6 @@
 """An evaluation: who answers which queries, batch by batch, in a folder from which a killed one goes on.
 
-plan.json         what is evaluated; a folder holds one evaluation
-responses.jsonl   a line per finished batch: every response with its tokens, reward and KL
+responses.jsonl   what is evaluated (a folder holds one evaluation), then a line per finished batch, with its responses
 evaluation.json   the figures, written when all batches are done
 log.txt           what libraries and rewards printed
 """
@@ -21,14 +20,15 @@ from launch.console import output
 from launch.console.errors import CommandError, FolderError
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
+from launch.evaluation.batches import Batches
 from launch.evaluation.figures import BASE, Scoring, Standing, summarise
 from launch.run_folder import manifest
 from launch.run_folder.environment import versions
-from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.final import measure_chains
+from launch.run_folder.journal import replace_text
 from launch.run_folder.locations import NAMED, add_module_folders, located
 from launch.run_folder.locks import folder_watched, lock_folder
-from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse, plain
-from launch.run_folder.run import Run
+from launch.run_folder.records import Batch, Evaluation, plain
 from launch.run_folder.sources import SPLITS, Sources, compare, function_names
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 ASKED = set(deciding("task", "policy", "sampling")) - {*NAMED}
 """Settings that responses, or measures of them, depend on, but for names of files: `Sources` has what these hold."""
-LINES = 20
-"""Lines of progress, at most, where there is no bar."""
 
 
 class Lineup(NamedTuple):
@@ -52,6 +50,10 @@ class Lineup(NamedTuple):
     """By position."""
     names: tuple[str, ...]
     """The same as results call them."""
+
+
+Work = tuple[Lineup, list[tuple[int, int]]]
+"""A batch: who answers, and pairs of query and sample."""
 
 
 class Plan(NamedTuple):
@@ -94,7 +96,7 @@ class Plan(NamedTuple):
             orders.append((AVERAGE,) * len(orders[0]))
         return lineups + [Lineup(True, order, order) for order in orders]
 
-    def batches(self) -> list[tuple[Lineup, list[tuple[int, int]]]]:
+    def batches(self) -> list[Work]:
         """All the work, in order: for a lineup pairs of query and sample, as many at once as an update has chains."""
         size = self.settings.chains
         deals = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
@@ -121,10 +123,37 @@ class Plan(NamedTuple):
             "samples": self.samples,
         }
 
+    def scoring(self, solved_at: float | None, ks: Sequence[int]) -> Scoring:
+        """How its responses are scored; see `Scoring`."""
+        return Scoring(self.queries, self.settings.report_kl_coef, solved_at, ks, self.settings.seed)
+
     @property
     def fingerprint(self) -> str:
         """A short name of the identity."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def make_plan(
+    settings: Settings,
+    task: Task,
+    sources: Sources | None,
+    split: Split,
+    queries: int | None,
+    samples: int,
+    checkpoint: tuple[int, Path] | None,
+) -> Plan:
+    """Returns an evaluation on the first so many queries of a split, or on all.
+
+    Raises:
+        CommandError: a number is below 1, or the split has no queries.
+    """
+    for name, number in (("queries", queries), ("samples", samples)):
+        if number is not None and number < 1:
+            raise CommandError(f"{name}={number} is not above 0.")
+    available = len(task.queries(split))
+    if not available:
+        raise CommandError(f"The {split} split of task {task.name} has no queries. Name another split.")
+    return Plan(settings, task, sources, split, min(queries or available, available), samples, checkpoint)
 
 
 class EvaluationFolder:
@@ -137,7 +166,6 @@ class EvaluationFolder:
             CommandError: it holds something else, another process has it, or it cannot be made.
         """
         self.path = path
-        self.responses = Journal(path / "responses.jsonl", number="batch")
         self.results = path / "evaluation.json"
         self.log = path / "log.txt"
         try:
@@ -145,29 +173,11 @@ class EvaluationFolder:
         except OSError as error:
             raise CommandError(f"The folder {path} cannot be made: {error.strerror}.") from error
         self._lock = lock_folder(path)
+        responses = path / "responses.jsonl"
+        if not responses.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+            raise CommandError(f"{path} is not empty: empty it, or name another folder with --out.")
         self.identity = plan.identity()  # once: a run that still trains may drop the checkpoint later
-        self._take(path / "plan.json", self.identity)
-        self.responses.cut_after(len(plan.batches()))
-
-    def _take(self, file: Path, identity: dict[str, Any]) -> None:
-        if not file.exists():
-            if any(not entry.name.startswith(".") for entry in self.path.iterdir()):
-                raise CommandError(f"{self.path} is not empty: empty it, or name another folder with --out.")
-            replace_text(file, json.dumps(identity, indent=1) + "\n")
-            return
-        held = json.loads(file.read_text(encoding="utf-8"))
-        differing = [key for key in identity if key != "settings" and held.get(key) != identity[key]]
-        settings, others = identity["settings"], held.get("settings", {})
-        differing += [key for key in settings if key not in others or others[key] != settings[key]]
-        if differing:
-            raise CommandError(
-                f"{self.path} holds another evaluation: its {', '.join(differing)} differed. Name another folder with "
-                "--out."
-            )
-
-    def batches(self) -> list[Batch]:
-        """Returns the finished batches."""
-        return cast(list[Batch], self.responses.read())
+        self.batches = Batches(responses, self.identity, plan.batches())
 
 
 def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool) -> int:
@@ -179,8 +189,7 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
     Raises:
         FolderError: the folder was renamed or removed.
     """
-    work, done = plan.batches(), len(folder.batches())
-    if done == len(work):
+    if folder.batches.done == len(folder.batches.work):
         return 0
     interrupts = Interrupts(lambda: None)
     try:
@@ -194,80 +203,59 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
             voice.stage("Starting Ray")
             around.enter_context(session.ray_session(processes(plan.settings), debug))
             interrupts.install()  # Ray took SIGTERM
-            _play(plan, folder, voice, done)
+            _play(plan, folder.batches, voice)
     except KeyboardInterrupt:
-        voice.say(f"Aborted. {_how_to_go_on(folder, len(work))}", True)
+        voice.say(f"Aborted. {folder.batches.progress}", True)
         return interrupts.exit_code
     except FolderError:
         raise
     except Exception as error:
-        error.add_note(_how_to_go_on(folder, len(work)))
+        error.add_note(folder.batches.progress)
         raise
     return 0
 
 
-def _play(plan: Plan, folder: EvaluationFolder, voice: Voice, done: int) -> None:
-    """Plays the batches after the first `done`: those of the base, then, with a checkpoint's weights, all others."""
+def _play(plan: Plan, batches: Batches[Work], voice: Voice) -> None:
+    """Plays what is left: the batches of the base, then, with a checkpoint's weights, all others."""
     from policies.cory import CoryConfig
 
     voice.stage("Loading the models")
     config = CoryConfig().cory(**plan.settings.model_dump()).cory(start_from=None)
     algo = config.build_algo()  # whose policies are the base
-    work = plan.batches()
-    trained, present = False, None
-    held = contextlib.ExitStack()  # what is held for one lineup
-    voice.begin()
-    for number, (lineup, deals) in list(enumerate(work))[done:]:
-        if lineup.trained and not trained and plan.checkpoint is not None:
-            update, checkpoint = plan.checkpoint
-            if not checkpoint.is_dir():
-                raise CommandError(f"{checkpoint} is gone: the run went on and dropped it. Evaluate a later one.")
-            algo.load_policies(checkpoint, update)
-            trained = True
+    present: Lineup | None = None
+    weights = contextlib.ExitStack()  # lent for one lineup
+
+    def play(batch: Work) -> dict[str, object]:
+        nonlocal present
+        lineup, deals = batch
         if lineup != present:
-            held.close()
+            weights.close()
+            if lineup.trained and not (present and present.trained) and plan.checkpoint is not None:
+                update, checkpoint = plan.checkpoint
+                if not checkpoint.is_dir():
+                    raise CommandError(f"{checkpoint} is gone: the run went on and dropped it. Evaluate a later one.")
+                algo.load_policies(checkpoint, update)
             voice.stage(f" {voice.arrow} ".join(lineup.names))
             if AVERAGE in lineup.modules:
-                held.enter_context(algo.evaluator.average())
+                weights.enter_context(algo.evaluator.average())
             present = lineup
-        folder.responses.append({"batch": number, "chains": answers(algo, lineup, deals, plan.split)})
-        left = voice.advance()
-        if not voice.has_bar and (number + 1) * LINES // len(work) > number * LINES // len(work):
-            voice.say(f"  {number + 1}/{len(work)} batches  {left}")
+        return {"chains": answers(algo, lineup, deals, plan.split)}
+
+    batches.run(play, voice)
     algo.stop()
 
 
-def answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], split: Split) -> list[MeasuredChain]:
+def answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], split: Split) -> list[list[Evaluation]]:
     """Plays a batch with an algorithm that holds the lineup's weights; for the `AVERAGE` within `Evaluator.average`.
 
-    A chain whose reward failed (`on_reward_error: skip`) is left out.
+    See `measure_chains`.
     """
     from policies.rollout.dealing import Deal
 
     first = algo.settings.modules[0]  # which holds the mean while that is in the lineup
     players = tuple(first if module == AVERAGE else module for module in lineup.modules)
     mapping = RoleMapping(role_names(len(players)), players)
-    rollout, figures = algo.evaluator.measure([Deal(query, sample) for query, sample in deals], mapping, split)
-    played = zip(rollout.deals, rollout.samples, rollout.episodes, strict=True)
-    chains: list[MeasuredChain] = []
-    for row, (deal, sample, episode) in enumerate(played):
-        chain = MeasuredChain(query=deal.query, sample=deal.sample, responses=[])
-        for name, response in zip(lineup.names, sample["responses"], strict=True):
-            measured = figures[response["role"]]
-            kept = MeasuredResponse(
-                role=response["role"],
-                policy=name,
-                text=response["text"],
-                task_reward=response["task_reward"],
-                tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
-                kl=float(measured["kl"][row]),
-                ended=bool(measured["eos_rate"][row]),
-            )
-            if "seen_kl" in measured:
-                kept["seen_kl"] = float(measured["seen_kl"][row])
-            chain["responses"].append(kept)
-        chains.append(chain)
-    return chains
+    return measure_chains(algo, mapping, lineup.names, [Deal(query, sample) for query, sample in deals], split)
 
 
 def results(plan: Plan, scoring: Scoring, folder: EvaluationFolder, command: str) -> tuple[dict[str, Standing], int]:
@@ -285,7 +273,7 @@ def results(plan: Plan, scoring: Scoring, folder: EvaluationFolder, command: str
     Raises:
         CommandError: all were.
     """
-    batches = folder.batches()
+    batches = cast(list[Batch], folder.batches.results)
     standings = summarise(batches, scoring)
     if not standings:
         raise CommandError("The reward failed on every response, so there is nothing to show. Correct the reward.")
@@ -306,13 +294,10 @@ def results(plan: Plan, scoring: Scoring, folder: EvaluationFolder, command: str
     return standings, dropped
 
 
-def own_folder(run: Run, plan: Plan) -> Path:
-    """Returns the folder of an evaluation of a run, which another one does not have, and the same one always has."""
-    assert plan.checkpoint is not None
-    name = f"{plan.checkpoint[1].name}-{plan.fingerprint}"
-    if run.storage is not None:
-        return Path("evaluations") / f"{run.path.name}-{name}"
-    return run.path / "evaluation" / name
+def own_folder(run: Run, checkpoint: Path, name: str) -> Path:
+    """Returns the folder of a named evaluation of a checkpoint: in the run's, or here if that is in storage."""
+    name = f"{checkpoint.name}-{name}"
+    return Path("evaluations", f"{run.path.name}-{name}") if run.storage is not None else run.path / "evaluation" / name
 
 
 def located_settings(run: Run, given: Container[str] = ()) -> Settings:
@@ -353,10 +338,6 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
         for change in compare(before, settings, task, now)
         if same_task or not change.is_of_task
     ]
-
-
-def _how_to_go_on(folder: EvaluationFolder, total: int) -> str:
-    return f"{len(folder.batches())} of {total} batches are kept in {folder.path}; the same command goes on from there."
 
 
 def _seal(update: int, checkpoint: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from cory_env.chain import role_names
 from launch.display.tables import FIGURES, shown, table
 from launch.evaluation.intervals import Estimate, over_queries, proportion
-from launch.run_folder.records import Batch, MeasuredResponse
+from launch.run_folder.records import Batch, Evaluation
 from policies.models.model_names import AVERAGE
 
 AMOUNTS = ("kl", "response_length")
@@ -66,17 +66,17 @@ def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, Standing]
     Every figure is computed per query, from all responses to it, and averaged over queries. In a chain of three or more
     each later role has an entry for all its policies together too.
     """
-    answers: dict[int, dict[str, dict[int, list[MeasuredResponse]]]] = {}
+    answers: dict[int, dict[str, dict[int, list[Evaluation]]]] = {}
     after: dict[str, str] = {}
     longest = 0
     for batch in batches:
         for chain in batch["chains"]:
-            longest = max(longest, len(chain["responses"]))
-            for position, response in enumerate(chain["responses"]):
+            longest = max(longest, len(chain))
+            for position, response in enumerate(chain):
                 of_policy = answers.setdefault(position, {}).setdefault(response["policy"], {})
-                of_policy.setdefault(chain["query"], []).append(response)
+                of_policy.setdefault(response["query"], []).append(response)
                 if position == 1:
-                    after[response["policy"]] = chain["responses"][0]["policy"]
+                    after[response["policy"]] = chain[0]["policy"]
     standings: dict[str, Standing] = {}
     values: list[np.ndarray] = []
     for position, role in enumerate(role_names(longest) if longest else ()):
@@ -111,22 +111,23 @@ def _estimates(values: np.ndarray, scoring: Scoring) -> list[Estimate]:
     return found
 
 
-def of_query(responses: Sequence[MeasuredResponse], scoring: Scoring) -> list[float]:
+def of_query(responses: Sequence[Evaluation], scoring: Scoring) -> list[float]:
     """Returns the figures of one policy on one query, in the order of `scoring.names`; NaN for those without a value.
 
     distinct-n counts over all its responses to the query, without their end-of-sequence tokens.
     """
     if not responses:
         return [math.nan] * len(scoring.names)
-    rewards = [math.nan if response["task_reward"] is None else response["task_reward"] for response in responses]
-    reward, kl = float(np.mean(rewards)), float(np.mean([response["kl"] for response in responses]))
-    texts = [response["tokens"][:-1] if response["ended"] else response["tokens"] for response in responses]
+    metrics = [response["metrics"] for response in responses]
+    rewards = [math.nan if (value := each["task_reward"]) is None else value for each in metrics]
+    reward, kl = float(np.mean(rewards)), float(np.mean([each["kl"] for each in metrics]))
+    texts = [r["tokens"][:-1] if r["metrics"]["eos_rate"] else r["tokens"] for r in responses]
     figures = [
         reward,
         kl,
         reward - scoring.kl_coef * kl,
         float(np.mean([len(response["tokens"]) for response in responses])),
-        float(np.mean([response["ended"] for response in responses])),
+        float(np.mean([each["eos_rate"] for each in metrics])),
         distinct(texts, 1),
         distinct(texts, 2),
     ]

@@ -1,6 +1,6 @@
 """EleutherAI's lm-evaluation-harness on the policies of a run and the untouched base, in one table.
 
-Each model's results lie in a file of their own, so a killed evaluation goes on at the next one.
+Each model's results are a line of `results.jsonl`, from which a killed evaluation goes on at the next one.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import importlib.metadata
 import json
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
 
 from launch.console.errors import CommandError
 from launch.display.tables import table
+from launch.display.terminal import Voice
+from launch.evaluation.batches import Batches
 from launch.models.export import write
 from launch.models.trained import Trained
-from launch.run_folder.journal import replace_text
 from policies.models.model_names import model_path
 
 if TYPE_CHECKING:
@@ -42,13 +43,21 @@ class Wanted(NamedTuple):
     limit: int | None
     """Only so many documents of each task."""
 
-    def fingerprint(self, trained: Trained) -> str:
-        """A short name of all that the results depend on."""
+    def identity(self, trained: Trained) -> dict[str, Any]:
+        """All that the results depend on, as JSON."""
         files = sorted(self.folder.rglob("*")) if self.folder is not None else []
-        seal = [(str(file), zlib.crc32(file.read_bytes())) for file in files if file.is_file()]
-        version = importlib.metadata.version("lm-eval")
-        identity = [self.tasks, seal, self.limit, trained.settings.models, trained.lines[-1], version]
-        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+        return {
+            "tasks": self.tasks,
+            "files": [(str(file), zlib.crc32(file.read_bytes())) for file in files if file.is_file()],
+            "limit": self.limit,
+            "models": trained.settings.models,
+            "update": trained.lines[-1],
+            "version": importlib.metadata.version("lm-eval"),
+        }
+
+    def fingerprint(self, trained: Trained) -> str:
+        """A short name of the identity."""
+        return hashlib.sha256(json.dumps(self.identity(trained), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def check_installed() -> None:
@@ -63,14 +72,15 @@ def check_installed() -> None:
         raise CommandError("--lm-eval needs the package lm-eval. Run `pip install 'lm-eval>=0.4.13'`.") from error
 
 
-def measure(trained: Trained, wanted: Wanted, out: Path, tell: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+def measure(trained: Trained, wanted: Wanted, out: Path, console: TextIO, quiet: bool) -> dict[str, dict[str, Any]]:
     """Measures the base and every policy, each as `cory export` writes it, with an adapter merged into its base.
 
     Args:
         trained: whose the policies are.
         wanted: what is measured.
         out: the evaluation's folder; it may have results of some models.
-        tell: is told which model is next.
+        console: shows which model is next.
+        quiet: show nothing.
 
     Returns:
         By model what the harness says: `results` (by task the metrics and their standard errors), versions and so on.
@@ -95,24 +105,20 @@ def measure(trained: Trained, wanted: Wanted, out: Path, tell: Callable[[str], N
         )
     bases = dict.fromkeys(trained.settings.models.values())
     called = {BASE if len(bases) == 1 else f"{BASE} {name}": name for name in bases}
-    files = {label: out / f"{label.replace('/', '--')}.json" for label in (*called, *trained.settings.modules)}
-    found = {label: json.loads(file.read_text(encoding="utf-8")) for label, file in files.items() if file.is_file()}
-    fingerprint = wanted.fingerprint(trained)
-    if any(results.get("fingerprint") != fingerprint for results in found.values()):
-        raise CommandError(f"{out} has results of another evaluation. Name another folder with --out.")
-    for label, file in files.items():
-        if label not in found:
-            tell(label)
-            with tempfile.TemporaryDirectory(prefix="cory-export-") as place:
-                if label in called:
-                    path = model_path(called[label])
-                else:
-                    path = str(Path(place) / "model")
-                    write(trained, label, Path(path), "fp32", merge=trained.settings.lora is not None)
-                results = _run(path, trained.settings.trust_remote_code, wanted, manager)
-            replace_text(file, json.dumps({"fingerprint": fingerprint, **results}, indent=1, default=_plain) + "\n")
-        found[label] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    batches = Batches(out / "results.jsonl", wanted.identity(trained), (*called, *trained.settings.modules))
+
+    def run(label: str) -> dict[str, object]:
+        voice.stage(f"Measuring {label}")
+        with tempfile.TemporaryDirectory(prefix="cory-export-") as folder:
+            path = model_path(called[label]) if label in called else str(Path(folder) / "model")
+            if label not in called:
+                write(trained, label, Path(path), "fp32", merge=trained.settings.lora is not None)
+            results = _run(path, trained.settings.trust_remote_code, wanted, manager)
+        return {"model": label, **json.loads(json.dumps(results, default=_plain))}
+
+    with Voice(console, len(batches.work), done=batches.done, quiet=quiet, bar=False) as voice:
+        batches.run(run, voice)
+    return {results["model"]: results for results in batches.results}
 
 
 def _plain(value: object) -> object:

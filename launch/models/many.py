@@ -1,18 +1,19 @@
 """Many queries from a file, answered into a file: batch by batch, so that a killed one goes on, and whole or absent."""
 
 import json
+import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from cory_env.tasks import Query
 from launch.console.errors import CommandError
 from launch.display.terminal import Voice
+from launch.evaluation.batches import Batches
 from launch.models.trained import Stored
 from launch.models.trained_chain import TrainedChain
 from launch.run_folder import manifest
-from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.journal import replace_text
 from launch.run_folder.locks import try_lock
 from launch.run_folder.storage import check_place
 
@@ -35,108 +36,87 @@ def check_free(out: Path) -> None:
         raise CommandError(f"{out} is there already: remove it, or name another file with --out.")
 
 
-class Many(NamedTuple):
-    """Queries to be answered, and where to."""
+def answer_file(
+    trained: Stored,
+    chain: TrainedChain,
+    queries: Sequence[Query],
+    out: Path,
+    *,
+    samples: int = 1,
+    backend: str = "transformers",
+    bar: bool = True,
+) -> None:
+    """Answers queries into a new file: a row per query and sample, in order.
 
-    trained: Stored
-    chain: TrainedChain
-    """Made for many queries."""
-    queries: Sequence[Query]
-    samples: int
-    """Answers to each."""
-    backend: str
-    """`vllm` or `transformers`."""
-    out: Path
-    """The file: a row per query and sample, in order."""
+    What an earlier process did that was to write the very same is kept.
 
-    @property
-    def batches(self) -> list[list[tuple[Query, int]]]:
-        """All the work, in order."""
-        deals = [(query, sample) for query in self.queries for sample in range(self.samples)]
-        size = AT_ONCE[self.backend]
-        return [deals[start : start + size] for start in range(0, len(deals), size)]
+    Args:
+        trained: whose the policies are.
+        chain: made of them for many queries.
+        queries: are answered.
+        out: the file.
+        samples: answers to each query.
+        backend: `vllm` or `transformers`.
+        bar: show a bar, if this is a terminal.
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """All that the answers depend on, as JSON."""
-        asked = repr([(query.raw, query.columns) for query in self.queries])
-        return {
-            "run": self.trained.run.shown(self.trained.run.path.resolve()),
-            "checkpoint": [self.trained.update, zlib.crc32((self.trained.folder / manifest.NAME).read_bytes())],
-            "roles": list(self.chain.players),
-            "temperature": self.chain.temperature,
-            "seed": self.chain.seed,
-            "samples": self.samples,
-            "backend": self.backend,
-            "queries": zlib.crc32(asked.encode()),
-        }
-
-    def answer(self, voice: Voice) -> None:
-        """Answers all into a new file; what was done by an earlier process that was to write the very same is kept.
-
-        Args:
-            voice: shows how far it is; a step is a batch.
-
-        Raises:
-            CommandError: another process is at it, or was meanwhile, the folder cannot be made, or the policies cannot
-                be loaded.
-            GenerationError, EngineStartError: the engine failed.
-        """
+    Raises:
+        CommandError: another process is at it, or was meanwhile, the folder cannot be made, or the policies cannot be
+            loaded.
+        GenerationError, EngineStartError: the engine failed.
+    """
+    deals = [(query, sample) for query in queries for sample in range(samples)]
+    size = AT_ONCE[backend]
+    work = [deals[start : start + size] for start in range(0, len(deals), size)]
+    identity = {
+        "run": trained.run.shown(trained.run.path.resolve()),
+        "checkpoint": [trained.update, zlib.crc32((trained.folder / manifest.NAME).read_bytes())],
+        "roles": list(chain.players),
+        "temperature": chain.temperature,
+        "seed": chain.seed,
+        "samples": samples,
+        "backend": backend,
+        "queries": zlib.crc32(repr([(query.raw, query.columns) for query in queries]).encode()),
+    }
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"The folder {out.parent} cannot be made: {error.strerror}.") from error
+    lock_file, part = (out.with_name(f".{out.name}.{ending}") for ending in ("lock", "part"))
+    lock = try_lock(lock_file)
+    if lock is None:
+        raise CommandError(f"Another process writes {out}. Wait for it, or name another file with --out.")
+    with lock:
+        batches = Batches(part, identity, work, restart=True)
         try:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CommandError(f"The folder {self.out.parent} cannot be made: {error.strerror}.") from error
-        lock_file = self.out.with_name(f".{self.out.name}.lock")
-        lock = try_lock(lock_file)
-        if lock is None:
-            raise CommandError(f"Another process writes {self.out}. Wait for it, or name another file with --out.")
-        part = Journal(self.out.with_name(f".{self.out.name}.part"), number="batch")
-        with lock:
-            try:
-                check_free(self.out)  # another process may have finished it while this one made ready
-                self._answer(part, voice)
-            finally:
-                if len(part.read()) < 2:  # nothing is done that could be gone on with, or all is
-                    part.path.unlink(missing_ok=True)
-                    lock_file.unlink()
+            check_free(out)  # another process may have finished it while this one made ready
+            with Voice(sys.stderr, len(work), done=batches.done, bar=bar) as voice:
+                _answer(chain, batches, backend, voice)
+            rows = [row for batch in batches.results for row in batch["rows"]]
+            replace_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            part.unlink()
+        finally:
+            if not part.exists() or not batches.done:  # nothing is left to continue
+                part.unlink(missing_ok=True)
+                lock_file.unlink()
 
-    def _answer(self, part: Journal, voice: Voice) -> None:
-        """Does what is left to do; `part` keeps what is done, and is gone when the file is there."""
-        batches, done = self.batches, self._begun(part)
-        voice.set_back(done)
-        if done:
-            voice.say(f"{done} of {len(batches)} batches were done before.")
-        if done < len(batches):
-            voice.stage("Loading the policies")
-            self.chain.load(self.backend, len(batches[0]))
-        voice.stage("Answering")
-        voice.begin()
-        try:
-            for number, batch in list(enumerate(batches))[done:]:
-                part.append({"batch": number, "rows": self._rows(batch)})
-                left = voice.advance()
-                if not voice.has_bar:
-                    voice.say(f"  {number + 1}/{len(batches)} batches  {left}")
-        except KeyboardInterrupt:
-            voice.say(f"{len(part.read()) - 1} of {len(batches)} batches are kept; the same command goes on.")
-            raise
-        rows = [row for each in part.read()[1:] for row in each["rows"]]
-        replace_text(self.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        part.path.unlink()
 
-    def _begun(self, part: Journal) -> int:
-        """Returns the number of batches that are done; begins anew where the file is to hold something else."""
-        kept, identity = part.read(), self.identity
-        if kept and kept[0].get("identity") == identity:
-            part.cut_after(kept[-1]["batch"])  # what a kill left of a line
-            return len(kept) - 1
-        part.path.unlink(missing_ok=True)
-        part.append({"batch": -1, "identity": identity})
-        return 0
+def _answer(chain: TrainedChain, batches: Batches[list[tuple[Query, int]]], backend: str, voice: Voice) -> None:
+    if batches.done:
+        voice.say(f"{batches.done} of {len(batches.work)} batches were done before.")
+    if batches.done < len(batches.work):
+        voice.stage("Loading the policies")
+        chain.load(backend, len(batches.work[0]))
+    voice.stage("Answering")
 
-    def _rows(self, batch: Sequence[tuple[Query, int]]) -> list[dict[str, object]]:
+    def answer(deals: list[tuple[Query, int]]) -> dict[str, object]:
         rows: list[dict[str, object]] = []
-        for (query, sample), answered in zip(batch, self.chain.answer_all(batch), strict=True):
+        for (query, sample), answered in zip(deals, chain.answer_all(deals), strict=True):
             columns = json.loads(json.dumps(query.columns, default=str))  # a table may hold dates and the like
             rows.append({"row": query.id, "sample": sample, **({"columns": columns} if columns else {}), **answered})
-        return rows
+        return {"rows": rows}
+
+    try:
+        batches.run(answer, voice)
+    except KeyboardInterrupt:
+        voice.say(batches.progress)
+        raise

@@ -1,24 +1,24 @@
 """Trained policies, and those of a run, read from one of its checkpoints: without Ray, and without the rest of it.
 
 Resuming unpickles parts of a checkpoint, which can run any code in it. Here only a policy's weights are read, which are
-no pickle; of the pickles of earlier versions only arrays are accepted.
+no pickle.
 """
 
 from __future__ import annotations
 
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import safetensors
 
 from launch.console.errors import CommandError
+from launch.run_folder.environment import in_words
 from launch.run_folder.layout import CONFIG, POLICIES
 from launch.run_folder.locations import add_module_folders, located
-from launch.run_folder.records import Update
+from launch.run_folder.records import Update, plain
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, compare_llms, llms_of
 from launch.run_folder.status import read_run
@@ -32,9 +32,7 @@ from policies.settings.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-EARLIER = "module_state.pkl"
-"""Where versions that left checkpoints to RLlib put a policy's weights."""
-_PARTS_OF_ARRAYS = {("numpy._core.numeric", "_frombuffer"), ("numpy", "dtype")}
+    from policies.cory import Cory
 
 
 class Trained(ABC):
@@ -203,11 +201,11 @@ class Stored(Trained):
         return "\n".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
 
     def _weights(self, llm: str) -> Weights:
-        from policies.learning.stored_policy import FILES, read
+        from policies.learning.stored_policy import read
 
         folder = self.folder / POLICIES / llm
         try:
-            state = read(str(folder)) if any(folder.glob(FILES)) else _pickled(folder / EARLIER)
+            state = read(str(folder))
         except (FileNotFoundError, safetensors.SafetensorError) as error:
             if folder.is_dir():
                 raise CommandError(f"{folder} does not hold a policy's weights: {error}. It was not read.") from error
@@ -215,6 +213,40 @@ class Stored(Trained):
             raise CommandError(f"{self.folder} was removed meanwhile. Try again.") from error
         own = {name.removeprefix("lm."): shape for name, shape in shapes(state).items() if name.startswith("lm.")}
         return LazyWeights(own, lambda name: state[f"lm.{name}"])
+
+
+class Present(Trained):
+    """What an algorithm has learned by now. Its weights are fetched from the learners each time they are asked for."""
+
+    def __init__(self, algorithm: Cory) -> None:
+        self.algorithm = algorithm
+        self.settings = algorithm.settings
+        self.update = algorithm.updates
+        report = {key: value for key, value in algorithm.report.items() if key != "samples"} or {"update": self.update}
+        self.lines = [cast(Update, plain(report))]
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        """The policies in the order in which the chain's next query would be answered."""
+        return tuple(self.algorithm.mapping.as_dict().values())
+
+    @property
+    def place(self) -> str:
+        """What messages call it."""
+        return "The algorithm"
+
+    @property
+    def name(self) -> str:
+        """As it has no folder, its task's name."""
+        return self.settings.task
+
+    @property
+    def origin(self) -> str:
+        """The versions and the machine that made it."""
+        return f"an algorithm in Python  # {in_words()}"
+
+    def _weights(self, llm: str) -> Weights:
+        return self.algorithm.weights(llm)
 
 
 def open_trained(place: str | Path, wanted: str | None = None) -> Stored:
@@ -242,31 +274,3 @@ def open_trained(place: str | Path, wanted: str | None = None) -> Stored:
         add_module_folders([settings.task] if ":" in settings.task else [], sources.paths)
         settings = located(settings, sources.paths, needed=("model",), settable=())
     return Stored(run, settings, update, folder, lines, sources)
-
-
-def _pickled(file: Path) -> Weights:
-    """Reads a policy as earlier versions wrote it.
-
-    Raises:
-        CommandError: the file holds anything but arrays.
-    """
-    try:
-        with file.open("rb") as stream:
-            state: Weights = _Arrays(stream).load()
-    except pickle.UnpicklingError as error:
-        raise CommandError(f"{file} is no policy's weights: {error}. It was not read.") from error
-    return state
-
-
-class _Arrays(pickle.Unpickler):
-    """Reads built-in types and NumPy arrays, and nothing else: no name in the file leads to any other code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Returns what arrays are made by.
-
-        Raises:
-            UnpicklingError: something else is asked for.
-        """
-        if (module, name) not in _PARTS_OF_ARRAYS:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no part of an array")
-        return super().find_class(module, name)

@@ -1,6 +1,11 @@
 """The chain of a run's trained policies, in this process: queries in, each role's response out; many at once or one."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
@@ -8,14 +13,14 @@ from cory_env.message import Message
 from cory_env.tasks import Query, Task
 from cory_env.tasks.task import placeholders
 from launch.console.errors import CommandError
+from launch.display.texts import visible
 from launch.models.generators import transformers_generator, vllm_generator
-from launch.models.token_printer import TokenPrinter
 from launch.models.trained import Trained
 from launch.run_folder.records import Answer, Answered
 from launch.run_folder.sources import task_alone
 from launch.training.preflight import load_task
 from policies.generation.generator import EVALUATION_STREAM, Generator, Request, Sampling, sampling_seed
-from policies.generation.token_stream import TokenStream
+from policies.generation.token_stream import Detokenizer, StepStreamer
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.model_names import AVERAGE
 from policies.rollout.dealing import Deal
@@ -23,6 +28,40 @@ from policies.rollout.game import Game, InPlay
 
 COLDEST = 1e-4
 """The temperature that stands for 0: always the likeliest token, without a division by zero."""
+
+
+class TokenPrinter:
+    """Prints `role (policy): response`, piece by piece; only a terminal gets colours."""
+
+    def __init__(self, output: TextIO, *, repeat: bool) -> None:
+        """Notes where to, and whether to `repeat` the query before the responses."""
+        self._console = Console(file=output, highlight=False, soft_wrap=True)
+        self._repeat = repeat
+        self._begun = False
+
+    def query(self, text: str) -> None:
+        """Begins with a query."""
+        if self._repeat:
+            self.line(text, style="italic")
+
+    def turn(self, role: str, policy: str) -> None:
+        """Begins a response."""
+        self._print(f"{role} ({policy}): ", style="dim")
+        self._begun = False
+
+    def say(self, text: str) -> None:
+        """Goes on with the response; spaces that it starts with are left out."""
+        text = text if self._begun else text.lstrip()
+        self._begun = self._begun or bool(text)
+        self._print(text)
+
+    def line(self, text: str, style: str = "") -> None:
+        """Prints a line, or what ends one."""
+        self._print(f"{text}\n", style)
+
+    def _print(self, text: str, style: str = "") -> None:
+        # What a model writes must not steer the terminal.
+        self._console.print(Text(visible(text), style=style), end="")
 
 
 class TrainedChain:
@@ -89,9 +128,7 @@ class TrainedChain:
                     f"Row {query.id + 1} is a conversation, but this run was trained without a chat template "
                     "(chat=false). Give it plain texts."
                 )
-            ChainEpisode(self.chain, query).prompt_ids()
-            for reader in dict.fromkeys(self.chain.at[1:]):
-                reader.build_prompt(query, [[]])
+            check_prompts(self.chain, query)
 
     def answer_all(self, deals: Sequence[tuple[Query, int]]) -> list[Answered]:
         """Lets the chain answer many queries at once, each at its own pace.
@@ -142,21 +179,21 @@ class TrainedChain:
         """
         query = Query(number, text, history=None if history is None else tuple(history))
         self.fits([query])
+        if printer is None:
+            return self.answer_all([(query, sample)])[0]
         episode = ChainEpisode(self.chain, query)
-        if printer is not None:
-            printer.query(text)
+        printer.query(text)
         assert isinstance(self.generator, TransformersGenerator)
         for position, (role, policy) in enumerate(zip(self.chain.roles, self.players, strict=True)):
-            stream = None
-            if printer is not None:
-                printer.turn(role, policy)
-                chain = self.chain.at[position]
-                stream = TokenStream(chain.decode_whole, printer.say, chain.stops)
+            printer.turn(role, policy)
+            chain = self.chain.at[position]
+            detokenizer = Detokenizer(chain.decode_whole, chain.stops)
+            streamer = StepStreamer(partial(_print_tokens, printer, detokenizer))
             sampling = self._sampling(number, position, sample)
-            (response,) = self.generator.generate([episode.prompt_ids()], policy, sampling, stream)
+            (response,) = self.generator.generate([episode.prompt_ids()], policy, sampling, streamer)
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
-            if printer is not None:
-                printer.line("")
+            printer.say(detokenizer.end())
+            printer.line("")
         return self._answered(episode)
 
     def _sampling(self, query: int, position: int, sample: int) -> Sampling:
@@ -167,6 +204,26 @@ class TrainedChain:
         each = zip(self.chain.roles, self.players, episode.completions, strict=True)
         responses = [Answer(role=role, policy=policy, text=text) for role, policy, text in each]
         return Answered(query=episode.query.raw, responses=responses)
+
+
+def _print_tokens(printer: TokenPrinter, detokenizer: Detokenizer, tokens: list[int]) -> None:
+    printer.say(detokenizer.add(tokens))
+
+
+def check_prompts(chain: Chain, query: Query) -> list[int]:
+    """Refuses a query that a role's prompt has no room for, even without any reference.
+
+    Returns:
+        The first prompt, in token ids.
+
+    Raises:
+        PromptError: the prompt does not fit, or holds a token that the model has no embedding for.
+        ChatError: the chat template cannot render it.
+    """
+    first = ChainEpisode(chain, query).prompt_ids()
+    for reader in dict.fromkeys(chain.at[1:]):
+        reader.build_prompt(query, [[]])
+    return first
 
 
 def chain_of(trained: Trained, players: Sequence[str], *, many: bool = False) -> Chain:

@@ -10,8 +10,7 @@ from launch.console.configuration import Value
 from launch.display.tables import MAIN
 from launch.evaluation.intervals import Estimate, over_queries
 from launch.report.runs import MEAN, Run, differing
-from launch.run_folder.final import Responses
-from launch.run_folder.records import Figures
+from launch.run_folder.records import Evaluation, Figures
 
 LAST = "last answer"
 """Who answers last in a chain, as one of those whose figures are shown."""
@@ -49,7 +48,7 @@ def _alone(value: float | None) -> Estimate:
     return Estimate(math.nan if value is None else value, None, None, 0)
 
 
-def _over_queries(answers: Sequence[Responses]) -> dict[str, Estimate]:
+def _over_queries(answers: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate]:
     """Returns the mean over those who answered, at each query that all of them answered, and its interval."""
     rows = [_rows(each) for each in answers]
     queries = [query for query in rows[0] if all(query in each for each in rows)]
@@ -59,9 +58,9 @@ def _over_queries(answers: Sequence[Responses]) -> dict[str, Estimate]:
     return dict(zip(MAIN, over_queries(values, seed=0), strict=True))
 
 
-def _rows(answers: Responses) -> dict[int, NDArray[np.float64]]:
-    columns = [np.array(answers["figures"][name], dtype=np.float64) for name in MAIN]  # None becomes NaN
-    return dict(zip(answers["query"], np.stack(columns, axis=1), strict=True))
+def _rows(responses: Sequence[Evaluation]) -> dict[int, NDArray[np.float64]]:
+    """Returns the figures by query; None becomes NaN."""
+    return {each["query"]: np.array([each["metrics"][name] for name in MAIN], dtype=np.float64) for each in responses}
 
 
 def settings_that_differ(runs: Sequence[Run]) -> Mapping[str, list[Value]]:

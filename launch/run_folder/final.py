@@ -3,36 +3,23 @@ and the chain's last answer to them.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
+from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
 from launch.run_folder.journal import replace_text
-from launch.run_folder.records import plain
+from launch.run_folder.records import Evaluation, plain
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from policies.cory import Cory
-    from policies.rollout.episodes import Rollout
+    from policies.rollout.dealing import Deal
+    from policies.rollout.role_mapping import RoleMapping
 
 PROBED = 200
 """Held-out queries, at most, on which the influence is measured: two responses of the pioneer to each, two to each of
 these."""
-OF_RESPONSE = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
-"""What is measured of a response; `eos_rate` is 1 where it ended by itself, else 0."""
-
-
-class Responses(TypedDict):
-    """One policy's responses, an entry of each list per query."""
-
-    query: list[int]
-    """Numbers of held-out queries."""
-    prompt: list[str]
-    text: list[str]
-    figures: dict[str, list[float | None]]
-    """By the names in `OF_RESPONSE`."""
 
 
 class FinalInfluence(TypedDict):
@@ -50,14 +37,49 @@ class Final(TypedDict):
     """What `final.json` holds."""
 
     update: int
-    policy: dict[str, Responses]
-    """A policy whose reward failed on every query is absent (`on_reward_error: skip`). With `evaluate_average` the LLM
-    whose weights are the mean of the others' is one more."""
-    last_answer: NotRequired[dict[str, Responses]]
-    """Of the chain, by who plays it, such as `llm_1,llm_2`, in every order that role exchange brings. `kl` is to the
-    reference on the bare query; the figures hold `seen_kl` too, to that in the last agent's prompt."""
+    policy: dict[str, list[Evaluation]]
+    """Of each policy alone. One whose reward failed on every query is absent (`on_reward_error: skip`). With
+    `evaluate_average` the LLM whose weights are the mean of the others' is one more."""
+    last_answer: NotRequired[dict[str, list[Evaluation]]]
+    """Of the chain, by who plays it, such as `llm_1,llm_2`, in every order that role exchange brings."""
     influence: NotRequired[FinalInfluence]
     """Of a chain whose agents see the earlier responses, on the first `PROBED` of these queries at most."""
+
+
+def measure_chains(
+    algo: "Cory", mapping: "RoleMapping", names: Sequence[str], deals: "Sequence[Deal]", split: Split
+) -> list[list[Evaluation]]:
+    """Lets policies answer held-out queries in turn, and measures every response.
+
+    Args:
+        algo: holds the policies.
+        mapping: who plays: all roles, or the first one alone.
+        names: what the players are called, by position.
+        deals: queries of the split, and which sample of their responses each is.
+        split: of the task.
+
+    Returns:
+        Each chain's responses, in order. Chains whose reward failed are left out (`on_reward_error: skip`).
+    """
+    rollout, metrics = algo.evaluator.measure(deals, mapping, split)
+    played = zip(rollout.deals, rollout.samples, rollout.episodes, strict=True)
+    return [
+        [
+            Evaluation(
+                policy=name,
+                role=response["role"],
+                query=deal.query,
+                sample=deal.sample,
+                prompt=sample["query"],
+                text=response["text"],
+                tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
+                metrics={key: float(column[row]) for key, column in metrics[response["role"]].items()}
+                | {"task_reward": response["task_reward"]},  # not rounded to 32 bits
+            )
+            for name, response in zip(names, sample["responses"], strict=True)
+        ]
+        for row, (deal, sample, episode) in enumerate(played)
+    ]
 
 
 def final_responses(algo: "Cory", count: int) -> Final:
@@ -74,18 +96,15 @@ def final_responses(algo: "Cory", count: int) -> Final:
     final = Final(update=algo.updates, policy={})
     for module in algo.settings.modules:
         mapping = algo.evaluator.led_by(module)
-        rollout, figures = algo.evaluator.measure(deals, mapping, "test")
-        if not figures:
-            continue
-        final["policy"][module] = _of_role(rollout, figures, 0)
-        if len(mapping.roles) > 1:
-            order = ",".join(mapping.as_dict().values())
-            final.setdefault("last_answer", {})[order] = _of_role(rollout, figures, len(mapping.roles) - 1)
+        players = tuple(mapping.as_dict().values())
+        if chains := measure_chains(algo, mapping, players, deals, "test"):
+            final["policy"][module] = [chain[0] for chain in chains]
+            if len(players) > 1:
+                final.setdefault("last_answer", {})[",".join(players)] = [chain[-1] for chain in chains]
     if algo.settings.evaluate_average:
         with algo.evaluator.average() as alone:
-            rollout, figures = algo.evaluator.measure(deals, alone, "test")
-        if figures:
-            final["policy"][AVERAGE] = _of_role(rollout, figures, 0)
+            if chains := measure_chains(algo, alone, (AVERAGE,), deals, "test"):
+                final["policy"][AVERAGE] = [response for (response,) in chains]
     if "last_answer" in final:
         final["influence"] = _influence(algo, min(count, PROBED))
     return final
@@ -99,18 +118,6 @@ def _influence(algo: "Cory", queries: int) -> FinalInfluence:
         return FinalInfluence(share=None, low=None, high=None, queries=len(rewards))
     low, high = share_interval(rewards)
     return FinalInfluence(share=components(rewards).share, low=low, high=high, queries=len(rewards))
-
-
-def _of_role(rollout: "Rollout", figures: "Mapping[str, Mapping[str, np.ndarray]]", at: int) -> Responses:
-    """Returns what the role at a position answered, and what was measured of it."""
-    samples = rollout.samples
-    measured = list(figures.values())[at]
-    return Responses(
-        query=[deal.query for deal in rollout.deals],
-        prompt=[sample["query"] for sample in samples],
-        text=[sample["responses"][at]["text"] for sample in samples],
-        figures={name: measured[name].tolist() for name in (*OF_RESPONSE, "seen_kl") if name in measured},
-    )
 
 
 def write(file: Path, final: Final) -> None:

@@ -50,29 +50,30 @@ class SampleLine(Sample):
     held_out: bool
 
 
-class MeasuredResponse(Response):
-    """A response of an evaluation."""
+class Evaluation(TypedDict):
+    """One response to a held-out query, and what was measured of it: in `final.json` and in evaluations."""
 
-    tokens: list[int]
-    kl: float
-    """To the base, in nats, summed over the response; of a chain's last response to the base on the bare query."""
-    seen_kl: NotRequired[float]
-    """Of a chain's last response: to the base in the response's own prompt."""
-
-
-class MeasuredChain(TypedDict):
-    """The responses of one lineup to one query of an evaluation, in order."""
-
+    policy: str
+    role: str
     query: int
+    """The query's number in its split."""
     sample: int
-    responses: list[MeasuredResponse]
+    """Which of the responses to the query it is."""
+    prompt: str
+    """The query."""
+    text: str
+    tokens: list[int]
+    metrics: Figures
+    """`task_reward`; `kl` to the base, in nats, summed over the response, of a chain's last one to the base on the bare
+    query; `combined_reward`; `response_length` in tokens; `eos_rate`, 1 where it ends by itself, else 0; `repetition`.
+    Of a chain's last one also `seen_kl`: to the base in the response's own prompt."""
 
 
 class Batch(TypedDict):
-    """A line of an evaluation's `responses.jsonl`."""
+    """A line of an evaluation's `responses.jsonl`: some chains of one lineup, each its responses in order."""
 
     batch: int
-    chains: list[MeasuredChain]
+    chains: list[list[Evaluation]]
 
 
 class HealthWarning(TypedDict):

@@ -3,222 +3,214 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
+import logging
+import math
 import secrets
 import signal
 import socket
 import time
-import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
-from aiohttp import web
+import fastapi
+import uvicorn
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from cory_env.chain import PromptError, QueryTooLong
 from cory_env.chat import ChatError
-from cory_env.episode import ChainEpisode
 from cory_env.message import Message
 from cory_env.tasks import Query
 from launch.console.interrupts import stop_signals
-from launch.serving.answers import Choice, Served, Wanted, go_on, respond, together
-from launch.serving.desk import Desk
-from launch.serving.forms import ChatForm, Form, TextForm, usage
-from launch.serving.requests import (
-    MOST,
+from launch.models.trained_chain import check_prompts
+from launch.serving.protocol import (
+    MAX_CHOICES,
     ChatRequest,
     CompletionRequest,
+    Reply,
     Request,
     RequestError,
-    error_body,
-    parse,
+    openai_error,
+    validation_error,
 )
+from launch.serving.request_queue import RequestQueue
+from launch.serving.responses import Choice, Piece, SamplingParams, ServedModel, pieces, respond_all
 
-LONGEST = 2**20
+MAX_BODY = 2**20
 """Bytes of a request: nobody else is answered while it is cut into tokens."""
-PATIENCE = 5.0
-"""Seconds in which answers that are being written may be finished when the server ends."""
-FAREWELL = 1.0
-"""Seconds in which clients may then take what was written."""
+SHUTDOWN_SECONDS = 5.0
+"""Time for the responses that are being written when the server ends."""
+SENDING_SECONDS = 1.0
+"""Time in which clients may then take what was written."""
 
-Answers = list[tuple[Choice, AsyncGenerator[str, None]]]
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-class Server:
-    """Answers clients of some policies and of their chain."""
+def make_app(
+    queue: RequestQueue, models: Mapping[str, ServedModel], temperature: float, api_key: str | None
+) -> FastAPI:
+    """Returns the application that answers clients of some policies and of their chain.
 
-    def __init__(self, desk: Desk, models: Mapping[str, Served], temperature: float, api_key: str | None) -> None:
-        """Puts the routes together.
+    Args:
+        queue: generates.
+        models: by the names that clients know them by.
+        temperature: where a request says none.
+        api_key: what clients must bring; None: nothing.
+    """
+    app = FastAPI(openapi_url=None)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY)
+    for kind in (HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _error_response)
+    created = int(time.time())
+    limit = next(iter(models.values())).chain.max_response
 
-        Args:
-            desk: where responses are written.
-            models: by the names that clients know them by.
-            temperature: where a request says none.
-            api_key: what clients must bring; None: nothing.
-        """
-        self._desk = desk
-        self._models = models
-        self._temperature = temperature
-        self._api_key = api_key
-        self._started = int(time.time())
-        self._answering = 0
-        self.app = web.Application(middlewares=[self._errors], client_max_size=LONGEST)
-        self.app.add_routes(
-            [
-                web.get("/health", self._health),
-                web.get("/v1/models", self._list),
-                web.get("/v1/models/{name}", self._model),
-                web.post("/v1/chat/completions", self._chat),
-                web.post("/v1/completions", self._complete),
-            ]
-        )
-        self.app.on_shutdown.append(self._finish)
-
-    @web.middleware
-    async def _errors(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        """Checks the key, and turns whatever goes wrong into OpenAI's error object."""
-        try:
-            if self._api_key is not None and request.path != "/health":
-                _, _, key = request.headers.get("Authorization", "").partition("Bearer ")
-                if not hmac.compare_digest(key.encode(errors="replace"), self._api_key.encode()):
-                    raise RequestError(
-                        "The API key is missing or wrong. Send the server's as `Authorization: Bearer KEY`.",
-                        status=401,
-                        code="invalid_api_key",
-                    )
-            return await handler(request)
-        except web.HTTPException as error:
-            if error.status < 400:
-                raise
-            said = f"{error.reason}: {request.method} {request.path}."
-            return web.json_response(error_body(said, error.status), status=error.status)
-        except Exception as error:
-            told = _told(error)
-            return web.json_response(told.body, status=told.status)
-
-    async def _finish(self, _: web.Application) -> None:
-        """Lets the answers that are being written be finished; those that take too long end with an error."""
-        deadline = time.monotonic() + PATIENCE
-        while self._answering and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        self._desk.refuse(RequestError("The server was ended before the answer was written.", status=503))
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=200 if self._desk.works else 503)
-
-    async def _list(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._about(name) for name in self._models]})
-
-    async def _model(self, request: web.Request) -> web.Response:
-        return web.json_response(self._about(self._served(request.match_info["name"]).name))
-
-    def _about(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._started, "owned_by": "cory"}
-
-    def _served(self, name: str) -> Served:
-        if name not in self._models:
+    def check_key(key: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]) -> None:
+        sent = "" if key is None else key.credentials
+        if api_key is not None and not hmac.compare_digest(sent.encode(errors="replace"), api_key.encode()):
             raise RequestError(
-                f"There is no model `{name}`. This server has: {', '.join(self._models)}.",
-                status=404,
-                param="model",
-                code="model_not_found",
+                "The API key is missing or wrong. Send the server's as `Authorization: Bearer KEY`.",
+                status=401,
+                code="invalid_api_key",
             )
-        return self._models[name]
 
-    async def _chat(self, http: web.Request) -> web.StreamResponse:
-        request = parse(ChatRequest, await http.read())
-        served, wanted = self._served(request.model), self._wanted(request)
-        answers: Answers = []
-        for index in range(request.n or 1):
-            choice = Choice(index, again=index > 0)
-            query = _query(request, served, index)
-            if not index:
-                _check(served, query, "messages")
-            answers.append((choice, respond(self._desk, served, query, wanted, choice)))
-        return await self._answer(http, request, answers, ChatForm(served.name))
+    def find_model(name: str) -> ServedModel:
+        if name not in models:
+            message = f"There is no model `{name}`. This server has: {', '.join(models)}."
+            raise RequestError(message, status=404, param="model", code="model_not_found")
+        return models[name]
 
-    async def _complete(self, http: web.Request) -> web.StreamResponse:
-        request = parse(CompletionRequest, await http.read())
-        served, wanted, n = self._served(request.model), self._wanted(request), request.n or 1
-        if not request.prompts:
-            raise RequestError("`prompt` is an empty list. Give at least one text.", param="prompt")
-        if len(request.prompts) * n > MOST:
-            raise RequestError(f"A request may have 1 to {MOST} responses.", param="prompt")
-        answers: Answers = []
-        for place, prompt in enumerate(request.prompts):
-            if len(served.players) > 1 and not isinstance(prompt, str):
-                raise RequestError(f"`{served.name}` takes a query as text, not tokens.", param="prompt")
-            if len(served.players) > 1:
-                _check(served, Query(place, str(prompt)), "prompt")
-            else:
-                prompt = _tokens(served, prompt)
-            for index in range(place * n, (place + 1) * n):
-                choice = Choice(index, again=index > place * n)
-                if isinstance(prompt, str):
-                    pieces = respond(self._desk, served, Query(index, prompt), wanted, choice)
-                else:
-                    pieces = go_on(self._desk, served, index, prompt, wanted, choice)
-                answers.append((choice, pieces))
-        return await self._answer(http, request, answers, TextForm(served.name))
+    def model_entry(name: str) -> dict[str, Any]:
+        return {"id": find_model(name).name, "object": "model", "created": created, "owned_by": "cory"}
 
-    def _wanted(self, request: Request) -> Wanted:
-        limit = next(iter(self._models.values())).chain.max_response
-        return Wanted(
-            temperature=self._temperature if request.temperature is None else request.temperature,
-            max_tokens=min(request.limit or limit, limit),
+    async def reply(http: fastapi.Request, request: Request, model: ServedModel, choices: Sequence[Choice]) -> Response:
+        params = SamplingParams(
+            temperature=temperature if request.temperature is None else request.temperature,
+            max_tokens=min(request.max_completion_tokens or request.max_tokens or limit, limit),
             seed=secrets.randbits(31) if request.seed is None else request.seed,
             stops=request.stops,
         )
+        write = partial(respond_all, queue, model, params, choices)
+        if not request.stream:
+            await _while_connected(http, write(lambda piece: None))
+            return JSONResponse(Reply(request).whole(choices))
+        stream = pieces(write)
+        first = await _while_connected(http, anext(stream))  # what fails before is no stream, but an error
+        return StreamingResponse(_events(request, choices, first, stream), media_type="text/event-stream")
 
-    async def _answer(self, http: web.Request, request: Request, answers: Answers, form: Form) -> web.StreamResponse:
-        """Writes the answers, all at the end or as they come."""
-        self._answering += 1
+    router = fastapi.APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
+
+    @app.get("/health")
+    def health() -> Response:
+        return Response(status_code=200 if queue.healthy else 503)
+
+    @router.get("/models")
+    def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [model_entry(name) for name in models]}
+
+    @router.get("/models/{name}")
+    def get_model(name: str) -> dict[str, Any]:
+        return model_entry(name)
+
+    @router.post("/chat/completions")
+    async def chat(http: fastapi.Request, request: ChatRequest) -> Response:
+        model = find_model(request.model)
+        query = query_of(request, model)
+        check_query(model, query, "messages")
+        choices = [
+            Choice(index, query=Query(index, query.text, history=query.history), shares_prompt=index > 0)
+            for index in range(request.n or 1)
+        ]
+        return await reply(http, request, model, choices)
+
+    @router.post("/completions")
+    async def complete(http: fastapi.Request, request: CompletionRequest) -> Response:
+        model, n = find_model(request.model), request.n or 1
+        if not 1 <= len(request.prompts) * n <= MAX_CHOICES:
+            raise RequestError(f"A request may have 1 to {MAX_CHOICES} responses.", param="prompt")
+        choices: list[Choice] = []
+        for prompt in request.prompts:
+            text, tokens = ("", prompt) if not isinstance(prompt, str) else (prompt, None)
+            if len(model.policies) == 1:
+                tokens = encode_prompt(model, prompt)
+            elif tokens is not None:
+                raise RequestError(f"`{model.name}` takes a query as text, not tokens.", param="prompt")
+            else:
+                check_query(model, Query(0, text), "prompt")
+            for sample in range(n):
+                index = len(choices)
+                choices.append(Choice(index, Query(index, text), prompt=tokens, shares_prompt=sample > 0))
+        return await reply(http, request, model, choices)
+
+    app.include_router(router)
+    return app
+
+
+async def _while_connected(http: fastapi.Request, work: Awaitable[T]) -> T:
+    """Awaits what a client waits for; if it leaves first, the work is cancelled.
+
+    Raises:
+        RequestError: it left.
+    """
+
+    async def disconnected() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestError("The client left.", status=499)
+        return await task
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+async def _events(
+    request: Request, choices: Sequence[Choice], first: Piece, rest: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[str, None]:
+    """Yields a stream's events; what goes wrong now is one too."""
+    reply = Reply(request)
+    yield _event(reply.chunk(*first))
+    async with contextlib.aclosing(rest):
         try:
-            return await self._written(http, request, answers, form)
-        finally:
-            self._answering -= 1
-
-    async def _written(self, http: web.Request, request: Request, answers: Answers, form: Form) -> web.StreamResponse:
-        choices = [choice for choice, _ in answers]
-        async with aclosing(together(answers)) as pieces:
-            if not request.stream:
-                async for _ in pieces:
-                    pass
-                return web.json_response({**form.head(), "choices": form.whole(choices), "usage": usage(choices)})
-            first = await anext(pieces)  # what cannot be answered at all is told before a stream begins
-            stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-            await stream.prepare(http)
-
-            async def send(data: dict[str, Any]) -> None:
-                await stream.write(f"data: {json.dumps(data)}\n\n".encode())
-
-            async def send_piece(choice: Choice, piece: str, begun: set[int]) -> None:
-                delta = form.delta(choice, piece, first=choice.index not in begun)
-                begun.add(choice.index)
-                await send({**form.head(stream=True), "choices": [delta]})
-
-            begun: set[int] = set()
-            try:
-                await send_piece(*first, begun)
-                async for choice, piece in pieces:
-                    await send_piece(choice, piece, begun)
-            except ConnectionError:
-                return stream
-            except Exception as error:
-                await send(_told(error).body)
-                return stream
-            for choice in choices:
-                await send({**form.head(stream=True), "choices": [form.last(choice)]})
-            if request.stream_options is not None and request.stream_options.include_usage:
-                await send({**form.head(stream=True), "choices": [], "usage": usage(choices)})
-            await stream.write(b"data: [DONE]\n\n")
-            return stream
+            async for choice, piece in rest:
+                yield _event(reply.chunk(choice, piece))
+        except Exception as error:
+            if not isinstance(error, HTTPException):
+                logger.exception("A stream ended early.")
+            yield _event(openai_error(error)[1])
+            return
+    for choice in choices:
+        yield _event(reply.chunk(choice, None))
+    if request.stream_options is not None and request.stream_options.include_usage:
+        yield _event(reply.usage_chunk(choices))
+    yield "data: [DONE]\n\n"
 
 
-def _query(request: ChatRequest, served: Served, number: int) -> Query:
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"
+
+
+def _error_response(_: fastapi.Request, error: Exception) -> JSONResponse:
+    """Returns OpenAI's error object; of a failure uvicorn logs the traceback."""
+    status, body = openai_error(
+        validation_error(error.errors()) if isinstance(error, RequestValidationError) else error
+    )
+    return JSONResponse(body, status)
+
+
+def query_of(request: ChatRequest, model: ServedModel) -> Query:
     """Returns what a conversation asks.
 
     Raises:
@@ -227,45 +219,45 @@ def _query(request: ChatRequest, served: Served, number: int) -> Query:
     *before, last = request.messages
     if last.role != "user":
         raise RequestError("The last message must be the user's.", param="messages")
-    if any(each.tool_calls or each.function_call for each in request.messages):
+    if any(message.tool_calls or message.function_call for message in request.messages):
         raise RequestError("Messages with tool calls are not supported. Leave those calls out.", param="messages")
-    if served.chain.at[0].chat is None:
+    if model.chain.at[0].chat is None:
         if before:
             raise RequestError(
                 "These policies were trained without a chat template (chat=false), so they take one message, the "
                 "user's: the query.",
                 param="messages",
             )
-        return Query(number, last.text)
-    history = [Message(role="system" if each.role == "developer" else each.role, content=each.text) for each in before]
-    return Query(number, last.text, history=tuple(history) or None)
+        return Query(0, last.text)
+    history = [
+        Message(role="system" if message.role == "developer" else message.role, content=message.text)
+        for message in before
+    ]
+    return Query(0, last.text, history=tuple(history) or None)
 
 
-def _check(served: Served, query: Query, param: str) -> None:
+def check_query(model: ServedModel, query: Query, param: str) -> None:
     """Refuses a query before anything is written.
 
     Raises:
-        RequestError: it is empty, or a role's prompt would not fit even without what others wrote, or holds a token
-            that the model does not know.
+        RequestError: it is empty, a role's prompt does not fit, or the model or its chat template cannot take it.
     """
     try:
-        prompt = ChainEpisode(served.chain, query).prompt_ids()
-        for reader in dict.fromkeys(served.chain.at[1:]):
-            reader.build_prompt(query, [[]])
-    except PromptError as error:
+        prompt = check_prompts(model.chain, query)
+    except (PromptError, ChatError) as error:
         code = "context_length_exceeded" if isinstance(error, QueryTooLong) else None
         raise RequestError(str(error), param=param, code=code) from error
     if not prompt:
         raise RequestError("The query is empty.", param=param)
 
 
-def _tokens(served: Served, prompt: str | list[int]) -> list[int]:
-    """Returns a prompt as it is, in tokens.
+def encode_prompt(model: ServedModel, prompt: str | list[int]) -> list[int]:
+    """Returns the token ids of a prompt as it is, without the run's template.
 
     Raises:
-        RequestError: it is empty, too long, or of other tokens.
+        RequestError: it is empty, too long, or has other tokens than the model.
     """
-    chain = served.chain
+    chain = model.chain
     tokens: list[int] = chain.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
     if not tokens:
         raise RequestError("The prompt is empty.", param="prompt")
@@ -281,15 +273,6 @@ def _tokens(served: Served, prompt: str | list[int]) -> list[int]:
     return tokens
 
 
-def _told(error: Exception) -> RequestError:
-    if isinstance(error, RequestError):
-        return error
-    if isinstance(error, ChatError):
-        return RequestError(str(error), param="messages")
-    traceback.print_exception(error)  # it is whoever serves that can put it right
-    return RequestError(f"{type(error).__name__}: {error}", status=500)
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Takes a port, before anything is loaded.
 
@@ -297,46 +280,55 @@ def listen(host: str, port: int) -> socket.socket:
         OSError: it is in use, or there is no such host.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    taken = socket.socket(family, socket.SOCK_STREAM)
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        taken.bind(address)
-        taken.listen(128)
-    except OSError:
-        taken.close()
-        raise
-    return taken
+    return socket.create_server(address, family=family)
 
 
-def serve(server: Server, at: socket.socket, ready: Callable[[], None], ending: Callable[[], None]) -> None:
-    """Serves until Ctrl-C, SIGTERM or SIGHUP; answers that are being written then may be finished.
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to `serve`, which takes SIGHUP too; uvicorn would raise them again at the end."""
+        yield
+
+
+def serve(
+    app: FastAPI, queue: RequestQueue, sock: socket.socket, ready: Callable[[], None], ending: Callable[[], None]
+) -> None:
+    """Serves until Ctrl-C, SIGTERM or SIGHUP; responses that are being written then may be finished.
 
     Another Ctrl-C or SIGTERM kills; a second SIGHUP does not, which comes with the first when a terminal closes.
 
     Args:
-        server: what answers.
-        at: where.
-        ready: is called when it does.
-        ending: is called when it has been told to end.
+        app: answers.
+        queue: generates.
+        sock: listens already.
+        ready: is called when clients can come.
+        ending: is called when the server was told to end.
     """
 
     async def main() -> None:
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        signals = stop_signals()
-        for number in signals:
-            loop.add_signal_handler(number, ended.set)
-        runner = web.AppRunner(server.app, handler_cancellation=True, shutdown_timeout=FAREWELL)
-        await runner.setup()
-        try:
-            await web.SockSite(runner, at).start()
-            ready()
-            await ended.wait()
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            timeout_graceful_shutdown=math.ceil(SHUTDOWN_SECONDS + SENDING_SECONDS),
+        )
+        server, loop, signals = _Server(config), asyncio.get_running_loop(), stop_signals()
+
+        def end() -> None:
             for number in signals:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
             ending()
-        finally:
-            await runner.cleanup()
+            server.should_exit = True
+            error = RequestError("The server was ended before the answer was written.", status=503)
+            loop.call_later(SHUTDOWN_SECONDS, queue.refuse, error)
+
+        for number in signals:
+            loop.add_signal_handler(number, end)
+        ready()
+        await server.serve([sock])
 
     asyncio.run(main())

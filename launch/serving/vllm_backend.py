@@ -7,7 +7,7 @@ from itertools import count
 
 from launch.models.generators import vllm_generator
 from launch.models.trained import Trained
-from launch.serving.desk import Ask
+from launch.serving.request_queue import GenerationRequest
 from policies.generation import vllm_lora
 
 
@@ -32,66 +32,67 @@ class VLLMBackend:
             if trained.settings.lora is None
             else {policy: vllm_lora.request(policy, number) for number, policy in enumerate(policies, start=1)}
         )
-        self._asked: dict[str, dict[str, Ask]] = {engine: {} for engine in self._generator.engines}
-        self._names = count()
+        self._requests: dict[str, dict[str, GenerationRequest]] = {engine: {} for engine in self._generator.engines}
+        self._ids = count()
 
-    def work(self, new: Sequence[Ask]) -> bool:
-        """See `Backend.work`: one step of each engine that has something to do."""
-        for ask in new:
-            self._add(ask)
-        for asked in self._asked.values():
-            if not asked:
-                continue
-            with self._generator.watched(next(iter(asked.values())).policy) as llm:
-                if gone := [key for key, ask in asked.items() if ask.done]:
-                    llm.llm_engine.abort_request(gone)
-                    for key in gone:
-                        del asked[key]
-                outputs = llm.llm_engine.step() if asked else []
-            for output in outputs:
-                if (found := asked.get(output.request_id)) is None:
-                    continue
-                if tokens := list(output.outputs[0].token_ids):
-                    found.say(tokens)
-                if output.finished:
-                    del asked[output.request_id]
-                    found.end()
-        return any(self._asked.values())
-
-    def drop(self) -> None:
-        """See `Backend.drop`."""
-        for name, asked in self._asked.items():
-            if name in self._generator.engines:  # else it died, and no other could be started yet
-                self._generator.engines[name].llm_engine.abort_request(list(asked))
-            asked.clear()
+    def step(self, new: Sequence[GenerationRequest]) -> bool:
+        """See `Backend.step`: one step of each engine that has something to do."""
+        for request in new:
+            self._add(request)
+        for engine, requests in self._requests.items():
+            try:
+                self._step(requests)
+            except Exception as error:
+                for request in requests.values():
+                    request.finish(error)
+                ids = list(requests)
+                requests.clear()
+                if engine not in self._generator.engines:  # it died, and no other could be started
+                    raise
+                self._generator.engines[engine].llm_engine.abort_request(ids)
+        return any(self._requests.values())
 
     def close(self) -> None:
         """See `Backend.close`."""
         self._generator.close()
 
-    def _add(self, ask: Ask) -> None:
+    def _step(self, requests: dict[str, GenerationRequest]) -> None:
+        if not requests:
+            return
+        with self._generator.watched(next(iter(requests.values())).policy_id) as llm:
+            if cancelled := [key for key, request in requests.items() if request.done]:
+                llm.llm_engine.abort_request(cancelled)
+                for key in cancelled:
+                    del requests[key]
+            outputs = llm.llm_engine.step() if requests else []
+        for output in outputs:
+            if (request := requests.get(output.request_id)) is None:
+                continue
+            if tokens := list(output.outputs[0].token_ids):
+                request.put(tokens)
+            if output.finished:
+                del requests[output.request_id]
+                request.finish()
+
+    def _add(self, request: GenerationRequest) -> None:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        engine = ask.policy if ask.policy in self._asked else next(iter(self._asked))
         params = SamplingParams(
-            temperature=ask.temperature,
-            max_tokens=ask.max_tokens,
-            seed=ask.seed,
-            stop_token_ids=list(ask.stop_token_ids),
+            temperature=request.temperature,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            stop_token_ids=list(request.stop_token_ids),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        key = str(next(self._names))
+        policy, key = request.policy_id, str(next(self._ids))
+        prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
         try:
-            with self._generator.watched(ask.policy) as llm:
-                llm.llm_engine.add_request(
-                    key,
-                    TokensPrompt(prompt_token_ids=list(ask.prompt)),
-                    params,
-                    lora_request=self._adapters.get(ask.policy),
-                )
-        except ValueError as error:  # what vLLM refuses is this one's alone
-            ask.end(error)
+            with self._generator.watched(policy) as llm:
+                llm.llm_engine.add_request(key, prompt, params, lora_request=self._adapters.get(policy))
+        except ValueError as error:  # vLLM refuses this one alone
+            request.finish(error)
         else:
-            self._asked[engine][key] = ask
+            engine = policy if policy in self._requests else next(iter(self._requests))
+            self._requests[engine][key] = request

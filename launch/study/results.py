@@ -5,7 +5,7 @@ Everything that tables and plots need of a run is in its file, so a study may go
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 
@@ -14,7 +14,7 @@ from launch.console.errors import CommandError
 from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final, FinalInfluence
 from launch.run_folder.journal import replace_text
-from launch.run_folder.records import Figures, SampleLine, Update, mean_over_policies, plain
+from launch.run_folder.records import Evaluation, Figures, SampleLine, Update, mean_over_policies, plain
 from policies.settings.settings import Settings, SettingsError, kept_settings
 
 Status = Literal["done", "collapsed", "diverged", "failed"]
@@ -242,42 +242,39 @@ def kept_samples(lines: Sequence[SampleLine]) -> list[SampleLine]:
 
 def final_figures(final: Final, modules: Sequence[str]) -> FinalFigures:
     """Returns what results keep of the last responses of a run with these policies."""
-    policy = {module: _means(found["figures"]) for module, found in final["policy"].items()}
+    policy = {module: _means(responses) for module, responses in final["policy"].items()}
     made = FinalFigures(
         update=final["update"],
-        queries=max((len(found["query"]) for found in final["policy"].values()), default=0),
+        queries=max(map(len, final["policy"].values()), default=0),
         policy=policy,
         mean=mean_over_policies([policy.get(module, {}) for module in modules]),
         responses={},
         texts={},
     )
     if "last_answer" in final:
-        made["last_answer"] = mean_over_policies([_means(each["figures"]) for each in final["last_answer"].values()])
+        made["last_answer"] = mean_over_policies([_means(each) for each in final["last_answer"].values()])
     if "influence" in final:
         made["influence"] = final["influence"]
     made = cast(FinalFigures, rounded(made))
-    for module, found in final["policy"].items():
-        figures = found["figures"]
-        rewards = rounded({"task_reward": figures["task_reward"]}, FEWER)
-        made["responses"][module] = cast(dict[str, list[float | None]], rewards)
-        made["texts"][module] = [
-            cast(
-                Text,
-                {
-                    "query": found["prompt"][row],
-                    "text": found["text"][row],
-                    **{name: rounded(figures[name][row], FEWER) for name in ("task_reward", "kl", "repetition")},
-                },
-            )
-            for row in range(min(TEXTS, len(found["text"])))
-        ]
+    for module, responses in final["policy"].items():
+        rewards = [response["metrics"]["task_reward"] for response in responses]
+        made["responses"][module] = cast(dict[str, list[float | None]], rounded({"task_reward": rewards}, FEWER))
+        made["texts"][module] = [_text(response) for response in responses[:TEXTS]]
     return made
 
 
-def _means(figures: Mapping[str, Sequence[float | None]]) -> Figures:
+def _text(response: Evaluation) -> Text:
+    figures = {name: rounded(response["metrics"][name], FEWER) for name in ("task_reward", "kl", "repetition")}
+    return cast(Text, {"query": response["prompt"], "text": response["text"], **figures})
+
+
+def _means(responses: Sequence[Evaluation]) -> Figures:
     """Returns the mean of each figure over those responses that have it."""
-    known = {name: [value for value in values if value is not None] for name, values in figures.items()}
-    return {name: sum(values) / len(values) if values else None for name, values in known.items()}
+    means: Figures = {}
+    for name in responses[0]["metrics"]:
+        values = [value for response in responses if (value := response["metrics"][name]) is not None]
+        means[name] = sum(values) / len(values) if values else None
+    return means
 
 
 def rounded(value: object, digits: int = DIGITS) -> object:

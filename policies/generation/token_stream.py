@@ -63,31 +63,19 @@ class Detokenizer:
         return piece
 
 
-class TokenStream(BaseStreamer):
-    """Takes the tokens of one response from `transformers` as they come, and tells of its text in pieces."""
+class StepStreamer(BaseStreamer):
+    """Hands each step's tokens, one per row of the batch, to a function as `transformers` samples them."""
 
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], tell: Callable[[str], None], stops: Sequence[str] = ()
-    ) -> None:
-        """Starts before the prompt.
-
-        Args:
-            decode: tokens → text, as `Chain.decode_whole`.
-            tell: takes each new piece.
-            stops: texts before which it ends.
-        """
-        self._detokenizer = Detokenizer(decode, stops)
-        self._tell = tell
+    def __init__(self, on_step: Callable[[list[int]], None]) -> None:
+        """Starts before the prompts."""
+        self._on_step = on_step
         self._prompted = False
 
     def put(self, value: Tensor) -> None:
-        """Takes the prompt, `[1, P]`, at the first call, and then new tokens, `[1]`."""
-        if not self._prompted:
-            self._prompted = True
-        elif piece := self._detokenizer.add(value.flatten().tolist()):
-            self._tell(piece)
+        """Takes the prompts, `[B, P]`, at the first call, and then new tokens, `[B]`."""
+        if self._prompted:
+            self._on_step(value.flatten().tolist())
+        self._prompted = True
 
     def end(self) -> None:
-        """Tells what was held back."""
-        if piece := self._detokenizer.end():
-            self._tell(piece)
+        """Does nothing: whoever called `generate` knows."""

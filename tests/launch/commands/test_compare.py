@@ -9,16 +9,29 @@ import pytest
 from launch.commands.compare import main
 from launch.evaluation.intervals import over_queries
 from launch.run_folder import final
-from launch.run_folder.final import Final, Responses
+from launch.run_folder.final import Final
+from launch.run_folder.records import Evaluation
+from policies.learning.measures import MEASURED
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
 
 REWARDS = {"llm_1": [0.0, 1.0, 2.0, 5.0], "llm_2": [1.0, 1.0, 4.0, 3.0]}
 
 
-def responses(rewards: list[float], queries: list[int]) -> Responses:
-    figures: dict[str, list[float | None]] = {name: list(rewards) for name in final.OF_RESPONSE}
-    return Responses(query=queries, prompt=[""] * len(queries), text=[""] * len(queries), figures=figures)
+def responses(rewards: list[float], queries: list[int]) -> list[Evaluation]:
+    return [
+        Evaluation(
+            policy="",
+            role="",
+            query=query,
+            sample=0,
+            prompt="",
+            text="",
+            tokens=[],
+            metrics=dict.fromkeys(MEASURED, reward),
+        )
+        for query, reward in zip(queries, rewards, strict=True)
+    ]
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def write_weights(file: Path) -> None:
 def test_numbers_of_samples_must_be_above_zero(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["imdb-gpt2-tiny", "--k", "1,0"])
-    assert "`0` is not a whole number above 0" in capsys.readouterr().err
+    assert "it is 0, but must be a whole number, 1 or more" in capsys.readouterr().err
 
 
 def plan(chosen: Settings, trained: bool = True) -> Plan:

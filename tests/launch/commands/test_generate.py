@@ -16,9 +16,8 @@ from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from launch.commands.generate import main
 from launch.console.errors import CommandError
-from launch.models.token_printer import TokenPrinter
 from launch.models.trained import open_trained
-from launch.models.trained_chain import TrainedChain, _check_prompts
+from launch.models.trained_chain import TokenPrinter, TrainedChain, _check_prompts
 from launch.run_folder.run import Run
 from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator

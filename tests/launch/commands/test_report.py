@@ -206,8 +206,8 @@ def test_what_is_paid_for_others_without_influence_is_called_noise(
     tmp_path: Path, settings: dict[str, float], low: float, said: bool
 ) -> None:
     run = record(tmp_path / "run", Settings.model_validate(settings), updates=range(2))
-    figures = {key: [1.0] for key in ("task_reward", "kl", "combined_reward")}
-    answered = {"query": [0], "prompt": ["a"], "text": ["b"], "figures": {**figures, "repetition": [0.0]}}
+    metrics = {**dict.fromkeys(("task_reward", "kl", "combined_reward"), 1.0), "repetition": 0.0}
+    answered = [{"query": 0, "prompt": "a", "text": "b", "metrics": metrics}]
     influence = {"share": 0.04, "low": low, "high": 0.2, "queries": 9}
     final = {"update": 1, "policy": dict.fromkeys(("llm_1", "llm_2"), answered), "influence": influence}
     run.final.write_text(json.dumps(final))

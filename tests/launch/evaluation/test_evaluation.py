@@ -1,6 +1,7 @@
 """`cory evaluate` end to end, in a process of its own: interrupted, continued, and on a model alone."""
 
 import json
+import shutil
 import subprocess
 from importlib import import_module
 from pathlib import Path
@@ -65,7 +66,7 @@ def scenario() -> None:
     (found / "evaluation.json").rename("continued.json")
     assert evaluate.main([*ASKED]) == 0  # nothing is left to play
     (found / "evaluation.json").rename("again.json")
-    (found / "responses.jsonl").unlink()
+    shutil.rmtree(found)
     assert evaluate.main([*ASKED, "--quiet"]) == 0
     assert evaluate.main([*ASKED, "seed=1"]) == 2  # another evaluation is there
     assert evaluate.main(["imdb-gpt2-tiny", "backend=transformers", "num_runners=0", *ALONE]) == 0
@@ -116,7 +117,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def responses(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()[1:]]
 
 
 def means(rows: dict[str, Any], name: str) -> dict[str, float]:
@@ -125,7 +126,10 @@ def means(rows: dict[str, Any], name: str) -> dict[str, float]:
 
 def test_an_evaluation_stopped_by_ctrl_c_goes_on_and_gives_what_an_unbroken_one_gives(scene: Scene) -> None:
     folder, result = scene
-    assert "Aborted. 4 of 9 batches are kept in found; the same command goes on from there." in result.stdout
+    assert (
+        "Aborted. 4 of 9 batches are kept in found/responses.jsonl; the same command goes on from there."
+        in result.stdout
+    )
     assert "4 of 9 batches were done before" in result.stdout
     continued, unbroken = read(folder / "continued.json"), read(folder / "found" / "evaluation.json")
     assert continued == read(folder / "again.json")
@@ -162,7 +166,7 @@ def test_of_a_chain_of_three_every_policy_is_there_in_every_role(tmp_path: Path)
     later = {f"{policy} as observer_{place}" for policy in policies for place in (1, 2)}
     assert set(rows) == {*policies[:4], *later}
     assert rows["llm_2 as observer_2"]["figures"]["kl"]["mean"] > 0
-    assert [[response["policy"] for response in chain["responses"]] for chain in chains] == [
+    assert [[response["policy"] for response in chain] for chain in chains] == [
         ["base", "base", "base"],
         *(["llm_1", "llm_2", "llm_3"], ["llm_2", "llm_3", "llm_1"], ["llm_3", "llm_1", "llm_2"]),
     ]
@@ -180,11 +184,11 @@ def assert_first_samples_are_those_of_training(folder: Path) -> None:
         values: dict[str, list[float]] = {"task_reward": [], "kl": [], "response_length": [], "eos_rate": []}
         for line in responses(folder / "found"):
             for chain in line["chains"]:
-                pioneer = chain["responses"][0]
-                if pioneer["policy"] == module and chain["sample"] == 0 and chain["query"] < 4:
-                    measured = (pioneer["task_reward"], pioneer["kl"], len(pioneer["tokens"]), pioneer["ended"])
-                    for name, value in zip(values, measured, strict=True):
-                        values[name].append(value)
+                pioneer = chain[0]
+                if pioneer["policy"] == module and pioneer["sample"] == 0 and pioneer["query"] < 4:
+                    assert pioneer["metrics"]["response_length"] == len(pioneer["tokens"])
+                    for name, column in values.items():
+                        column.append(pioneer["metrics"][name])
         found = {name: sum(column) / 4 for name, column in values.items()}
         assert found == pytest.approx({name: trained["evaluation"][module][name] for name in found}, rel=1e-4)
 
@@ -220,10 +224,10 @@ def assert_one_row(folder: Path) -> None:
         and figures["task_reward"] < 0
         and 1 < figures["response_length"] <= 12
     )
-    texts = {chain["responses"][0]["text"] for line in responses(folder / "model") for chain in line["chains"]}
+    texts = {chain[0]["text"] for line in responses(folder / "model") for chain in line["chains"]}
     assert len(texts) == 6  # each sample has a seed of its own
 
 
 def test_a_folder_of_another_evaluation_is_refused_with_what_differs(scene: Scene) -> None:
-    assert "Error: found holds another evaluation: its seed differed. Name another folder" in scene[1].stderr
+    assert "Error: found/responses.jsonl holds other work: its seed differed. Name another place" in scene[1].stderr
     assert len(scene[1].stderr.strip().splitlines()) == 1

@@ -9,17 +9,18 @@ import pytest
 from rich.console import Console
 
 from launch.evaluation.figures import Scoring, distinct, pass_at_k, summarise, tables
-from launch.run_folder.records import Batch, MeasuredChain, MeasuredResponse
+from launch.run_folder.records import Batch, Evaluation
 
 SCORING = Scoring(queries=3, kl_coef=0.1, solved_at=1.0, ks=(1, 2), seed=0)
 
 
-def response(policy: str, reward: float, tokens: list[int], ended: bool = False, kl: float = 2.0) -> MeasuredResponse:
-    return MeasuredResponse(policy=policy, role="any", text="", task_reward=reward, tokens=tokens, kl=kl, ended=ended)
+def response(policy: str, reward: float, tokens: list[int], ended: bool = False, kl: float = 2.0) -> Evaluation:
+    metrics: dict[str, float | None] = {"task_reward": reward, "kl": kl, "eos_rate": float(ended)}
+    return Evaluation(policy=policy, role="any", query=0, sample=0, prompt="", text="", tokens=tokens, metrics=metrics)
 
 
-def chain(query: int, sample: int, *responses: MeasuredResponse) -> MeasuredChain:
-    return MeasuredChain(query=query, sample=sample, responses=list(responses))
+def chain(query: int, sample: int, *responses: Evaluation) -> list[Evaluation]:
+    return [Evaluation(**{**response, "query": query, "sample": sample}) for response in responses]
 
 
 def test_figures_are_means_over_queries_of_what_each_querys_responses_give() -> None:

@@ -66,21 +66,23 @@ def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weig
     for policy in ("llm_1", "llm_2"):
         models[policy] = read_policy(trained.folder, trained.settings, policy).policy.lm
     shown = {}
+    lines = (out / "results.jsonl").read_text().splitlines(keepends=True)
+    found = {found["model"]: found["results"]["mood"] for found in map(json.loads, lines[1:])}
     for label, model in models.items():
-        results = json.loads((out / f"{label}.json").read_text())["results"]["mood"]
+        results = found[label]
         shown[label] = f"{results['perplexity,none']:.4f} ± {results['perplexity_stderr,none']:.4f}"
         assert results["perplexity,none"] == pytest.approx(perplexity(model, policies_run, 2), rel=1e-4)
         assert shown[label] in said and "2 of 3" in said and "perplexity ↓" in said
     assert len(set(shown.values())) == 3
 
-    (out / "llm_2.json").unlink()  # as after a kill: the others are not measured again
+    (out / "results.jsonl").write_text("".join(lines[:-1]))  # as after a kill: the others are not measured again
     assert main([str(policies_run.path), *words]) == 0
     again = capfd.readouterr().out
     assert "Measuring llm_2" in again and "Measuring base" not in again and shown["llm_2"] in again
 
     words[5] = "3"
     assert main([str(policies_run.path), *words]) == 2
-    assert f"{out} has results of another evaluation." in capfd.readouterr().err
+    assert f"{out}/results.jsonl holds other work: its limit differed." in capfd.readouterr().err
 
 
 def test_what_cannot_be_measured_is_one_sentence(

@@ -8,15 +8,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import httpx
 import pytest
+import uvicorn
 
 from launch.console.interrupts import SIGNALS
 from launch.models.trained import open_trained
 from launch.models.trained_chain import chain_of
 from launch.run_folder.run import Run
 from launch.serving import server
-from launch.serving.answers import Served
-from launch.serving.desk import Ask, Desk
+from launch.serving.request_queue import GenerationRequest, RequestQueue
+from launch.serving.responses import ServedModel
 
 openai = pytest.importorskip("openai")
 
@@ -25,17 +27,14 @@ class Endless:
     """A backend whose answers go on and on."""
 
     def __init__(self) -> None:
-        self.asked: list[Ask] = []
+        self.requests: list[GenerationRequest] = []
 
-    def work(self, new: Sequence[Ask]) -> bool:
-        self.asked = [ask for ask in [*self.asked, *new] if not ask.done]
-        for ask in self.asked:
-            ask.say([40])
+    def step(self, new: Sequence[GenerationRequest]) -> bool:
+        self.requests = [request for request in [*self.requests, *new] if not request.done]
+        for request in self.requests:
+            request.put([40])
         time.sleep(0.01)
-        return bool(self.asked)
-
-    def drop(self) -> None:
-        self.asked.clear()
+        return bool(self.requests)
 
     def close(self) -> None:
         pass
@@ -44,11 +43,8 @@ class Endless:
 class Dead:
     """A backend whose engine is gone."""
 
-    def work(self, new: Sequence[Ask]) -> bool:
+    def step(self, new: Sequence[GenerationRequest]) -> bool:
         raise RuntimeError("The engine is gone")
-
-    def drop(self) -> None:
-        raise RuntimeError("The engine is gone too")
 
     def close(self) -> None:
         pass
@@ -66,11 +62,11 @@ def handlers() -> Iterator[None]:
 def test_ctrl_c_ends_a_server_in_seconds_and_tells_those_whose_answers_are_not_finished(
     policies_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "PATIENCE", 0.3)
-    served = Served("llm_1", ("llm_1",), chain_of(open_trained(policies_run.path), ["llm_1"]))
-    place = server.listen("127.0.0.1", 0)
+    monkeypatch.setattr(server, "SHUTDOWN_SECONDS", 0.3)
+    model = ServedModel("llm_1", ("llm_1",), chain_of(open_trained(policies_run.path), ["llm_1"]))
+    sock = server.listen("127.0.0.1", 0)
     client = openai.OpenAI(
-        base_url=f"http://127.0.0.1:{place.getsockname()[1]}/v1", api_key="none", max_retries=0, timeout=20
+        base_url=f"http://127.0.0.1:{sock.getsockname()[1]}/v1", api_key="none", max_retries=0, timeout=20
     )
     told: list[Any] = []
     begun = threading.Event()
@@ -98,35 +94,60 @@ def test_ctrl_c_ends_a_server_in_seconds_and_tells_those_whose_answers_are_not_f
             thread.start()
 
     threads = [threading.Thread(target=each) for each in (stream, stream, whole, interrupt)]
-    desk = Desk(Endless())
+    queue = RequestQueue(Endless())
     ended: list[float] = []
     server.serve(
-        server.Server(desk, {"llm_1": served}, 0.7, None),
-        place,
+        server.make_app(queue, {"llm_1": model}, 0.7, None),
+        queue,
+        sock,
         ready=begin,
         ending=lambda: ended.append(time.monotonic()),
     )
     took = time.monotonic() - ended[0]
     after = [signal.SIG_DFL, signal.SIG_DFL, signal.SIG_IGN]  # the second one kills, but for SIGHUP
     assert [signal.getsignal(number) for number in SIGNALS] == after
-    desk.close()
+    queue.close()
     for thread in threads:
         thread.join(20)
-    assert took < 0.3 + server.FAREWELL
+    assert took < 0.3 + server.SENDING_SECONDS
     assert [error.body["message"] for error in told] == ["The server was ended before the answer was written."] * 3
     assert [error.status_code for error in told if isinstance(error, openai.APIStatusError)] == [503]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_requests_of_a_client_that_leaves_are_cancelled(policies_run: Run, stream: bool) -> None:
+    backend = Endless()
+    queue = RequestQueue(backend)
+    model = ServedModel("llm_1", ("llm_1",), chain_of(open_trained(policies_run.path), ["llm_1"]))
+    sock = server.listen("127.0.0.1", 0)
+    app = server.make_app(queue, {"llm_1": model}, 0.7, None)
+    http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
+    thread = threading.Thread(target=http_server.run, args=([sock],))
+    thread.start()
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1/completions"
+    body = {"model": "llm_1", "prompt": "This", "n": 2, "stream": stream}
+    with pytest.raises(httpx.ReadTimeout), httpx.stream("POST", url, json=body, timeout=0.5) as reply:
+        assert next(reply.iter_text()) and len(backend.requests) == 2
+        raise httpx.ReadTimeout("The client leaves")
+    deadline = time.monotonic() + 10
+    while backend.requests and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not backend.requests
+    http_server.should_exit = True
+    thread.join(20)
+    queue.close()
+
+
 def test_who_asks_an_engine_that_is_gone_is_told_each_time() -> None:
-    desk = Desk(Dead())
+    queue = RequestQueue(Dead())
 
     async def ask() -> None:
-        async for _ in desk.response(Ask("llm_1", [1], 0.7, 4, 0, [2])):
+        async for _ in queue.generate(GenerationRequest("llm_1", [1], 0.7, 4, 0, [2])):
             pass
 
-    assert desk.works
+    assert queue.healthy
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"The engine is gone$"):
             asyncio.run(asyncio.wait_for(ask(), 10))
-    assert not desk.works
-    desk.close()
+    assert not queue.healthy
+    queue.close()

@@ -22,15 +22,16 @@ KILL = """
 import sys
 import psutil
 from launch.models.trained import open_trained
-from launch.serving.desk import Ask
+from launch.serving.request_queue import GenerationRequest
 from launch.serving.vllm_backend import VLLMBackend
 
 def answer():
     told = []
-    ask = Ask("llm_1", [40, 41, 42], 0.0, 6, 1, [], told.append)
-    left = backend.work([ask])
-    while left:
-        left = backend.work([])
+    busy = backend.step([GenerationRequest("llm_1", [40, 41, 42], 0.0, 6, 1, [], told.append)])
+    while busy:
+        busy = backend.step([])
+    if told[-1] is not None:
+        raise told[-1]
     return [token for tokens in told[:-1] for token in tokens]
 
 if __name__ == "__main__":
@@ -43,7 +44,6 @@ if __name__ == "__main__":
         answer()
     except Exception as error:
         print(type(error).__name__, error)
-    backend.drop()
     print(len(first), answer() == first)
     backend.close()
 """

@@ -15,13 +15,15 @@ from launch.console.errors import CommandError, FolderError
 from launch.models.trained import POLICIES
 from launch.run_folder import final
 from launch.run_folder.checkpoints import ONLY_POLICIES
-from launch.run_folder.final import OF_RESPONSE, Final
+from launch.run_folder.final import Final
 from launch.run_folder.locks import FolderHandle, lock_folder
+from launch.run_folder.records import Evaluation
 from launch.run_folder.run import Run
 from launch.study.definition import load
 from launch.study.measures import critic_loss
 from launch.study.results import final_figures, read, result_file, rounded, write
 from launch.study.runs import Ended, Job, Performer, collect, keep_policies
+from policies.learning.measures import MEASURED
 from policies.settings.settings import Settings
 from tests.launch import results_of_studies as made_up
 from tests.launch.conftest import record
@@ -53,12 +55,19 @@ def last_responses(settings: Settings, count: int) -> Final:
     return Final(
         update=UPDATES,
         policy={
-            module: {
-                "query": list(range(count)),
-                "prompt": ["This is a really"] * count,
-                "text": [RESPONSE] * count,
-                "figures": {name: [place + 0.123456789 * query for query in range(count)] for name in OF_RESPONSE},
-            }
+            module: [
+                Evaluation(
+                    policy=module,
+                    role="pioneer",
+                    query=query,
+                    sample=0,
+                    prompt="This is a really",
+                    text=RESPONSE,
+                    tokens=[],
+                    metrics=dict.fromkeys(MEASURED, place + 0.123456789 * query),
+                )
+                for query in range(count)
+            ]
             for place, module in enumerate(settings.modules)
         },
     )
@@ -253,8 +262,10 @@ def test_what_an_earlier_version_kept_of_a_run_and_this_one_does_not_is_dropped(
 def test_of_a_run_one_policy_of_which_has_no_figure_the_mean_is_not_that_of_the_others(tmp_path: Path) -> None:
     one = job(tmp_path)
     last = last_responses(load("imdb").settings(one.arm, one.seed), 3)
-    last["policy"]["llm_1"]["figures"]["task_reward"] = [None, 1.0, 2.0]  # of those queries that have it
-    last["policy"]["llm_2"]["figures"]["kl"] = [None] * 3
+    for response, reward in zip(last["policy"]["llm_1"], [None, 1.0, 2.0], strict=True):
+        response["metrics"]["task_reward"] = reward  # a mean is over those queries that have it
+    for response in last["policy"]["llm_2"]:
+        response["metrics"]["kl"] = None
     found = final_figures(last, ("llm_1", "llm_2"))
     assert found["policy"]["llm_1"]["task_reward"] == 1.5 and found["mean"]["task_reward"] is not None
     assert found["policy"]["llm_1"]["kl"] is not None and found["mean"]["kl"] is None

@@ -43,7 +43,7 @@ def test_the_mean_is_told_and_evaluated_beside_the_llms_everywhere(tmp_path: Pat
     assert {"llm_mean", "llm_mean after llm_mean"} < set(rows)
     for name, found in final.items():  # the same queries, seeds and weights
         for figure in ("task_reward", "kl"):
-            mean = sum(found["figures"][figure]) / QUERIES
+            mean = sum(response["metrics"][figure] for response in found) / QUERIES
             assert means(rows, name)[figure] == pytest.approx(mean, rel=1e-4)
             assert evaluated[name][figure] == pytest.approx(mean, rel=1e-4)
     assert len({means(rows, name)["kl"] for name in final}) == 3

@@ -3,17 +3,18 @@
 import torch
 
 from cory_env.tokenizer import load_tokenizer
-from policies.generation.token_stream import TokenStream
+from policies.generation.token_stream import Detokenizer, StepStreamer
 
 
 def pieces(tokens: list[int], *stops: str) -> list[str]:
     told: list[str] = []
-    stream = TokenStream(load_tokenizer().decode, told.append, stops)
+    detokenizer = Detokenizer(load_tokenizer().decode, stops)
+    stream = StepStreamer(lambda new: told.append(detokenizer.add(new)))
     stream.put(torch.tensor([[1, 2, 3]]))  # the prompt
     for token in tokens:
         stream.put(torch.tensor([token]))
     stream.end()
-    return told
+    return [piece for piece in [*told, detokenizer.end()] if piece]
 
 
 def test_the_pieces_together_are_the_text_and_the_prompt_is_not_told() -> None:

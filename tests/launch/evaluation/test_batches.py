@@ -1,0 +1,51 @@
+"""Work that is done batch by batch goes on where it was stopped, and only if it is the same work."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from launch.console.errors import CommandError
+from launch.display.terminal import Voice
+from launch.evaluation.batches import Batches
+
+IDENTITY = {"samples": 2, "settings": {"seed": 0, "temperature": 1.0}}
+WORK = ("a", "b", "c")
+
+
+def run(batches: Batches[str], stop_at: str = "") -> list[str]:
+    """Does what is left, or stops at a batch; returns what was done now."""
+    done = []
+
+    def do(batch: str) -> dict[str, object]:
+        if batch == stop_at:
+            raise KeyboardInterrupt
+        done.append(batch)
+        return {"text": batch.upper()}
+
+    with Voice(io.StringIO(), len(WORK)) as voice:
+        batches.run(do, voice)
+    return done
+
+
+def test_a_stopped_work_goes_on_after_the_batches_that_are_whole(tmp_path: Path) -> None:
+    file = tmp_path / "work.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run(Batches(file, IDENTITY, WORK), stop_at="c")
+    with file.open("a") as out:
+        out.write('{"batch": 2, "te')  # a kill in the middle of a line
+    batches = Batches(file, IDENTITY, WORK)
+    assert batches.progress.startswith("2 of 3 batches are kept in ")
+    assert run(batches) == ["c"] and [result["text"] for result in batches.results] == ["A", "B", "C"]
+    assert run(Batches(file, IDENTITY, WORK)) == []
+
+
+def test_other_work_is_refused_untouched_with_what_differs_or_begun_anew(tmp_path: Path) -> None:
+    file = tmp_path / "work.jsonl"
+    run(Batches(file, IDENTITY, WORK))
+    kept = file.read_bytes()
+    other = {"samples": 3, "settings": {"seed": 1, "temperature": 1.0}}
+    with pytest.raises(CommandError, match=r"holds other work: its samples, seed differed\. Name another place"):
+        Batches(file, other, WORK[:1])
+    assert file.read_bytes() == kept
+    assert run(Batches(file, other, WORK[:1], restart=True)) == ["a"]
