@@ -26,7 +26,7 @@ FLOORS = {
             "evaluator",
         ),
         *("self_test", "report", "health", "meanings"),
-        *("rollout", "rllib", "settings", "generation", "learning", "models"),
+        *("rollout", "rllib", "settings", "generation", "learning", "models", "compat"),
     ),
     "cory_env": (
         "inspect_task",

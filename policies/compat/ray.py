@@ -1,0 +1,1 @@
+"""Private names of Ray and RLlib that we use."""

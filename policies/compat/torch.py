@@ -1,0 +1,1 @@
+"""Private names of PyTorch, transformers and PEFT that we use."""

@@ -1,0 +1,1 @@
+"""Private names of vLLM that we use."""
