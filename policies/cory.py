@@ -55,6 +55,7 @@ from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, make_settings, refuse_unknown
 from policies.settings.start import find_start
 from policies.warm_start import WarmStart
+from policies.worker_setup import check_workers
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
@@ -118,9 +119,12 @@ class CoryConfig(AlgorithmConfig):
         """Builds the algorithm, for which Ray starts on this machine unless it was started or joined before.
 
         Raises:
-            SettingsError: a setting is wrong; nothing is at `start_from`.
+            SettingsError: a setting is wrong; nothing is at `start_from`; Ray's workers would import a module of the
+                user's in the place of our package.
         """
         find_start(self.settings)
+        if self.settings.num_runners or self.settings.num_learners:
+            check_workers()
         algorithm: Cory = super().build_algo(*args, **kwargs)
         return algorithm
 

@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from filelock import FileLock
 
+from cory_env.shadowing import shadowing_modules
 from launch.cluster import room
 from launch.cluster.client import settle_authentication
 from launch.cluster.start_checks import REACHED, check_environment, check_loopback, check_raylet
@@ -123,6 +124,8 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
                 "include_dashboard": False,
                 "_temp_dir": ending.enter_context(_temporary_folder()),
             }
+            if shadowing_modules():  # setting workers up takes a second or two
+                where["runtime_env"] = on_workers()
         ending.callback(ray.shutdown)
 
         def begin() -> None:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from cory_env.shadowing import shadowing_modules
 from launch.console.errors import CommandError
 
 LARGEST = 50 * 2**20
@@ -24,6 +25,8 @@ def uploaded_sizes(folder: Path) -> dict[Path, int]:
 
     if not folder.is_dir():
         raise CommandError(f"--working-dir {folder} is no folder.")
+    if file := shadowing_modules([folder]).get("cory_rllib"):
+        raise CommandError(f"The job would import {file} in the place of our package cory_rllib. Rename that module.")
     folder, sizes = folder.resolve(), {}
 
     def note(path: Path) -> None:

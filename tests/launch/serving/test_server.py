@@ -316,7 +316,7 @@ def test_by_vllm_it_answers_as_generate_does_and_ends_cleanly_at_sigterm(
     policies_run: RunDirectory, tmp_path: Path
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", "serve", str(policies_run.path), "--port", "0"],
+        [sys.executable, "-m", "cory_rllib", "serve", str(policies_run.path), "--port", "0"],
         cwd=tmp_path,
         env={**ENVIRONMENT, "CORY_API_KEY": KEY},
         stderr=subprocess.PIPE,
