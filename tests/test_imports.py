@@ -26,7 +26,7 @@ FLOORS = {
             "evaluator",
         ),
         *("self_test", "report", "health", "meanings", "worker_setup"),
-        *("rollout", "rllib", "settings", "generation", "learning", "models", "compat"),
+        *("rollout", "rllib", "settings", "generation", "learning", "models"),
     ),
     "cory_env": (
         "inspect_task",

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from cory_env.tasks import Task
-from launch.cluster.session import RayletDied
 from launch.console.errors import CommandError, cause, is_loss
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.sources import Change, Sources, compare
@@ -21,7 +20,7 @@ def may_pass(error: Exception) -> bool:
     from policies.rllib.learners import LearnerError
 
     found = cause(error)
-    return isinstance(found, LearnerError | GenerationError | RayletDied | RewardKilled) or is_loss(found)
+    return isinstance(found, LearnerError | GenerationError | RewardKilled) or is_loss(found)
 
 
 def last_whole(run: RunDirectory, tell: Callable[[str], None]) -> int | None:

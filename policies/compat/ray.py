@@ -1,1 +1,0 @@
-"""Private names of Ray and RLlib that we use."""

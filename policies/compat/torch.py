@@ -1,1 +1,0 @@
-"""Private names of PyTorch, transformers and PEFT that we use."""

@@ -1,1 +1,0 @@
-"""Private names of vLLM that we use."""
