@@ -59,7 +59,7 @@ def test_a_command_whose_files_are_uploaded_is_sent(project: Path, words: tuple[
             "held/.gitignore",
             "out*",
             COMMANDS[3],
-            r"held/out\.jsonl: held/out\.jsonl is left out|held/out\.jsonl is left",
+            r"held/out\.jsonl is left out",
         ),
         (".gitignore", "*.safetensors", COMMANDS[0], r"model=m in t\.yaml: m/model\.safetensors is left out"),
         (".rayignore", "mine/", COMMANDS[2], r"mine/rewards\.py is left out"),
@@ -105,7 +105,4 @@ def test_what_is_left_out_is_refused_before_anything_is_sent(
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # where nobody answers
     (project / ".gitignore").write_text("*.jsonl\n")
     assert main(["--storage", "/shared", "--", "train", "t.yaml"]) == 2
-    assert (
-        "Error: data=data.jsonl in t.yaml: data.jsonl is left out of the upload by a rule in .gitignore"
-        in capsys.readouterr().err
-    )
+    assert "Error: data=data.jsonl in t.yaml: data.jsonl is left out of the upload by a" in capsys.readouterr().err
