@@ -72,7 +72,7 @@ class Shaken:
         words = ["--resume", "run"] if resume else [*self.settings, "--out", "run"]
         with (self.folder / "output.txt").open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "launch.main", "train", *words, *self.options],
+                [sys.executable, "-m", "cory_rllib", "train", *words, *self.options],
                 cwd=self.folder,
                 env=self.environment,
                 stdout=output,

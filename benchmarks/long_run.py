@@ -67,7 +67,7 @@ class SmallRun:
         words = ["--resume", "run"] if resume else [*self.words, "--out", "run"]
         with (self.folder / "output.txt").open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "launch.main", "train", *words],
+                [sys.executable, "-m", "cory_rllib", "train", *words],
                 cwd=self.folder,
                 env={**os.environ, "TMPDIR": str(self.temporary), "PYTHONPATH": os.pathsep.join(map(str, _path()))},
                 stdout=output,

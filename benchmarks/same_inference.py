@@ -85,7 +85,7 @@ def _evaluate(run: Path, temperature: float, queries: int, votes: list[int]) -> 
     out = run.with_name(f"{run.name}.at-{temperature:g}-{max(votes)}x{queries}")
     asked = ["--checkpoint", "latest", "--agents", "2", "--samples", str(max(votes)), "--queries", str(queries)]
     command = [*asked, "--out", str(out), "--quiet", f"temperature={temperature:g}"]
-    evaluate = [sys.executable, "-m", "launch.main", "evaluate", str(run), *command]
+    evaluate = [sys.executable, "-m", "cory_rllib", "evaluate", str(run), *command]
     subprocess.run(evaluate, check=True, stdout=sys.stderr)
     answers: dict[str, dict[int, list[Answer]]] = defaultdict(lambda: defaultdict(list))
     for lineup, query, answer in _answers(out / "responses.jsonl"):

@@ -49,7 +49,7 @@ def parts(words: list[str]) -> dict[str, float]:
     """
     left, found, seen = list(MARKS.items()), {}, []
     last = time.monotonic()
-    command = [sys.executable, "-u", "-m", "launch.main", *words]
+    command = [sys.executable, "-u", "-m", "cory_rllib", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         for line in process.stdout or ():
             seen.append(line)

@@ -216,7 +216,7 @@ def ours(words: Sequence[str], values: dict[str, Any], seed: int, folder: Path) 
         RuntimeError: it failed; the end of its output is in the message.
     """
     given = [*words, *_words({**values, "seed": seed})]
-    command = [sys.executable, "-u", "-m", "launch.main", "train", *given, "--out", str(folder)]
+    command = [sys.executable, "-u", "-m", "cory_rllib", "train", *given, "--out", str(folder)]
     seen, printed = [], {}  # the seconds at which a line came
     began = time.time()
     with subprocess.Popen(

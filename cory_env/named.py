@@ -17,6 +17,7 @@ from typing import Any
 
 from cory_env.home import expand_home
 from cory_env.pickled import PICKLED, is_pickled, unpickled
+from cory_env.shadowing import PACKAGES, shadowed_import
 
 
 class SpecError(ValueError):
@@ -69,7 +70,15 @@ def load_function(spec: str, what: str = "reward") -> Callable[..., Any]:
     module_name, function_name, settings = parse_spec(spec, what)
     search_working_folder()
     try:
+        if shadowed := shadowed_import(module_name, ("cory_env",) if what == "reward" else PACKAGES):
+            name, shadowing = shadowed
+            raise SpecError(
+                f"The {what} {spec!r} imports {name}, which in its process is a package of CORY, not {shadowing}. "
+                "Rename that module."
+            )
         found: object = importlib.import_module(module_name)
+    except SpecError:
+        raise
     except ModuleNotFoundError as error:
         raise SpecError(
             f"The module {error.name!r}, needed for the {what} {spec!r}, was not found: neither in {os.getcwd()}, "

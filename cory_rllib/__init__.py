@@ -9,11 +9,15 @@
     generate(algorithm, "This movie")
 
 A name's module is imported when the name is first used: importing this package imports neither Ray nor torch nor vLLM.
+It imports our other packages, which are empty, from beside itself: a user's own `policies.py` or folder `launch` may
+come first on the search path.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,6 +66,23 @@ _FROM = {
     "train": "cory_rllib.runs",
 }
 """The module of each name."""
+
+
+def _import_own_packages() -> None:
+    root = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(root))
+    try:
+        for name in ("cory_env", "policies", "launch"):
+            file = import_module(name).__file__ or "a folder"
+            if Path(file).resolve().parents[1] != root:
+                raise ImportError(
+                    f"{name} was imported from {file} before, but is also a package of CORY. Rename that module."
+                )
+    finally:
+        sys.path.remove(str(root))
+
+
+_import_own_packages()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,12 @@
-"""The `cory` command: `cory X ...` is `python -m launch.main X ...`.
+"""The `cory` command, which `python -m cory_rllib` is, too.
 
 A command's module is imported only when it is asked for, so that `cory --help` answers at once.
 """
+
+if __name__ == "__main__":  # before imports that a user's own `policies.py` could take over
+    import runpy
+
+    runpy.run_module("cory_rllib", run_name="__main__")
 
 import atexit
 import difflib
@@ -62,7 +67,3 @@ def _run(arguments: list[str]) -> int:
         return 2
     exit_code: int = importlib.import_module(f"launch.commands.{name}").main(rest)
     return exit_code
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

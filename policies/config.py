@@ -13,7 +13,7 @@ from ray.tune.search.sample import Domain
 from ray.util.debug import log_once
 
 from cory_env import cory_v0
-from policies.compat.ray import keep_runner_states
+from policies.compat.rllib import keep_runner_states
 from policies.rllib.causal_lm_module import CausalLMModule, module_config
 from policies.rllib.learners import Learners
 from policies.rllib.token_ppo_learner import TokenPPOLearner

@@ -21,7 +21,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from policies.compat.ray import TemporaryLogdir
+from policies.compat.rllib import TemporaryLogdir
 from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import tell_of_slow
@@ -44,6 +44,7 @@ from policies.rollout.runners import Runners, WeightSyncError, check_started, en
 from policies.self_test import SyncCheck
 from policies.settings.start import find_start
 from policies.warm_start import WarmStart
+from policies.worker_setup import check_workers
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
@@ -71,9 +72,12 @@ class CoryConfig(ChainConfig):
         """Builds the algorithm, for which Ray starts on this machine unless it was started or joined before.
 
         Raises:
-            SettingsError: a setting is wrong; nothing is at `start_from`.
+            SettingsError: a setting is wrong; nothing is at `start_from`; Ray's workers would import a module of the
+                user's in the place of our package.
         """
         find_start(self.settings)
+        if self.settings.num_runners or self.settings.num_learners:
+            check_workers()
         algorithm: Cory = super().build_algo(*args, **kwargs)
         return algorithm
 

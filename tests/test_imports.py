@@ -10,7 +10,7 @@ import pytest
 
 HOUSE = Path(__file__).parents[1]
 FLOORS = {
-    "cory_rllib": ("", "use", "runs"),
+    "cory_rllib": ("", "__main__", "worker", "use", "runs"),
     "launch": (
         *("main", "commands", "report", "study", "search", "serving", "harness", "models", "evaluation", "training"),
         *("display", "run_folder", "cluster", "console"),
@@ -25,7 +25,7 @@ FLOORS = {
             "role_exchange",
             "evaluator",
         ),
-        *("self_test", "report", "health", "meanings"),
+        *("self_test", "report", "health", "meanings", "worker_setup"),
         *("rollout", "rllib", "settings", "generation", "learning", "models", "compat"),
     ),
     "cory_env": (
@@ -43,6 +43,7 @@ FLOORS = {
         "message",
         "tokenizer",
         "named",
+        "shadowing",
         "pickled",
         "home",
     ),

@@ -1,6 +1,6 @@
 """The child process that holds a reward: a function, or several whose weighted sum it is.
 
-    python -m cory_env.rewarding.child FD PARENT_PID [--die-with-thread]
+    python -c "from cory_env.rewarding.child import main; main()" FD PARENT_PID [--die-with-thread]
 
 The parent's first request is the reward's name. The main thread runs the function. A second thread reads requests and
 ends the process when the parent is gone, so that a function that hangs cannot outlive the run. The parent opens
@@ -29,6 +29,7 @@ from cory_env.named import SpecError, load_function
 from cory_env.pickled import shown
 from cory_env.rewarding.process import Batch, Reply, Request, Reward
 from cory_env.rewarding.spec import parse_sum, short_names
+from cory_env.shadowing import UsersModulesFirst
 
 PARENT_CHECK = 1.0  # seconds between looks at whether the parent lives, where its pipe's end is held open by others
 
@@ -237,6 +238,7 @@ def main() -> None:
     threading.Thread(target=_read_requests, args=(connection, parent, requests), daemon=True).start()
     spec = requests.get()
     assert isinstance(spec, str)
+    sys.meta_path.insert(0, UsersModulesFirst())
     try:
         parts = load(spec)
         ready = Reply(needs=tuple(dict.fromkeys(name for part in parts for name in required(part.function))))
@@ -254,7 +256,3 @@ def main() -> None:
         else:
             for part in parts:
                 prepare(part.function)
-
-
-if __name__ == "__main__":
-    main()

@@ -19,7 +19,10 @@ from multiprocessing.connection import Connection
 from types import MappingProxyType
 
 from cory_env.rewards.prepared import TIMEOUT
+from cory_env.shadowing import ROOT
 
+# A user's own `cory_env.py` may come first on the search path.
+CHILD = f"sys.path.insert(0, {str(ROOT)!r}); from cory_env.rewarding.child import main; sys.path.pop(0); main()"
 LOOK_AT_CHILD = 0.2  # seconds between looks at whether the child lives, where its pipe's end is held open by others
 
 
@@ -149,7 +152,7 @@ class RewardProcess:
     def _launch(self) -> None:
         """Starts the child."""
         ours, theirs = Pipe()
-        command = [sys.executable, "-P", "-m", "cory_env.rewarding.child", str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-P", "-c", f"import sys; {CHILD}", str(theirs.fileno()), str(os.getpid())]
         if threading.current_thread() is threading.main_thread():  # another may end long before the process does
             command.append("--die-with-thread")
         # The parent's search path in its order, with the current folder last: user modules resolve, none is shadowed.

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-CHATTY = (
-    *("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"),
-    *("ray._private.runtime_env.packaging", "ray._private.runtime_env.working_dir"),
-)
-"""Loggers that tell of every upload and connection."""
+CHATTY = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
+"""Loggers that tell of every upload and connection: Ray's, and two with levels of their own."""
 REGISTERING = 15
 """Seconds within which a head that has just started knows of itself as a node."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"

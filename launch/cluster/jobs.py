@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 STOPPED = 143
 """Exit code of a job that was stopped: what SIGTERM gives its driver."""
-SAVING = re.compile(r"\b(cory |launch\.main )(train|tune|study)\b")
+SAVING = re.compile(r"\b(cory|cory_rllib|launch\.main) (train|tune|study)\b")
 """Commands that finish an update and save it when they are stopped."""
 
 

@@ -3,13 +3,10 @@
 import contextlib
 import logging
 import os
-import select
 import shutil
-import signal
 import socket
+import sys
 import tempfile
-import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,13 +15,14 @@ from urllib.parse import SplitResult, urlsplit
 
 from filelock import FileLock
 
+from cory_env.shadowing import shadowing_modules
 from launch.cluster import room
 from launch.cluster.client import settle_authentication
-from launch.cluster.start_checks import REACHED, check_environment, check_loopback, check_raylet
 from launch.console.credentials import on_workers
 from launch.console.errors import IN_JOB, CommandError, is_defect
-from launch.console.interrupts import LOST, hangup_blocked
+from launch.console.interrupts import hangup_blocked
 from launch.console.patience import patiently
+from policies.compat.ray import lean_start, patient_start
 from policies.settings.placement import Process, cpus, processes
 from policies.settings.settings import Settings
 
@@ -39,17 +37,14 @@ QUIET = {
     "HF_HUB_VERBOSITY": "error",
     "TQDM_DISABLE": "1",
 }
+REACHED = 10.0
+"""Seconds in which a cluster's head, or this machine itself, has to take a connection."""
 STARTED = 120.0
 """Seconds in which a node that is started here has to be up."""
 FOUND_BY_RAY = ("auto", "local")
 """Words instead of an address, for clusters whose authentication Ray knows."""
 FOLDER, ALIVE = "cory-", ".alive"
 """How the names of temporary folders begin, and the lock in each that its process holds."""
-RAYLET_LOOK = 0.05
-"""Seconds between two looks at the raylet, at most."""
-RAYLET_MOURNED = 0.5
-"""Seconds in which Ray may notice that the raylet died: `ray.shutdown` would ask one that it takes for alive, and end
-this process."""
 UNCHECKED = "CORY_UNCHECKED"
 """The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
 
@@ -64,7 +59,7 @@ def quiet_libraries(debug: bool) -> None:
         CommandError: there are no docstrings, no home directory, or no folder for temporary files, without which they
             cannot be imported.
     """
-    check_environment()
+    _check_environment()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else idle threads of one process slow the others down
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -85,6 +80,22 @@ def quiet_libraries(debug: bool) -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     warnings.simplefilter("ignore")
+
+
+def _check_environment() -> None:
+    """Makes sure that libraries can be imported.
+
+    Raises:
+        CommandError: there are no docstrings, no home directory, or no folder for temporary files.
+    """
+    if sys.flags.optimize > 1:
+        raise CommandError("Ray needs docstrings. Run Python without -OO, and without PYTHONOPTIMIZE=2; -O works.")
+    if os.path.expanduser("~") == "~":
+        raise CommandError("This user has no home directory, which Ray asks for. Set HOME to a folder.")
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise CommandError("No folder for temporary files can be written. Set TMPDIR to one that can.") from error
 
 
 @contextlib.contextmanager
@@ -116,13 +127,15 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
         if _cluster_given():
             where["runtime_env"] = on_workers()
         else:
-            check_loopback()
+            _check_loopback()
             where = {
                 "address": "local",
                 "num_cpus": max(os.cpu_count() or 1, cpus(asked)),
                 "include_dashboard": False,
                 "_temp_dir": ending.enter_context(_temporary_folder()),
             }
+            if shadowing_modules():  # setting workers up takes a second or two
+                where["runtime_env"] = on_workers()
         ending.callback(ray.shutdown)
 
         def begin() -> None:
@@ -136,62 +149,23 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
                 raise
 
         patiently(begin, patience)
-        if "_temp_dir" in where:
-            ending.enter_context(_raylet_watched())
         yield
 
 
-class RayletDied(CommandError):
-    """The process died by which Ray manages this machine."""
+def _check_loopback() -> None:
+    """Makes sure that processes of this machine reach each other: Ray would try for minutes.
 
-
-class _Gone(BaseException):
-    """It did; no `except Exception` on the way may hold this up."""
-
-
-@contextlib.contextmanager
-def _raylet_watched() -> Iterator[None]:
-    """Raises `RayletDied` in the main thread as soon as the raylet that was started here dies.
-
-    Ray would end this process, without a word, when that next asks the raylet for something.
+    Raises:
+        CommandError: they do not.
     """
-    import psutil
-
-    raylets = [child for child in psutil.Process().children() if child.name() == "raylet"]
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.is_set():
-            select.select(deaths, [], [], RAYLET_LOOK)
-            if not all(raylet.is_running() and raylet.status() != psutil.STATUS_ZOMBIE for raylet in raylets):
-                signal.pthread_kill(threading.main_thread().ident or 0, LOST)
-                return
-
-    def stop(*_: object) -> None:
-        raise _Gone
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     try:
-        deaths = [os.pidfd_open(raylet.pid) for raylet in raylets]  # each can be read when it has died
-    except OSError:  # a kernel before Linux 5.3
-        deaths = []
-    usual, watcher = signal.signal(LOST, stop), threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    except _Gone:
-        time.sleep(RAYLET_MOURNED)
-        raise RayletDied(
-            "Ray's own process on this machine, the raylet, has died: it was killed, or memory ran out."
-        ) from None
-    finally:
-        ended.set()
-        watcher.join()
-        signal.signal(LOST, usual)
-        for descriptor in deaths:
-            os.close(descriptor)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=REACHED).close()
+    except OSError as error:
+        raise CommandError(
+            f"Ray's processes cannot reach each other at 127.0.0.1: {error.strerror or error}. Bring the loopback "
+            "interface up: `ip link set lo up`."
+        ) from error
 
 
 def join(**options: Any) -> None:
@@ -210,7 +184,7 @@ def join(**options: Any) -> None:
     try:
         if "address" not in options and "RAY_ADDRESS" in os.environ:
             _reach(os.environ["RAY_ADDRESS"])
-        with _slow_start(), _lean_start() if options.get("address") == "local" else contextlib.nullcontext():
+        with patient_start(STARTED), lean_start() if options.get("address") == "local" else contextlib.nullcontext():
             ray.init(**options)
     except AuthenticationError as error:
         raise CommandError(
@@ -230,50 +204,9 @@ def join(**options: Any) -> None:
         if "timed out during startup" not in str(error):
             raise
         raise CommandError(
-            f"Ray did not start within {STARTED:.0f} s: this machine is too busy, or out of memory. Try again later."
+            f"Ray did not start within {STARTED:.0f} s: this machine is too busy, out of memory, or limits what its "
+            "processes may do (`ulimit -a`). Lift that, or try again later."
         ) from error
-
-
-@contextlib.contextmanager
-def _slow_start() -> Iterator[None]:
-    """Gives a node that Ray starts here `STARTED` seconds; its own 30 are fixed, and too few on a busy machine."""
-    from ray._private import services
-
-    look = services.get_node
-
-    def wait(*arguments: Any) -> Any:
-        deadline = time.monotonic() + STARTED
-        while True:
-            try:
-                return look(*arguments)
-            except RuntimeError:  # it has not registered yet
-                check_raylet()
-                if time.monotonic() >= deadline:
-                    raise
-            time.sleep(0.5)
-
-    services.get_node = wait
-    try:
-        yield
-    finally:
-        services.get_node = look
-
-
-@contextlib.contextmanager
-def _lean_start() -> Iterator[None]:
-    """Has Ray start neither its dashboard nor its autoscaler, for which a cluster of one machine has no use.
-
-    They are two processes that take two seconds of CPU to start, and `ray.init`, which has no word for it, waits.
-    """
-    from ray._private import services
-    from ray._private.node import Node
-
-    dashboard, autoscaler = services.start_api_server, Node.start_monitor
-    services.start_api_server, Node.start_monitor = lambda *_, **__: (None, None), lambda _: None
-    try:
-        yield
-    finally:
-        services.start_api_server, Node.start_monitor = dashboard, autoscaler
 
 
 def _reach(address: str) -> None:

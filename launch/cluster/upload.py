@@ -1,15 +1,15 @@
 """What a job takes along: the working directory, which is uploaded to the cluster."""
 
-import logging
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from cory_env.shadowing import shadowing_modules
 from launch.console.errors import CommandError
+from policies.compat.ray import uploaded_files
 
 LARGEST = 50 * 2**20
 """Bytes that may be uploaded."""
-IGNORE_FILES = (".rayignore", ".gitignore")
 
 
 def uploaded_sizes(folder: Path) -> dict[Path, int]:
@@ -18,21 +18,12 @@ def uploaded_sizes(folder: Path) -> dict[Path, int]:
     Raises:
         CommandError: there is no such folder.
     """
-    # What Ray uploads is said by its own walk alone: nested ignore files, and defaults that change.
-    from ray._private.ray_constants import get_runtime_env_default_excludes
-    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
-
     if not folder.is_dir():
         raise CommandError(f"--working-dir {folder} is no folder.")
-    folder, sizes = folder.resolve(), {}
-
-    def note(path: Path) -> None:
-        if path.is_file():
-            sizes[path] = path.stat().st_size
-
-    excludes = [_get_excludes(folder, get_runtime_env_default_excludes())]
-    _dir_travel(folder, excludes, note, _heeds_gitignore(), logging.getLogger(__name__))
-    return sizes
+    if file := shadowing_modules([folder]).get("cory_rllib"):
+        raise CommandError(f"The job would import {file} in the place of our package cory_rllib. Rename that module.")
+    gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
+    return {path: path.stat().st_size for path in uploaded_files(folder.resolve(), gitignore)}
 
 
 def check_size(folder: Path, sizes: dict[Path, int]) -> None:
@@ -64,7 +55,7 @@ def check_uploaded(folder: Path, files: Collection[Path], named: Iterable[tuple[
         named: how a command names a file or folder, and its path. Absolute ones are the nodes' own.
 
     Raises:
-        CommandError: one is not uploaded; the message says by which rule, or that it is not in the folder.
+        CommandError: one is not uploaded.
     """
     folder, uploaded = folder.resolve(), set(files)
     for name, relative in named:
@@ -86,25 +77,7 @@ def check_uploaded(folder: Path, files: Collection[Path], named: Iterable[tuple[
         if lacking:
             what = lacking[0].relative_to(folder)
             raise CommandError(
-                f"{name}: {what} is left out of the upload by {_rule(folder, lacking[0])}. Change the rule, or put it "
-                "on storage that all nodes reach and name it by an absolute path."
+                f"{name}: {what} is left out of the upload by a rule in .gitignore or .rayignore, or by Ray's own "
+                "(RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES). Change the rule, or put the file on storage that all "
+                "nodes reach and name it by an absolute path."
             )
-
-
-def _rule(folder: Path, file: Path) -> str:
-    """Returns the rule that leaves a file out: of an ignore file between the folder and it, or Ray's own."""
-    from ray._private.thirdparty.pathspec import PathSpec
-
-    for parent in [each for each in file.parents if each.is_relative_to(folder)]:
-        for name in IGNORE_FILES[: 2 if _heeds_gitignore() else 1]:
-            lines = (parent / name).read_text().splitlines() if (parent / name).is_file() else []
-            for line in reversed(lines):
-                inside = file.relative_to(parent)
-                paths = [str(inside), *(f"{part}/" for part in inside.parents if part.name)]
-                if any(PathSpec.from_lines("gitwildmatch", [line]).match_file(path) for path in paths):
-                    return f"the rule {line.strip()} in {(parent / name).relative_to(folder)}"
-    return "what Ray never uploads (RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES)"
-
-
-def _heeds_gitignore() -> bool:
-    return os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"

@@ -103,7 +103,7 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
         check_free(client, place)
     with answers_told(client):
         job = client.submit_job(
-            entrypoint=shlex.join(["python", "-m", "launch.main", *words]),
+            entrypoint=shlex.join(["python", "-m", "cory_rllib", *words]),
             runtime_env={"working_dir": str(options.working_dir.resolve()), "env_vars": environment},
             metadata={"job_name": name} | ({"run": place} if place else {}),
             entrypoint_num_cpus=own.cpus or None,

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 from dotenv.parser import parse_stream
 
 from cory_env.home import expand_home
+from cory_env.shadowing import WORKER_SETUP
 from launch.console.errors import IN_JOB, CommandError
 
 FILE = "CORY_SECRETS"
@@ -52,8 +53,8 @@ def without_passwords(text: str) -> str:
 
 
 def on_workers() -> dict[str, Any]:
-    """Returns the runtime environment by which a cluster's workers load their own node's file too."""
-    hook = {"worker_process_setup_hook": f"{__name__}.{load_secrets.__name__}"}
+    """Returns the runtime environment by which Ray's workers import our packages, and load their own node's file."""
+    hook = {"worker_process_setup_hook": WORKER_SETUP}
     file = os.environ.get(FILE)
     # A job has the variable for all its processes already, and Ray refuses to be told twice.
     return hook if IN_JOB in os.environ or not file else {**hook, "env_vars": {FILE: file}}

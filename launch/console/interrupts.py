@@ -11,8 +11,6 @@ from types import FrameType
 from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOST = signal.SIGUSR1
-"""By which another thread tells the main one that it cannot go on."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -94,7 +92,7 @@ def held() -> Iterator[None]:
         yield
         return
     waiting: list[int] = []
-    usual = {number: signal.signal(number, lambda number, _: waiting.append(number)) for number in (*SIGNALS, LOST)}
+    usual = {number: signal.signal(number, lambda number, _: waiting.append(number)) for number in SIGNALS}
     try:
         yield
     finally:

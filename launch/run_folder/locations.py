@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cory_env.named import parse_spec, search_working_folder
 from cory_env.pickled import is_pickled, shown
+from cory_env.shadowing import ROOT
 from cory_env.tasks.rows import HUB
 from launch.console.errors import CommandError
 from policies.models.model_names import is_bundled
@@ -15,6 +16,8 @@ from policies.settings.settings import BY_CONTENT, Settings
 
 NAMED = (*BY_CONTENT, "start_from")
 """Settings that name files or folders."""
+NOT_CALLED = (ROOT / "policies", ROOT / "launch")
+"""Our packages in whose place a function's process imports a user's module of that name."""
 _added: list[str] = []
 """Folders of runs that were added to `sys.path`, the latest first."""
 
@@ -71,7 +74,9 @@ def module_file(function: str) -> Path | None:
     except (ImportError, ValueError):
         return None
     origin = None if spec is None else spec.origin
-    return Path(origin) if origin is not None and Path(origin).is_file() else None
+    if origin is None or not Path(origin).is_file() or any(Path(origin).is_relative_to(own) for own in NOT_CALLED):
+        return None
+    return Path(origin)
 
 
 def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> None:

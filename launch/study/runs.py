@@ -245,7 +245,7 @@ class Performer:
         """Runs `cory train` in a process."""
         resumed = job.begun
         options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet", *self._allowed]
-        command = [sys.executable, "-m", "launch.main", "train", *job.words, *options]
+        command = [sys.executable, "-m", "cory_rllib", "train", *job.words, *options]
         started = time.monotonic()
         with job.output.open("a+", encoding="utf-8", errors="replace") as output:
             before = output.seek(0, os.SEEK_END)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from launch.cluster.session import RayletDied
 from launch.console.errors import CommandError, cause, is_loss
 from launch.run_folder import manifest
 from launch.run_folder.layout import POLICIES
@@ -93,4 +92,4 @@ def may_pass(error: Exception) -> bool:
     from policies.rllib.learners import LearnerError
 
     root = cause(error)
-    return isinstance(root, LearnerError | GenerationError | RayletDied | RewardKilled) or is_loss(root)
+    return isinstance(root, LearnerError | GenerationError | RewardKilled) or is_loss(root)

@@ -1,40 +1,68 @@
-"""Ray and RLlib (2.60) beside their public interfaces."""
+"""Ray (2.60) beside its public interface: how it starts on this machine, and what it uploads of a folder."""
 
 from __future__ import annotations
 
-import os
-import tempfile
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.utils.actor_manager import FaultTolerantActorManager
-from ray.tune import Trainable
 
+@contextlib.contextmanager
+def lean_start() -> Iterator[None]:
+    """Has `ray.init` start neither the dashboard nor the autoscaler, for which a cluster of one machine has no use.
 
-def actor_manager(group: EnvRunnerGroup) -> FaultTolerantActorManager:
-    """Returns the manager of a group's remote runners, which knows their actors and which of them are healthy.
-
-    The group's own calls either drop what a runner raised or raise it without saying which runner it was, and cannot
-    give up one that hangs.
+    The public `include_dashboard=False` still starts both, and waits for them. On two cores that takes 1.6 s more to
+    start, 1.2 s more to end, 1.0 s of CPU and 210 MB.
     """
-    return group._worker_manager
+    from ray._private import services
+    from ray._private.node import Node
+
+    dashboard, autoscaler = services.start_api_server, Node.start_monitor
+    services.start_api_server, Node.start_monitor = lambda *_, **__: (None, None), lambda _: None
+    try:
+        yield
+    finally:
+        services.start_api_server, Node.start_monitor = dashboard, autoscaler
 
 
-def keep_runner_states(config: AlgorithmConfig) -> None:
-    """Lets RLlib not copy a state from runner to runner after each update: ours have none, and get checked weights."""
-    config._dont_auto_sync_env_runner_states = True
+@contextlib.contextmanager
+def patient_start(seconds: float) -> Iterator[None]:
+    """Gives a node that `ray.init` starts so many seconds; its own 30 are fixed, and too few on a busy machine."""
+    from ray._private import services
+
+    get_node = services.get_node
+
+    def wait(*arguments: Any) -> Any:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:  # it has not registered yet
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.5)
+
+    services.get_node = wait
+    try:
+        yield
+    finally:
+        services.get_node = get_node
 
 
-class TemporaryLogdir(Trainable):
-    """An algorithm whose folder, outside of Tune, is among temporary files.
+def uploaded_files(folder: Path, gitignore: bool) -> list[Path]:
+    """Returns the files that Ray uploads of a folder; only its own walk knows ignore files in it, and its defaults.
 
-    RLlib makes it in the home directory, which containers with a random user cannot write to, and has no public setting
-    for it.
+    Args:
+        folder: an absolute path.
+        gitignore: heed .gitignore beside .rayignore.
     """
+    from ray._private.ray_constants import get_runtime_env_default_excludes
+    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 
-    def _setup_logdir(self) -> None:
-        if self._storage is not None:
-            super()._setup_logdir()
-        else:
-            path = os.environ.get("TMPDIR", "")  # a command's own, which goes when that ends; Python remembers another
-            self._logdir = tempfile.mkdtemp(prefix="rllib-", dir=path if os.path.isdir(path) else None)
+    paths: list[Path] = []
+    excludes = [_get_excludes(folder, get_runtime_env_default_excludes())]
+    _dir_travel(folder, excludes, paths.append, gitignore, logging.getLogger(__name__))
+    return [path for path in paths if path.is_file()]

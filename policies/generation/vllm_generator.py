@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cory_env.shadowing import own_packages_first
 from policies.compat.vllm import classes_kept, is_dead, kill, share_groups, threads_kept, wake_callers
 from policies.generation import vllm_device, vllm_lora
 from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
@@ -150,7 +151,7 @@ class VLLMGenerator:
 
         kept = classes_kept() if self._arguments.get("enforce_eager") else nullcontext()
         what, advice = f"start an engine for `{self._paths[name]}`", vllm_device.memory_advice(self.device)
-        with explained(what, EngineStartError, advice), threads_kept(), kept:
+        with explained(what, EngineStartError, advice), threads_kept(), kept, own_packages_first():
             engine = LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
         if self.in_process:
             share_groups(engine)

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from policies.compat.ray import actor_manager
+from policies.compat.rllib import actor_manager
 from policies.generation.generator import GenerationError, Loaded
 from policies.models.weights import Weights
 from policies.rllib.learners import Learners

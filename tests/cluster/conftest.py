@@ -46,7 +46,7 @@ class Run:
     def start(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
         with self.output.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "launch.main", "train", *words],
+                [sys.executable, "-m", "cory_rllib", "train", *words],
                 cwd=self.folder,
                 env={**ENVIRONMENT, **environment},
                 stdout=output,

@@ -35,7 +35,7 @@ class Head(NamedTuple):
 
     def cory(self, *words: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
         """Starts `cory ...`."""
-        return self.python("-m", "launch.main", *words, cwd=cwd, **environment)
+        return self.python("-m", "cory_rllib", *words, cwd=cwd, **environment)
 
     def python(self, *words: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
         """Starts Python, as one who knows the token."""

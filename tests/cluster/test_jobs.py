@@ -18,12 +18,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # much of it is waiti
 REWARD = """
 import os
 
+from launch.lengths import length
+from policies import SCALE
+
 def knows_the_secret(completions):
     assert os.environ["HF_TOKEN"].startswith("hf_")
     return [float(len(completion)) for completion in completions]
 
 def brevity(completions):
-    return [-float(len(completion)) for completion in completions]
+    return [-SCALE * length(completion) for completion in completions]
 """
 SMALL = (
     "imdb-tiny-paper",
@@ -35,9 +38,12 @@ SMALL = (
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A user's folder: a reward and queries."""
+    """A user's folder: a reward, with modules named as our packages, and queries."""
     folder = tmp_path / "work"
-    folder.mkdir()
+    (folder / "launch").mkdir(parents=True)
+    (folder / "policies.py").write_text("SCALE = 1.0\n")
+    (folder / "launch" / "__init__.py").touch()
+    (folder / "launch" / "lengths.py").write_text("length = len\n")
     (folder / "my_rewards.py").write_text(REWARD)
     (folder / "questions.csv").write_text("query\nName a fruit.\nName a colour.\n")
     return folder
@@ -68,7 +74,7 @@ def test_a_job_has_the_secret_of_its_node_and_the_job_list_has_not(head: Head, w
 
 PROBE = """
 import os, ray
-from launch import train
+from launch.commands import train
 from launch.console.credentials import on_workers
 
 ray.init(runtime_env=on_workers())
@@ -92,12 +98,12 @@ def test_rays_own_command_works_and_workers_have_the_secret(head: Head, work: Pa
 
 def test_rays_own_command_trains_in_an_uploaded_checkout(head: Head, work: Path, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
-    for package in ("cory_env", "policies", "launch"):
+    for package in ("cory_env", "policies", "launch", "cory_rllib"):
         shutil.copytree(CHECKOUT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(work / "my_rewards.py", checkout)
+    (checkout / "my_rewards.py").write_text("def brevity(completions):\n    return [-len(c) for c in completions]\n")
     (checkout / "launch" / "mark.py").write_text("import launch.main\nprint('launch is in', launch.main.__file__)\n")
     out = tmp_path / "run"
-    shell = f"python -m launch.mark && python -m launch.main train {' '.join(SMALL)} updates=1 --out {out}"
+    shell = f"python -m launch.mark && python -m cory_rllib train {' '.join(SMALL)} updates=1 --out {out}"
     submit = ("-m", "ray.scripts.scripts", "job", "submit", "--working-dir", str(checkout), "--")
     job = head.python(*submit, "env", "-u", "PYTHONPATH", "bash", "-c", shell, cwd=work)
     output, errors = job.communicate(timeout=240)
@@ -120,7 +126,7 @@ def test_a_missing_or_wrong_token_is_one_sentence(head: Head, tmp_path: Path, to
 
 def test_a_stopped_job_is_saved_and_its_command_given_again_goes_on(head: Head, work: Path, tmp_path: Path) -> None:
     storage = tmp_path / "storage"
-    words = ("submit", "--storage", f"file://{storage}", "--name", "run", "--", "train", *SMALL)
+    words = ("submit", "--storage", f"file://{storage}", "--name", "run", "--", "train", *SMALL, "num_runners=1")
     job = head.cory(*words, "updates=100", cwd=work)
     rest = stopped_at(job, "1/100", head, work)
     run = Run.open(storage / "run")

@@ -52,7 +52,7 @@ def test_code_reaches_its_process_whatever_its_size_and_no_other_user_of_the_mac
     with RewardWorker(spec, timeout=60) as worker:
         assert worker.rewards(["query"], ["text"], {}) == [225_000.0]
         processes = [[*each.cmdline(), *each.environ().values()] for each in psutil.Process().children()]
-        assert any("cory_env.rewarding.child" in words for words in processes)
+        assert any("cory_env.rewarding.child" in word for words in processes for word in words)
         assert not any("pickled:" in word for words in processes for word in words)
 
 

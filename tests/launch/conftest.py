@@ -34,7 +34,7 @@ def cory(tmp_path: Path) -> Cory:
     """Runs `cory ...` in a process of its own, in an empty folder."""
 
     def run(*words: str, said: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "launch.main", *words]
+        command = [sys.executable, "-m", "cory_rllib", *words]
         env = {**ENVIRONMENT, **environment}
         return subprocess.run(command, cwd=tmp_path, env=env, input=said, capture_output=True, text=True, timeout=240)
 
@@ -78,7 +78,7 @@ def begin(folder: Path, *words: str, code: str | None = None, **environment: str
     Code may give several commands one after another, which import their libraries once.
     """
     return subprocess.Popen(
-        [sys.executable, *(("-m", "launch.main", *words) if code is None else ("-c", code))],
+        [sys.executable, *(("-m", "cory_rllib", *words) if code is None else ("-c", code))],
         cwd=folder,
         env={**ENVIRONMENT, **environment},
         stdin=subprocess.PIPE,

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -10,10 +9,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from ray._private import services
 
 from cory_env.home import HomeError, expand_home
-from launch.cluster import session, start_checks
+from launch.cluster import session
 from launch.console.errors import IN_JOB, CommandError
 from policies.models.cached_folder import CacheError, user_cache
 from tests.launch.conftest import ENVIRONMENT
@@ -68,25 +66,6 @@ join()
 """
 
 
-RAYLET = """
-import os, signal, time
-import psutil
-from launch.cluster.session import RayletDied, quiet_libraries, ray_session
-
-quiet_libraries(debug=False)
-for _ in range(2):
-    try:
-        with ray_session([], debug=False):
-            import ray
-
-            kept = ray.put(bytes(1_000_000))  # which Ray misses when it looks after the raylet
-            (raylet,) = [child for child in psutil.Process().children() if child.name() == "raylet"]
-            raylet.kill()
-            time.sleep(60)
-    except RayletDied as error:
-        print(error)
-assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-"""
 KILLED = """
 import os
 from launch.cluster.session import ray_session
@@ -95,14 +74,6 @@ with ray_session([], debug=False):
     print(os.environ["TMPDIR"], flush=True)
     os.kill(os.getpid(), 9)
 """
-
-
-def test_a_raylet_that_is_killed_is_told_of_in_a_sentence_and_ray_can_start_again() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", RAYLET], env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count("the raylet, has died: it was killed, or memory ran out.\n") == 2
 
 
 def test_temporary_files_of_a_killed_process_go_when_the_next_one_starts_and_those_of_a_living_one_stay(
@@ -134,26 +105,6 @@ def test_temporary_files_of_a_killed_process_go_when_the_next_one_starts_and_tho
         )
     finally:
         shutil.rmtree(place)
-
-
-def test_a_node_that_has_not_registered_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def look(*arguments: str) -> str:
-        asked.append(arguments)
-        if len(asked) < 3:
-            raise RuntimeError("not yet")
-        return "up"
-
-    monkeypatch.setattr(services, "get_node", look)
-    with session._slow_start():
-        assert services.get_node("address", "node") == "up"
-    assert asked == [("address", "node")] * 3
-    assert services.get_node is look
-    asked.clear()
-    monkeypatch.setattr(session, "STARTED", 0.0)
-    with session._slow_start(), pytest.raises(RuntimeError, match="not yet"):
-        services.get_node("address", "node")
 
 
 def test_a_machine_on_which_ray_does_not_start_in_time_is_told_of_in_a_sentence(
@@ -215,36 +166,14 @@ def test_a_token_that_is_missing_is_asked_for(tmp_path: Path) -> None:
     assert f"CommandError: No token, or a wrong one, for the cluster at RAY_ADDRESS={address}. Set" in found.stderr
 
 
-def test_a_raylet_that_ends_while_ray_starts_is_told_of_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raylet = tmp_path / "raylet"
-    shutil.copy("/bin/sleep", raylet)
-    start_checks.check_raylet()
-
-    def look(*_: str) -> None:
-        raise RuntimeError("not yet")
-
-    monkeypatch.setattr(services, "get_node", look)
-    for number, said in (
-        (signal.SIGXFSZ, "lift that by `ulimit -f unlimited`"),
-        (signal.SIGKILL, "ended with SIGKILL"),
-    ):
-        process = subprocess.Popen([raylet, "60"])
-        process.send_signal(number)
-        with session._slow_start(), pytest.raises(CommandError, match=said):
-            services.get_node("address", "node")
-        process.wait()
-
-
 def test_a_machine_without_a_loopback_interface_is_told_of_before_ray_starts() -> None:
-    code = "from launch.cluster.start_checks import check_loopback; check_loopback()"
+    code = "from launch.cluster.session import _check_loopback; _check_loopback()"
     alone = ["unshare", "--net", "--map-root-user"]
     if subprocess.run([*alone, "true"], capture_output=True).returncode:
         pytest.skip("no right to make a network namespace here")
     found = subprocess.run([*alone, sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
     assert "cannot reach each other at 127.0.0.1: Network is unreachable. Bring the loopback" in found.stderr
-    start_checks.check_loopback()
+    session._check_loopback()
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_settings_are_read_without_a_heavy_library() -> None:
 @pytest.mark.parametrize("words", [["train", "--print-config"], ["--help"], ["train", "--help"], ["--version"]])
 @pytest.mark.parametrize("buffering", ["", "1"])
 def test_a_reader_that_takes_no_more_ends_a_command_without_a_word(words: list[str], buffering: str) -> None:
-    command = [sys.executable, "-m", "launch.main", *words]
+    command = [sys.executable, "-m", "cory_rllib", *words]
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": buffering}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -193,7 +193,7 @@ def test_at_a_terminal_it_asks_goes_on_after_a_query_that_is_too_long_and_ends_w
 ) -> None:
     terminal, inside = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", "generate", str(policies_run.path)],
+        [sys.executable, "-m", "cory_rllib", "generate", str(policies_run.path)],
         env={**ENVIRONMENT, "TERM": "xterm"},
         stdin=inside,
         stdout=inside,

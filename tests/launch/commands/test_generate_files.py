@@ -229,7 +229,7 @@ def test_what_cannot_be_answered_writes_nothing(
 def test_at_a_terminal_a_conversation_goes_on_until_another_is_begun(chat_run: Run) -> None:
     terminal, inside = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", "generate", str(chat_run.path), "--temperature", "0"],
+        [sys.executable, "-m", "cory_rllib", "generate", str(chat_run.path), "--temperature", "0"],
         env={**ENVIRONMENT, "TERM": "dumb"},
         stdin=inside,
         stdout=inside,

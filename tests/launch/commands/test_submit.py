@@ -317,7 +317,7 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CORY_SECRETS", raising=False)
     load_secrets()
-    assert on_workers() == {"worker_process_setup_hook": "launch.console.credentials.load_secrets"}
+    assert on_workers() == {"worker_process_setup_hook": "cory_rllib.worker.set_up"}
     file = tmp_path / "secrets.env"
     file.write_text("# mine\n\nexport HF_TOKEN='hf_1'\nWANDB_API_KEY=a=b\n")
     file.chmod(stat.S_IRUSR)

@@ -307,7 +307,7 @@ def test_ctrl_c_ends_it_while_it_loads(policies_run: Run, tmp_path: Path) -> Non
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
 def test_by_vllm_it_answers_as_generate_does_and_ends_cleanly_at_sigterm(policies_run: Run, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", "serve", str(policies_run.path), "--port", "0"],
+        [sys.executable, "-m", "cory_rllib", "serve", str(policies_run.path), "--port", "0"],
         cwd=tmp_path,
         env={**ENVIRONMENT, "CORY_API_KEY": KEY},
         stderr=subprocess.PIPE,

@@ -26,7 +26,7 @@ def test_the_preset_trains_and_its_programs_are_tested(tmp_path: Path) -> None:
         "backend=transformers num_runners=0 updates=1 queries=2 minibatch=8 eval_every=1 eval_queries=2 samples_every=1"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "launch.main", "train", "code-smollm2", *words.split(), "--out", str(out)],
+        [sys.executable, "-m", "cory_rllib", "train", "code-smollm2", *words.split(), "--out", str(out)],
         capture_output=True,
         text=True,
         check=False,

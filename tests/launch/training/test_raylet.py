@@ -11,32 +11,25 @@ from tests.launch.conftest import begin
 from tests.launch.training.test_training import BREVITY, SMALL, updates_in
 
 
-def kill_raylet_in(process: "subprocess.Popen[str]", update: int) -> str:
-    """Kills the raylet of a run after an update, and returns what the run had said until then."""
+def kill_raylet_in(process: "subprocess.Popen[str]", update: int) -> None:
+    """Kills the raylet of a run after an update."""
     assert process.stdout and process.stderr
-    seen = ""
-    while f"\n  {update}/" not in seen:
-        line = process.stdout.readline()
-        assert line, process.stderr.read()
-        seen += line
+    while f"\n  {update}/" not in (line := "\n" + process.stdout.readline()):
+        assert line != "\n", process.stderr.read()
     (raylet,) = [child for child in psutil.Process(process.pid).children() if child.name() == "raylet"]
     raylet.send_signal(signal.SIGKILL)
-    return seen
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_after_its_raylet_was_killed_or_ends_with_a_sentence(tmp_path: Path) -> None:
+def test_a_run_whose_raylet_was_killed_ends_at_once_and_its_resume_continues(tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    words = ("train", *SMALL, "updates=5", "checkpoint_every=1", "num_runners=1", "--out", "run")
-    process = begin(tmp_path, *words)
+    process = begin(tmp_path, "train", *SMALL, "updates=4", "checkpoint_every=1", "num_runners=1", "--out", "run")
     kill_raylet_in(process, 1)
-    rest, errors = process.communicate(timeout=120)
-    assert process.returncode == 2 and "Traceback" not in errors
-    assert "the raylet, has died: it was killed, or memory ran out." in errors and "--resume run" in errors
+    process.communicate(timeout=120)
+    assert process.returncode == 1  # Ray's own, which ends the driver; why is in the log
+    assert "raylet" in (tmp_path / "run" / "log.txt").read_text()
 
-    process = begin(tmp_path, "train", "--resume", "run", "--max-failures", "1")
-    kill_raylet_in(process, 3)
-    rest, errors = process.communicate(timeout=120)
+    process = begin(tmp_path, "train", "--resume", "run")
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "Failure 1 of at most 1: Ray's own process on this machine, the raylet, has died" in rest
-    assert updates_in(tmp_path / "run" / "metrics.jsonl") == list(range(6))
+    assert updates_in(tmp_path / "run" / "metrics.jsonl") == list(range(5))

@@ -15,7 +15,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 from ray.tune import Trainable
 
-from policies.compat.ray import keep_runner_states
+from policies.compat.rllib import keep_runner_states
 from policies.compat.transformers import attention_of, block_classes, ignored_weights, without_adapters
 from policies.generation.installed import vllm_installed
 

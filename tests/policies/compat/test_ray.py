@@ -1,0 +1,51 @@
+"""What `policies.compat.ray` uses of Ray beside its public interface is there, and does what it is used for."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+from ray._private import services
+from ray._private.node import Node
+
+from policies.compat.ray import lean_start, patient_start, uploaded_files
+
+
+def test_ray_starts_its_dashboard_and_its_autoscaler_by_the_names_that_are_put_aside() -> None:
+    assert "self.start_monitor()" in inspect.getsource(Node.start_head_processes)
+    assert "services.start_api_server(" in inspect.getsource(Node.start_api_server)
+    dashboard, autoscaler = services.start_api_server, Node.start_monitor
+    with lean_start():
+        assert services.start_api_server is not dashboard and Node.start_monitor is not autoscaler
+    assert services.start_api_server is dashboard and Node.start_monitor is autoscaler
+
+
+def test_a_node_that_has_not_registered_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = inspect.getsource(Node.__init__)
+    assert "services.get_node(" in source and "except RuntimeError" in source and "timed out during startup" in source
+    calls = []
+
+    def get_node(*arguments: str) -> str:
+        calls.append(arguments)
+        if len(calls) < 3:
+            raise RuntimeError("not yet")
+        return "up"
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    with patient_start(60.0):
+        assert services.get_node("address", "node") == "up"
+    assert calls == [("address", "node")] * 3
+    assert services.get_node is get_node
+    calls.clear()
+    with patient_start(0.0), pytest.raises(RuntimeError, match="not yet"):
+        services.get_node("address", "node")
+
+
+def test_ignore_files_and_rays_own_list_leave_files_out_of_an_upload(tmp_path: Path) -> None:
+    for name in ("kept.py", "secret.env", "deep/kept.py", "deep/large.bin", ".git/config"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text("*.env\n")
+    (tmp_path / "deep" / ".rayignore").write_text("*.bin\n")
+    kept = {".gitignore", "deep/.rayignore", "deep/kept.py", "kept.py"}
+    for gitignore, names in ((True, kept), (False, kept | {"secret.env"})):
+        assert {str(path.relative_to(tmp_path)) for path in uploaded_files(tmp_path, gitignore)} == names
