@@ -11,10 +11,10 @@ from launch.console.parser import Parser, local_path, run
 if TYPE_CHECKING:
     from cory_env.tasks import Task
     from launch.display.terminal import Voice
+    from launch.experiments.results import StudyRun
+    from launch.experiments.study import Arm, Study
+    from launch.experiments.study_runs import Job
     from launch.run_folder.locks import FolderHandle
-    from launch.study.definition import Arm, Study
-    from launch.study.results import StudyRun
-    from launch.study.runs import Job
     from policies.settings.settings import Settings, Tokenizers
 
 USAGE = """cory study NAME|FILE [key=value ...] --out DIR [options]
@@ -83,13 +83,13 @@ def _command(options: argparse.Namespace) -> int:
     from launch.cluster import session
     from launch.console.output import own_output
     from launch.display.terminal import Voice
+    from launch.experiments.results import kept_results, write
+    from launch.experiments.study import load
+    from launch.experiments.study_runs import Job, jobs
+    from launch.experiments.tables import arms_table, plan_table
     from launch.run_folder.layout import SOURCES
     from launch.run_folder.locks import folder_watched
     from launch.run_folder.storage import check_place
-    from launch.study.definition import load
-    from launch.study.results import kept_results, write
-    from launch.study.runs import Job, jobs
-    from launch.study.tables import arms_table, plan_table
     from launch.training.comparable import check_comparable, write_comparable
     from policies.models.cached_folder import locked
 
@@ -179,9 +179,9 @@ def _perform(
         FolderError: the study's folder was renamed or removed.
     """
     from launch.display.tables import shown
-    from launch.study.contrasts import FIGURE, answers
-    from launch.study.runs import Performer
-    from launch.study.tables import contrasts_table, result_line, summary_table
+    from launch.experiments.contrasts import FIGURE, answers
+    from launch.experiments.study_runs import Performer
+    from launch.experiments.tables import contrasts_table, result_line, summary_table
 
     performer = Performer(
         lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True), allow_changes
@@ -247,13 +247,13 @@ def _chosen(study: "Study", names: Sequence[str] | None, tier: int | None) -> "l
 
 
 def _shipped() -> str:
-    from launch.study.definition import studies
+    from launch.experiments.study import studies
 
     return "\n".join(f"  {name:<12}{about}" for name, about in studies().items())
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    from launch.study.definition import read_seeds
+    from launch.experiments.study import read_seeds
 
     numbers = text.removesuffix(",").split(",")
     found = [int(number) for number in numbers if number.isdecimal()]

@@ -18,9 +18,9 @@ from launch.console.shell import one_line
 
 if TYPE_CHECKING:
     from launch.display.terminal import Voice
-    from launch.search.outcome import TrialResult
-    from launch.search.search import Search
-    from launch.search.space import Axis
+    from launch.experiments.outcome import TrialResult
+    from launch.experiments.search import Search
+    from launch.experiments.space import Axis
 
 USAGE = """cory tune [PRESET|FILE] [-c FILE ...] [key=value ...] --over key=VALUES ... [options]
        cory tune --resume DIR"""
@@ -148,13 +148,8 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.console import output
     from launch.console.interrupts import Interrupts
     from launch.display.terminal import Voice
-    from launch.run_folder.directory import RUNS, new_folder
-    from launch.run_folder.locks import folder_watched, lock_folder
-    from launch.run_folder.manifest import own_version
-    from launch.run_folder.storage import check_place
-    from launch.search.budget import Budget
-    from launch.search.outcome import UNFINISHED, results_of
-    from launch.search.search import (
+    from launch.experiments.outcome import UNFINISHED
+    from launch.experiments.search import (
         Search,
         begun,
         check_free,
@@ -162,10 +157,13 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         create,
         recorded,
         resume_command,
-        run_trials,
         with_start,
     )
-    from launch.search.space import asking, points
+    from launch.experiments.space import asking, points
+    from launch.run_folder.directory import RUNS, new_folder
+    from launch.run_folder.locks import folder_watched, lock_folder
+    from launch.run_folder.manifest import own_version
+    from launch.run_folder.storage import check_place
     from launch.training import preflight, tracking
     from launch.training.comparable import check_comparable, placed_settings, write_comparable
 
@@ -214,18 +212,27 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     voice = Voice(output.own_output(), total, done=past, quiet=options.quiet, bar=not options.debug)
     voice.say(_what(search))
     voice.say(f"Search folder: {folder}" + (" (going on)" if resume else ""))
-    budget = Budget(options.max_updates, options.max_minutes)
     stopping = "Running trials finish their update and are saved. Ctrl-C again aborts at once."
     interrupts = Interrupts(lambda: voice.say(stopping, True))
     go_on = f"Go on with:\n  {resume_command(folder)}"
     started = time.monotonic()
     with lock, interrupts:
         try:
+            from launch.experiments.callbacks import Budget
+            from launch.experiments.tuning import run_search
+
+            budget = Budget(options.max_updates, options.max_minutes)
             with folder_watched(folder, lambda path: f"Go on with: {resume_command(path)}") as handle:
-                placed = search._replace(settings=placed_settings(search.settings, kinds.values()))
-                how = {"resume": resume, "debug": options.debug}
-                trials = run_trials(folder, placed, voice, interrupts, budget, handle, **how)
-                results = results_of(trials, search.axes, search.settings)
+                results = run_search(
+                    folder,
+                    search,
+                    lambda settings: placed_settings(settings, kinds.values()),
+                    voice,
+                    interrupts,
+                    budget,
+                    handle,
+                    options.debug,
+                )
                 exit_code = report(results, search, folder, voice, time.monotonic() - started)
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
@@ -236,7 +243,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             raise
         if any(result.status == UNFINISHED for result in results) or len(results) < search.trials:
             spent = interrupts.requested is None and budget.spent
-            reason = f"The budget is spent after {counted(budget.taken, 'update')}." if spent else "Stopped."
+            reason = f"The budget is spent after {counted(budget.done, 'update')}." if spent else "Stopped."
             voice.say(f"{reason} {go_on}", True)
             return exit_code if spent else interrupts.exit_code
     return exit_code
@@ -272,8 +279,8 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
         CommandError: they describe none that could be run.
     """
     from launch.console.configuration import asked
-    from launch.search.search import Search
-    from launch.search.space import SEED, check_evaluations, pinned, read_axes, refuse_unused
+    from launch.experiments.search import Search
+    from launch.experiments.space import SEED, check_evaluations, pinned, read_axes, refuse_unused
     from policies.settings.settings import ABOUT
 
     request = asked(options.words, options.config, folder)
@@ -342,7 +349,8 @@ def _check_optuna(options: argparse.Namespace, axes: "list[Axis]") -> None:
     if not options.samples:
         raise CommandError("--search optuna needs a number of trials: --samples 20, for example.")
     for axis in axes:
-        axis.distribution()
+        if any(isinstance(value, list) for value in axis.values):
+            raise CommandError(f"--over {axis.word}: --search optuna cannot choose among lists. Leave it out.")
 
 
 def _what(search: "Search") -> str:
@@ -368,11 +376,11 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     """
     from launch.console.configuration import as_yaml
     from launch.display.drawing import save
+    from launch.experiments.objective_plot import draw_objective
+    from launch.experiments.outcome import FAILED, points_of, points_table, write_csv
+    from launch.experiments.search import RESULTS
+    from launch.experiments.space import show_point
     from launch.run_folder.journal import replace_text
-    from launch.search.outcome import FAILED, points_of, points_table, write_csv
-    from launch.search.plots import draw_objective
-    from launch.search.search import RESULTS
-    from launch.search.space import show_point
     from policies.settings.settings import make_settings
 
     write_csv(results, folder / RESULTS)

@@ -15,9 +15,10 @@ import yaml
 
 from launch.commands.tune import main, parse, read_search
 from launch.console.errors import CommandError
+from launch.experiments.search import Search, begun, check_same, recorded
+from launch.experiments.space import pinned, read_axes
+from launch.experiments.tuning import optuna_search
 from launch.run_folder.layout import LOCK
-from launch.search.search import Search, _optuna, begun, check_same, recorded
-from launch.search.space import pinned, read_axes
 from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, begin
 from tests.launch.training.test_training import BREVITY, SMALL
@@ -111,7 +112,7 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
     asked = Search(pinned(Settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None)
     asked.write(tmp_path, "cory tune")
     assert not begun(tmp_path)
-    (tmp_path / "tuner.pkl").touch()
+    (tmp_path / "experiment_state-1.json").touch()
     assert begun(tmp_path)
     check_same(tmp_path, asked)  # no digit is lost on the way
     dated = Settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search filled in
@@ -224,7 +225,7 @@ def test_optuna_chooses_from_ranges_and_lists_and_is_kept_with_the_search(tmp_pa
     assert search.trials == 9
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search
-    tried, best = [], _optuna(search)
+    tried, best = [], optuna_search(search)
     for number in range(40):
         found = best.suggest(str(number))["cory_settings"]
         tried.append(found)

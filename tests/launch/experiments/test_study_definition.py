@@ -4,8 +4,8 @@ import pytest
 
 from launch.console.configuration import resolve
 from launch.console.errors import CommandError
-from launch.study.definition import check_differs, differing, load, studies, word
-from launch.study.runs import jobs
+from launch.experiments.study import check_differs, differing, load, studies, word
+from launch.experiments.study_runs import jobs
 from policies.settings.settings import SettingsError
 
 SHIPPED = {name: load(name) for name in studies()}

@@ -1,6 +1,6 @@
 """The runs of a study: each a `cory train` of its own, and then a small file of results.
 
-DIR/results/ARM/seed_N.json   what is kept of a run that ended (launch/study/results.py)
+DIR/results/ARM/seed_N.json   what is kept of a run that ended (launch/experiments/results.py)
 DIR/runs/ARM/seed_N/          its folder; of its checkpoints the last one's policies stay
 DIR/runs/ARM/seed_N.old-1/    what lay there before, made with other settings
 DIR/runs/ARM/seed_N.txt       what it printed
@@ -23,16 +23,7 @@ from typing import Any, NamedTuple, Self, cast
 
 from launch.console.errors import IN_JOB, CommandError
 from launch.console.interrupts import SIGNALS, Interrupts
-from launch.models.trained import POLICIES
-from launch.run_folder import final, manifest
-from launch.run_folder.checkpoints import ONLY_POLICIES
-from launch.run_folder.directory import RunDirectory
-from launch.run_folder.environment import hardware, versions
-from launch.run_folder.locks import FolderHandle, lock_holder, try_lock
-from launch.run_folder.records import SampleLine
-from launch.run_folder.standing import divergence
-from launch.study.definition import Arm, Study
-from launch.study.results import (
+from launch.experiments.results import (
     Cost,
     Status,
     StudyRun,
@@ -43,6 +34,15 @@ from launch.study.results import (
     rounded,
     write,
 )
+from launch.experiments.study import Arm, Study
+from launch.models.trained import POLICIES
+from launch.run_folder import final, manifest
+from launch.run_folder.checkpoints import ONLY_POLICIES
+from launch.run_folder.directory import RunDirectory
+from launch.run_folder.environment import hardware, versions
+from launch.run_folder.locks import FolderHandle, lock_holder, try_lock
+from launch.run_folder.records import SampleLine
+from launch.run_folder.standing import divergence
 from launch.training.training import COLLAPSED
 from policies.settings.settings import changed_settings, deciding
 

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from launch.console.configuration import Value
 from launch.display.drawing import COLOURS, INK, POINT, style
-from launch.search.outcome import WHOLE, Point
-from launch.search.space import LOG, Axis, show_point
+from launch.experiments.outcome import WHOLE, Point
+from launch.experiments.space import LOG, Axis, show_point
 
 OBJECTIVE = "held-out combined reward"
 

@@ -12,16 +12,16 @@ import yaml
 
 from launch.commands.train import main as train
 from launch.console.errors import CommandError, FolderError
+from launch.experiments.measures import critic_loss
+from launch.experiments.results import final_figures, read, result_file, rounded, write
+from launch.experiments.study import load
+from launch.experiments.study_runs import Ended, Job, Performer, collect, keep_policies
 from launch.models.trained import POLICIES
 from launch.run_folder import final
 from launch.run_folder.checkpoints import ONLY_POLICIES
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.final import OF_RESPONSE, Final
 from launch.run_folder.locks import FolderHandle, lock_folder
-from launch.study.definition import load
-from launch.study.measures import critic_loss
-from launch.study.results import final_figures, read, result_file, rounded, write
-from launch.study.runs import Ended, Job, Performer, collect, keep_policies
 from policies.settings.settings import Settings
 from tests.launch import results_of_studies as made_up
 from tests.launch.conftest import record

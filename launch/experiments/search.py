@@ -1,8 +1,9 @@
-"""A search over settings: its folder, and its life in Ray Tune from the first trial to the results.
+"""A search over settings, and its folder.
 
 search.yaml       what is searched, by which command
 trial_00000/ ...  a folder per trial: Tune's result.json and progress.csv, checkpoints, error.txt if it failed
 reports.jsonl     a line per update of a trial; after a kill some stand twice
+clones.jsonl      a line per clone of population-based training: whose, after which update, with which values
 log.txt           what libraries printed in the driver
 results.csv       a line per trial
 objective.png     the held-out combined reward over each searched setting
@@ -10,47 +11,33 @@ best.yaml         every setting of the best point, for `cory train`
 """
 
 import contextlib
-import os
-import random
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cory_env.pickled import shown
-from launch.cluster import room, session
-from launch.console import output
+from launch.cluster import room
 from launch.console.errors import CommandError
-from launch.console.interrupts import Interrupts
-from launch.display.terminal import Voice
+from launch.experiments.space import SEED, TIME, Axis, asking, points, read_axes
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import LOCK
-from launch.run_folder.locks import FolderHandle, lock_folder
+from launch.run_folder.locks import lock_folder
 from launch.run_folder.storage import is_uri
-from launch.search.budget import Budget
-from launch.search.space import METRIC, SEED, TIME, Axis, asking, points, read_axes
 from launch.training.start import starting_policies
 from policies.settings.core_yaml import as_word, read_yaml, write_yaml
-from policies.settings.placement import Process, cpus, processes
+from policies.settings.placement import Process, processes
 from policies.settings.settings import Settings, SettingsError, changed_settings, kept_settings
-
-if TYPE_CHECKING:
-    from ray.tune import Callback, Tuner
-    from ray.tune.experiment import Trial
 
 SEARCH = "search.yaml"
 ORIGIN = "# cory tune"
 LOG = "log.txt"
 REPORTS = "reports.jsonl"
 RESULTS = "results.csv"
-STARTED = "tuner.pkl"
-"""What Tune writes first."""
-KEPT = 4
-"""Checkpoints of a trial that are kept under PBT, at least: a clone may start from its donor's while that goes on."""
-
-
-_KEPT = ("scheduler", "samples", "seeds", "concurrent", "algorithm")
+STATE = "experiment_state-*.json"
+"""What Tune resumes from."""
+_OPTIONS = ("scheduler", "samples", "seeds", "concurrent", "algorithm")
 
 
 class Search(NamedTuple):
@@ -97,7 +84,7 @@ class Search(NamedTuple):
         """Writes `search.yaml`; its first line is the command."""
         kept = {
             "over": [axis.word for axis in self.axes],
-            **{name: getattr(self, name) for name in _KEPT},
+            **{name: getattr(self, name) for name in _OPTIONS},
             "settings": self.settings.model_dump(),
         }
         replace_text(folder / SEARCH, f"# {origin}\n{write_yaml(kept)}")
@@ -149,7 +136,7 @@ def check_free(folder: Path) -> None:
     """
     if folder.is_file():
         raise CommandError(f"{folder} is a file: name another folder with --out.")
-    if not folder.is_dir() or ((folder / SEARCH).exists() and not (folder / STARTED).exists()):
+    if not folder.is_dir() or ((folder / SEARCH).exists() and not begun(folder)):
         return
     if any(entry.name != LOCK for entry in folder.iterdir()):
         hint = f"go on with it by `{resume_command(folder)}`, or " if (folder / SEARCH).exists() else ""
@@ -175,7 +162,7 @@ def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
 
 def begun(folder: Path) -> bool:
     """Tells whether a folder has a search that can go on."""
-    return (folder / SEARCH).exists() and (folder / STARTED).exists()
+    return (folder / SEARCH).exists() and any(folder.glob(STATE))
 
 
 def check_same(folder: Path, search: Search) -> None:
@@ -186,7 +173,7 @@ def check_same(folder: Path, search: Search) -> None:
     """
     there = Search.read(folder)
     old, new = ({**s._asdict(), "over": " and ".join(axis.word for axis in s.axes)} for s in (there, search))
-    differing = [key for key in ("over", *_KEPT) if old[key] != new[key]]
+    differing = [key for key in ("over", *_OPTIONS) if old[key] != new[key]]
     other = [f"no {key}" if old[key] is None else f"{key} {old[key]}" for key in differing]
     kept = there.settings.model_dump()
     start = search.settings.start_from
@@ -208,57 +195,10 @@ def resume_command(folder: Path) -> str:
     return f"cory tune --resume {shlex.quote(str(folder))}"
 
 
-def run_trials(
-    folder: Path,
-    search: Search,
-    voice: Voice,
-    interrupts: Interrupts,
-    budget: Budget,
-    handle: FolderHandle,
-    *,
-    resume: bool,
-    debug: bool,
-) -> "list[Trial]":
-    """Runs all trials in a locked folder, or those that are left, as far as the budget goes.
-
-    Returns:
-        The trials: finished, failed, or neither where `interrupts`, which is entered, was asked to stop, or the budget
-        is spent.
-
-    Raises:
-        CommandError: one trial, or as many as are to run at a time, ask for more than Ray has.
-        FolderError: the folder, of which `handle` is, was renamed or removed.
-    """
-    from launch.search.stop import Stop
-    from launch.search.tracked import Tracked
-
-    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
-    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
-    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` has it
-    checked = points(search.settings, search.axes)
-    largest = max((processes(settings, trial=True) for settings in checked), key=cpus)
-    random.seed(search.settings.seed)  # what PBT draws from
-    with contextlib.ExitStack() as around:
-        if not debug:
-            around.enter_context(output.output_into(folder / LOG))
-        around.enter_context(voice)
-        voice.stage("Starting Ray")
-        around.enter_context(session.ray_session(largest, debug))
-        interrupts.install()  # Ray took SIGTERM
-        if session.UNCHECKED not in os.environ:
-            check_room(search, checked, room.living_nodes())
-        voice.stage("Running trials")
-        if resume:
-            Journal(folder / REPORTS, TIME).cut_after(search.settings.updates)  # what a kill left of a line
-        stop = Stop(interrupts, search.settings.checkpoint_every, budget, handle)
-        callbacks = [_progress(folder, search, voice), Tracked(folder), stop]
-        tuner = _restored(folder, search, callbacks) if resume else _tuner(folder, search, callbacks)
-        voice.begin()
-        interrupts.training = True
-        trials: list[Trial] = tuner.fit()._experiment_analysis.trials
-        for trial in trials:
-            trial.set_status(stop.statuses.get(trial.trial_id, trial.status))
-        return trials
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """Returns what trials reported, in the order of time; of an update that was done twice, the last report."""
+    found = {(report["trial_id"], report[TIME]): report for report in Journal(folder / REPORTS).read()}
+    return list(found.values())
 
 
 def check_room(
@@ -288,100 +228,3 @@ def check_room(
                 f"{count} trials at a time: {room.refusal(at_once, lacking)} Lower --concurrent or what "
                 "each trial asks for, or add nodes."
             )
-
-
-def _tuner(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner":
-    from ray import tune
-    from ray.tune.search import BasicVariantGenerator
-
-    from policies.cory import Cory, CoryConfig
-
-    settings = search.settings
-    return tune.Tuner(
-        Cory,
-        param_space=CoryConfig().cory(**search.space()),
-        tune_config=tune.TuneConfig(
-            metric=METRIC,
-            mode="max",
-            num_samples=1 if search.scheduler == "pbt" else search.samples,
-            scheduler=_scheduler(search),
-            # What is drawn is drawn once for all points of the grid, so for all seeds.
-            search_alg=_optuna(search)
-            if search.algorithm is not None
-            else BasicVariantGenerator(
-                constant_grid_search=search.scheduler != "pbt",
-                random_state=settings.seed,
-                max_concurrent=search.concurrent or 0,
-            ),
-            max_concurrent_trials=search.concurrent if search.algorithm is not None else None,
-            trial_name_creator=trial_name,
-            trial_dirname_creator=trial_name,
-        ),
-        run_config=tune.RunConfig(
-            name=folder.name,
-            storage_path=str(folder.resolve().parent),
-            stop={TIME: settings.updates},
-            checkpoint_config=tune.CheckpointConfig(
-                checkpoint_frequency=settings.checkpoint_every,
-                checkpoint_at_end=True,
-                num_to_keep=max(KEPT if search.scheduler == "pbt" else 1, settings.keep_checkpoints),
-            ),
-            failure_config=tune.FailureConfig(max_failures=0),
-            callbacks=callbacks,
-            verbose=0,
-        ),
-    )
-
-
-def _optuna(search: Search) -> Any:
-    """Optuna's tree-structured Parzen estimator."""
-    from ray.tune.search.optuna import OptunaSearch
-
-    space = {f"cory_settings/{axis.key}": axis.distribution() for axis in search.axes}
-    return OptunaSearch(space=space, metric=METRIC, mode="max", seed=search.settings.seed)
-
-
-def _scheduler(search: Search, reports: Sequence[dict[str, Any]] = ()) -> Any:
-    from launch.search.schedulers import Fifo, asha, population
-
-    if search.scheduler == "pbt":
-        return population(search.settings, search.axes)
-    return asha(search.settings, reports) if search.scheduler == "asha" else Fifo()
-
-
-def _restored(folder: Path, search: Search, callbacks: "list[Callback]") -> "Tuner":
-    """The search where it was; what Tune would take from its file, but cannot, is made anew."""
-    from ray import tune
-
-    from policies.cory import Cory, CoryConfig
-
-    if not any(folder.glob("experiment_state-*.json")):  # killed before anything was noted
-        return _tuner(folder, search, callbacks)
-    tuner = tune.Tuner.restore(
-        str(folder.resolve()),
-        trainable=Cory,
-        param_space=CoryConfig().cory(**search.space()),  # without it, trials that had not begun cannot
-        resume_unfinished=True,
-        resume_errored=True,
-    )
-    inner = tuner._local_tuner
-    inner._run_config.callbacks = callbacks
-    inner._tune_config.scheduler = _scheduler(search, recorded(folder))
-    return tuner
-
-
-def _progress(folder: Path, search: Search, voice: Voice) -> Any:
-    from launch.search.progress import Progress
-
-    return Progress(Journal(folder / REPORTS), voice, [axis.key for axis in search.axes], search.settings)
-
-
-def trial_name(trial: "Trial") -> str:
-    """Returns the name of a trial, and of its folder: `trial_00003`."""
-    return f"trial_{trial.trial_id.rpartition('_')[2]}"
-
-
-def recorded(folder: Path) -> list[dict[str, Any]]:
-    """Returns what trials reported, in the order of time; of an update that was done twice, the last report."""
-    found = {(report["trial_id"], report[TIME]): report for report in Journal(folder / REPORTS).read()}
-    return list(found.values())
