@@ -142,8 +142,9 @@ def _command(options: argparse.Namespace) -> int:
             options.out, kinds, _prepared, lambda text: voice.say(text, True), options.allow_changes
         )
         write_comparable(options.out, sources)
+    paths = {name: path for each in sources.values() for name, path in each.paths.items()}
     with folder_watched(options.out, lambda path: f"Give the same command with --out {path}.") as folder:
-        return _perform(todo, done, voice, folder, options.allow_changes)
+        return _perform(todo, done, voice, folder, paths, options.allow_changes)
 
 
 def _prepared(settings: "Settings") -> "tuple[Task, Tokenizers] | None":
@@ -164,6 +165,7 @@ def _perform(
     before: "Mapping[Job, StudyRun | None]",
     voice: "Voice",
     folder: "FolderHandle",
+    paths: Mapping[str, str],
     allow_changes: bool,
 ) -> int:
     """Does what is to be done and no other process does, and shows what was found.
@@ -173,6 +175,7 @@ def _perform(
         before: all runs that were asked for, with the results that they have had so far.
         voice: tells of it.
         folder: the study's.
+        paths: where files lay when the study began, by their names.
         allow_changes: runs may resume although what they are made from differs.
 
     Raises:
@@ -184,7 +187,9 @@ def _perform(
     from launch.experiments.tables import contrasts_table, result_line, summary_table
 
     performer = Performer(
-        lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True), allow_changes
+        lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True),
+        paths,
+        allow_changes,
     )
     elsewhere = 0
     with voice, performer:
@@ -199,7 +204,7 @@ def _perform(
                     voice.advance()
                     continue
                 voice.stage(f"{job.arm.name}, seed {job.seed}")
-                if (aside := job.set_aside()) is not None:
+                if (aside := job.set_aside(paths)) is not None:
                     voice.say(f"{job.run} held a run that this one cannot go on with. It is now {aside.name}.", True)
                 made = performer.perform(job, folder)
             if made is not None:

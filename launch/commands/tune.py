@@ -1,6 +1,7 @@
 """`cory tune`: searches over settings with Ray Tune, such as the exchange period."""
 
 import argparse
+import functools
 import importlib.util
 import math
 import shlex
@@ -47,12 +48,10 @@ exit codes:
 """
 
 
-FIXED = {
-    **{name: name for name in ("config", "over", "scheduler", "samples", "seeds", "metric", "concurrent", "out")},
-    "algorithm": "search",
-    "go_on": "continue",
-}
-"""Options that say what a search is, by their attribute."""
+WITH_RESUME = ("words", "resume", "max_updates", "max_minutes", "allow_changes", "quiet", "debug")
+"""Options that do not say what a search is, and the words, by their attribute."""
+SPELLED = {"algorithm": "search", "go_on": "continue"}
+"""Options that are not spelled as their attribute."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,11 +98,6 @@ def _parser() -> Parser:
         dest="algorithm",
         help="optuna: choose each trial's values by how those before it ended (TPE; extra `optuna`); --samples says "
         "how many trials (default: all lists, and random draws from ranges)",
-    )
-    parser.add_argument(
-        "--metric",
-        choices=("combined_reward", "task_reward"),
-        help="what is best, held out (default: combined_reward); task_reward is the same as eval_kl_coef=0",
     )
     parser.add_argument(
         "--max-updates", type=int, metavar="N", help="stop and save all after so many updates of all trials together"
@@ -222,17 +216,9 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             from launch.experiments.tuning import run_search
 
             budget = Budget(options.max_updates, options.max_minutes)
+            place = functools.partial(placed_settings, sources=kinds.values())
             with folder_watched(folder, lambda path: f"Go on with: {resume_command(path)}") as handle:
-                results = run_search(
-                    folder,
-                    search,
-                    lambda settings: placed_settings(settings, kinds.values()),
-                    voice,
-                    interrupts,
-                    budget,
-                    handle,
-                    options.debug,
-                )
+                results = run_search(folder, search, place, voice, interrupts, budget, handle, options.debug)
                 exit_code = report(results, search, folder, voice, time.monotonic() - started)
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
@@ -259,7 +245,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 def _check_resume(options: argparse.Namespace) -> None:
     """Refuses what would change a search that goes on, and no budget."""
-    given = [*options.words, *(f"--{option}" for name, option in FIXED.items() if getattr(options, name))]
+    fixed = (name for name, value in vars(options).items() if value and name not in WITH_RESUME)
+    given = [*options.words, *(f"--{SPELLED.get(name, name)}" for name in fixed)]
     if given:
         raise CommandError(
             f"A search goes on as it was: leave out {', '.join(given)}. Only a budget, --quiet and --debug go with "
@@ -291,10 +278,6 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     _check_numbers(options)
     refuse_unused(settings, axes)
     pbt = options.scheduler == "pbt"
-    if options.metric == "task_reward":
-        if settings.eval_kl_coef:
-            raise CommandError("--metric task_reward is eval_kl_coef=0, but that is set otherwise. Leave one out.")
-        settings = settings.model_copy(update={"eval_kl_coef": 0.0})
     optuna = options.algorithm == "optuna"
     if optuna:
         _check_optuna(options, axes)

@@ -149,13 +149,11 @@ def write_csv(results: Sequence[TrialResult], file: Path) -> None:
     """Writes a line per trial; what is not known is empty."""
     text = io.StringIO()
     keys = [key for key in results[0].values if key != SEED] if results else []
-    figures = ("updates", "combined_reward", "task_reward", "kl", "exchanges", "seconds", "reason")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", *keys, SEED, "status", *figures])
+    writer = csv.DictWriter(text, ["trial", *keys, *TrialResult._fields[2:]], lineterminator="\n")
+    writer.writeheader()
     for result in results:
-        values = [exact_value(result.values[key]) for key in keys]
-        found: Mapping[str, object] = result._asdict()
-        writer.writerow([result.trial, *values, result.seed, result.status, *(found[name] for name in figures)])
+        row = {**result._asdict(), **{key: exact_value(result.values[key]) for key in keys}}
+        writer.writerow({name: row[name] for name in writer.fieldnames})
     replace_text(file, text.getvalue())
 
 

@@ -8,9 +8,8 @@ its folder lies in that of the search.
 import copy
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ray.tune import Checkpoint
 from ray.tune.experiment import Trial
@@ -21,8 +20,8 @@ from launch.run_folder.journal import Journal
 from policies.settings.settings import Settings
 
 CLONES = "clones.jsonl"
-CLONE = "clone_{:06d}"
-"""The folder of the checkpoint that a trial goes on from as a clone, by its update."""
+_OF = "_of_"
+"""What stands before the donor's name in that of the checkpoint that a clone continues from."""
 Values = dict[str, Value]
 
 
@@ -47,7 +46,6 @@ class Trials:
         self._keys = dict.fromkeys([*keys, SEED])
         self._place = place
         self._journal = Journal(folder / CLONES)
-        self._clones = self._journal.read()
 
     def add(self, trial: Trial) -> None:
         """Gives a trial that Tune adds its folder, and its settings."""
@@ -59,9 +57,13 @@ class Trials:
             trial.init_local_path()
         drawn = {key.rpartition("/")[2]: value for key, value in trial.evaluated_params.items()}
         values = {key: drawn.get(key, getattr(self.settings, key)) for key in self._keys}
-        for clone in self._clones:
-            if clone["trial_id"] == trial.trial_id and self._is_past(trial, clone):
-                values = clone["values"]
+        if (saved := trial.latest_checkpoint_result) is not None:
+            for clone in self._journal.read():  # a kill may have come before Tune noted that it became one
+                is_past = (
+                    saved.metrics[TIME] > clone["update"] or Path(saved.checkpoint.path).name == clone["checkpoint"]
+                )
+                if clone["trial_id"] == trial.trial_id and is_past:
+                    values = clone["values"]
         self._set(trial, values)
 
     def clone(self, donor: Trial, trial: Trial, values: Values) -> None:
@@ -71,42 +73,25 @@ class Trials:
         """
         result = copy.copy(donor.latest_checkpoint_result)
         update = result.metrics[TIME]
-        folder = Path(trial.path, CLONE.format(update))
+        folder = Path(trial.path, f"clone_{update:06d}{_OF}{donor}")
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(result.checkpoint.path, folder, copy_function=_link)
-        clone = {"update": update, "trial": str(trial), "donor": str(donor), "trial_id": trial.trial_id}
-        self._clones.append({**clone, "values": values})
-        self._journal.append(self._clones[-1])
+        clone = {"update": update, "trial": str(trial), "donor": str(donor), "values": values}
+        self._journal.append({**clone, "trial_id": trial.trial_id, "checkpoint": folder.name})
         result.checkpoint = Checkpoint.from_directory(str(folder))
         trial.on_checkpoint(result)
         self._set(trial, values)
 
     def origin(self, trial: Trial) -> str | None:
         """Returns whose checkpoint a trial that starts continues from; None: it begins."""
-        saved = trial.latest_checkpoint_result
-        if saved is None:
+        if trial.checkpoint is None:
             return None
-        folder = Path(saved.checkpoint.path).name
-        donors = [
-            clone["donor"]
-            for clone in self._clones
-            if clone["trial_id"] == trial.trial_id and CLONE.format(clone["update"]) == folder
-        ]
-        return donors[-1] if donors else str(trial)
+        return Path(trial.checkpoint.path).name.partition(_OF)[2] or str(trial)
 
     def _set(self, trial: Trial, values: Values) -> None:
         self.values[trial.trial_id] = values
         placed = self._place(self.settings.model_copy(update=values)).model_dump()
         trial.set_config({**trial.config, "cory_settings": placed})
-
-    @staticmethod
-    def _is_past(trial: Trial, clone: Mapping[str, Any]) -> bool:
-        """Whether a trial became this clone before it was saved last. A kill may have come between the two."""
-        saved = trial.latest_checkpoint_result
-        if saved is None:
-            return False
-        update: int = clone["update"]
-        return saved.metrics[TIME] > update or Path(saved.checkpoint.path).name == CLONE.format(update)
 
 
 def failure(trial: Trial) -> str:

@@ -158,10 +158,6 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "select_by=bare,chain"), "trials that differ in it do not compare"),
         (("--over", "lr=1e-5", "--max-updates", "0"), "--max-updates 0: at least 1."),
         (("--over", "lr=1e-5", "--max-minutes", "nan"), "--max-minutes nan: above 0."),
-        (
-            ("--over", "lr=1e-5", "--metric", "task_reward", "eval_kl_coef=0.1"),
-            "--metric task_reward is eval_kl_coef=0",
-        ),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (("--over", "lora_targets=c_attn,q_proj", "weights=lora"), "has no linear layer 'q_proj' to adapt. It has c_"),
         (("--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
@@ -172,8 +168,8 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "eval_every=5,9", "--scheduler", "asha"), "right after evaluations, so --over eval_every is none"),
         (("--resume", "taken"), "has no search.yaml"),
         (
-            ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--metric", "task_reward", "--continue"),
-            "A search goes on as it was: leave out lr=1, --samples, --seeds, --metric, --continue.",
+            ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--continue"),
+            "A search goes on as it was: leave out lr=1, --samples, --seeds, --continue.",
         ),
         (("--resume", "taken", "--concurrent", "1"), "leave out --concurrent."),
         (("--resume", "taken", "--max-updates", "0"), "--max-updates 0: at least 1."),
@@ -196,12 +192,6 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
     assert says in error and error.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
     assert not (tmp_path / "taken" / LOCK).exists()
-
-
-def test_the_metric_task_reward_leaves_the_kl_out() -> None:
-    words = ["imdb-tiny", "backend=transformers", "--over", "lr=1e-5,1e-4"]
-    assert read_search(parse(words))[0].settings.report_kl_coef == 0.1
-    assert read_search(parse([*words, "--metric", "task_reward"]))[0].settings.report_kl_coef == 0
 
 
 @pytest.mark.parametrize(

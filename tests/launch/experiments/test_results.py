@@ -146,20 +146,42 @@ def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_the_run_cannot_go_on_with_is_set_aside(tmp_path: Path) -> None:
-    assert Job(load("imdb"), load("imdb").arms["ppo"], 0, tmp_path).set_aside() is None  # there is none
+    assert Job(load("imdb"), load("imdb").arms["ppo"], 0, tmp_path).set_aside({}) is None  # there is none
     one = job(tmp_path)
-    assert one.set_aside() is None and one.run.is_dir()
+    assert one.set_aside({}) is None and one.run.is_dir()
     elsewhere = load("imdb", ["num_runners=2", "final_queries=9"])
-    assert dataclasses.replace(one, study=elsewhere).set_aside() is None
+    assert dataclasses.replace(one, study=elsewhere).set_aside({}) is None
     other = load("imdb", ["updates=20"])
-    assert dataclasses.replace(one, study=other).set_aside() == one.run.with_name("seed_3.old-1")
+    assert dataclasses.replace(one, study=other).set_aside({}) == one.run.with_name("seed_3.old-1")
     assert not one.run.exists() and RunDirectory(one.run.with_name("seed_3.old-1")).updates()
     pruned = job(tmp_path)
     RunDirectory(pruned.run).checkpoints.save(UPDATES, lambda path: (path / ONLY_POLICIES).touch())
-    assert pruned.set_aside() == one.run.with_name("seed_3.old-2")
+    assert pruned.set_aside({}) == one.run.with_name("seed_3.old-2")
     damaged = job(tmp_path)
     (damaged.run / "config.yaml").write_text((damaged.run / "config.yaml").read_text().replace("lr:", "rl:"))
-    assert damaged.set_aside() == one.run.with_name("seed_3.old-3")
+    assert damaged.set_aside({}) == one.run.with_name("seed_3.old-3")
+
+
+def test_a_study_that_continues_in_another_folder_finds_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    file = tmp_path / "first" / "q.jsonl"
+    file.write_text('{"query": "The film was"}\n')
+    monkeypatch.chdir(tmp_path / "second")
+    study = load("imdb", ["task=custom", "data=q.jsonl", "reward=warm_words:score"])
+    one = Job(study, study.arms["ppo"], 0, tmp_path / "study")
+    paths = {"q.jsonl": str(file)}
+    assert one.located(paths).data == str(file) and one.settings.data == "q.jsonl"
+    run = record(one.run, one.located(paths), updates=range(2))
+    run.unlock()
+    assert one.set_aside(paths) is None  # it began here
+    run.checkpoints.save(1, lambda folder: (folder / "file").touch())
+    file.rename(tmp_path / "second" / "q.jsonl")
+    assert one.located(paths).data == str(file)  # `cory train` finds it, and compares what it holds
+    monkeypatch.chdir(tmp_path / "first")
+    assert one.set_aside({**paths, "q.jsonl": "elsewhere"}) is not None
 
 
 def test_a_run_that_another_process_still_trains_is_left_to_it(tmp_path: Path) -> None:

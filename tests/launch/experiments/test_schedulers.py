@@ -142,15 +142,17 @@ def test_a_trial_that_begins_after_its_search_was_moved_has_the_folder_and_the_p
     before, after = tmp_path / "before", tmp_path / "there" / "after"
     after.mkdir(parents=True)
     trial = member(before, 3, 1e-4)
+    trial.evaluated_params["cory_settings/data"] = "other.jsonl"
     shared = storage(before)
-    data = Settings(task="custom", data="q.jsonl", reward="a:b")
-    trials = Trials(after, data, ["lr"], lambda settings: settings.model_copy(update={"data": f"/{settings.data}"}))
+    base = Settings(task="custom", data="q.jsonl", reward="a:b")
+    keys = ["lr", "data"]
+    trials = Trials(after, base, keys, lambda settings: settings.model_copy(update={"data": f"/{settings.data}"}))
     Fifo(trials, lambda: False).on_trial_add(None, trial)
     assert Path(trial.path) == after / trial.relative_logdir
     assert Path(shared.experiment_fs_path) == before  # Tune's own, which other trials have too
-    assert trials.values == {"p_3": {"lr": 1e-4, "seed": 3}}
+    assert trials.values == {"p_3": {"lr": 1e-4, "data": "other.jsonl", "seed": 3}}
     settings = trial.config["cory_settings"]
-    assert (settings["lr"], settings["seed"], settings["data"]) == (1e-4, 3, "/q.jsonl")
+    assert (settings["lr"], settings["seed"], settings["data"]) == (1e-4, 3, "/other.jsonl")
 
 
 def test_a_clone_keeps_its_values_and_its_checkpoint_wherever_its_search_resumes(tmp_path: Path, staged: None) -> None:
