@@ -288,4 +288,4 @@ def _check_search(asked_for: argparse.Namespace, job: Process, nodes: Sequence[r
     from launch.experiments.space import points
 
     search, _ = read_search(asked_for, folder)
-    check_room(search, list(points(search.settings, search.axes)), nodes, beside=[job])
+    check_room(points(search.settings, search.axes), nodes, beside=[job])

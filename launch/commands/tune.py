@@ -37,7 +37,6 @@ policies, unless it is set. eval_kl_coef is fixed before the search, so searchin
 examples:
   cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
   cory tune imdb-tiny --over lr=log:1e-5:1e-3 --over exchange_period=1,5 --samples 8 --scheduler asha
-  cory tune imdb-tiny --over lr=log:1e-5:1e-3 --samples 8 --scheduler pbt
   cory tune imdb-tiny --over lr=log:1e-5:1e-3 --over clip=uniform:0.1:0.3 --search optuna --samples 20 --max-minutes 90
   cory tune --resume runs/search
 
@@ -103,7 +102,7 @@ def _parser() -> Parser:
         "--max-updates", type=int, metavar="N", help="stop and save all after so many updates of all trials together"
     )
     parser.add_argument("--max-minutes", type=float, metavar="M", help="stop and save all after so many minutes")
-    parser.add_argument("--concurrent", type=int, metavar="N", help="trials at a time (default: as many as fit)")
+    parser.add_argument("--concurrent", type=int, metavar="N", help="trials at a time, at most (default: all that fit)")
     parser.add_argument("--out", type=_folder, metavar="DIR", help="the search's (default: runs/tune-NAME-TIME)")
     parser.add_argument(
         "--continue", action="store_true", dest="go_on", help="if --out holds this search already, go on with it"

@@ -13,7 +13,6 @@ best.yaml         every setting of the best point, for `cory train`
 import contextlib
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +36,6 @@ REPORTS = "reports.jsonl"
 RESULTS = "results.csv"
 STATE = "experiment_state-*.json"
 """What Tune resumes from."""
-_OPTIONS = ("scheduler", "samples", "seeds", "concurrent", "algorithm")
 
 
 class Search(NamedTuple):
@@ -80,13 +78,15 @@ class Search(NamedTuple):
             drawn[SEED] = tune.grid_search(list(range(first, first + seeds)))
         return {**self.settings.model_dump(), **drawn}
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """All but the settings, as `search.yaml` and messages name it."""
+        names = ("scheduler", "samples", "seeds", "concurrent", "algorithm")
+        return {"over": [axis.word for axis in self.axes], **{name: getattr(self, name) for name in names}}
+
     def write(self, folder: Path, origin: str) -> None:
         """Writes `search.yaml`; its first line is the command."""
-        kept = {
-            "over": [axis.word for axis in self.axes],
-            **{name: getattr(self, name) for name in _OPTIONS},
-            "settings": self.settings.model_dump(),
-        }
+        kept = {**self.options, "settings": self.settings.model_dump()}
         replace_text(folder / SEARCH, f"# {origin}\n{write_yaml(kept)}")
 
     @classmethod
@@ -172,18 +172,13 @@ def check_same(folder: Path, search: Search) -> None:
         CommandError: the folder's differs, in what the message names.
     """
     there = Search.read(folder)
-    old, new = ({**s._asdict(), "over": " and ".join(axis.word for axis in s.axes)} for s in (there, search))
-    differing = [key for key in ("over", *_OPTIONS) if old[key] != new[key]]
-    other = [f"no {key}" if old[key] is None else f"{key} {old[key]}" for key in differing]
-    kept = there.settings.model_dump()
-    start = search.settings.start_from
-    from_that_run = start and Path(str(kept["start_from"])).is_relative_to(Path(start).resolve())
-    changed = [
-        key
-        for key in changed_settings(there.settings, search.settings)
-        if key != "start_from" or not from_that_run  # the search keeps a checkpoint of that run
-    ]
-    other += [f"{key}={shown(as_word(kept[key]))}" for key in changed]
+    old, new = ({**each.options, "over": " and ".join(each.options["over"])} for each in (there, search))
+    other = [f"no {key}" if old[key] is None else f"{key} {old[key]}" for key in old if old[key] != new[key]]
+    start, kept = search.settings.start_from, there.settings.model_dump()
+    for key in changed_settings(there.settings, search.settings):
+        # The search keeps a checkpoint of the run that it starts from.
+        if key != "start_from" or not start or not Path(str(kept[key])).is_relative_to(Path(start).resolve()):
+            other.append(f"{key}={shown(as_word(kept[key]))}")
     if other:
         raise CommandError(
             f"{folder} holds a search with {', '.join(other)}. Ask for just that, or name another folder with --out."
@@ -201,30 +196,16 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def check_room(
-    search: Search, checked: Sequence[Settings], nodes: Sequence[room.Node], beside: Sequence[Process] = ()
-) -> None:
-    """Refuses trials for which there is no room; Tune would wait for it without a word.
+def check_room(settings: Sequence[Settings], nodes: Sequence[room.Node], beside: Sequence[Process] = ()) -> None:
+    """Refuses trials of which not even one has room; Tune would wait for it without a word.
 
     Args:
-        search: what is searched.
-        checked: the settings of trials, the largest among them.
+        settings: of trials, the largest among them.
         nodes: of the cluster.
         beside: processes that run beside the trials.
 
     Raises:
-        CommandError: a trial, or as many as are to run at a time, ask for more than there is.
+        CommandError: a trial asks for more than there is.
     """
-    for settings in checked:
-        trial = processes(settings, trial=True)
-        room.check([*beside, *trial], nodes)
-        if search.concurrent is None:
-            continue
-        count = min(search.concurrent, search.trials)
-        at_once = [*beside, *(replace(kind, count=count * kind.count) for kind in trial)]
-        _, lacking = room.pack(at_once, nodes)
-        if lacking:
-            raise CommandError(
-                f"{count} trials at a time: {room.refusal(at_once, lacking)} Lower --concurrent or what "
-                "each trial asks for, or add nodes."
-            )
+    for trial in settings:
+        room.check([*beside, *processes(trial, trial=True)], nodes)

@@ -70,7 +70,7 @@ def run_search(
         around.enter_context(session.ray_session(largest, debug))
         interrupts.install()  # Ray took SIGTERM
         if session.UNCHECKED not in os.environ:
-            check_room(search, checked, room.living_nodes())
+            check_room(checked, room.living_nodes())
         voice.stage("Running trials")
         reports = Journal(folder / REPORTS, TIME)
         if resume := begun(folder):

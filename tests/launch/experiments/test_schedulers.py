@@ -222,17 +222,11 @@ def test_a_search_that_is_stopped_saves_its_trials_and_resumes_in_another_folder
 
 
 def test_a_search_that_ray_has_no_room_for_is_refused() -> None:
-    def check(concurrent: int | None, samples: int = 9, **settings: Any) -> None:
-        base = Settings(backend="transformers", num_runners=0, **settings)
-        search = Search(base, [], None, samples, seeds=1, concurrent=concurrent)
-        check_room(search, [base], [node("a", {"CPU": 3.0}), node("b", {"CPU": 1.0})])
-
-    check(4)
-    check(9, samples=4)  # of which no more run
-    with pytest.raises(CommandError, match=r"5 trials at a time: .* 1 of 5 drivers with CPU=1 \(.* Lower --concurrent"):
-        check(5)
+    nodes = [node("a", {"CPU": 3.0}), node("b", {"CPU": 1.0})]
+    settings = Settings(backend="transformers", num_runners=0)
+    check_room([settings], nodes)
     with pytest.raises(
         CommandError,
         match=r"1 of 1 driver with CPU=1, GPU=0\.5 \(.* Lower gpus_per_learner \(and gpus_per_runner with .*\), or",
     ):
-        check(None, gpus_per_learner=0.5)
+        check_room([settings, settings.model_copy(update={"gpus_per_learner": 0.5})], nodes)
