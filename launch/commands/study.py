@@ -115,11 +115,11 @@ def _command(options: argparse.Namespace) -> int:
         except OSError as error:
             raise CommandError(f"The study's folder {options.out} cannot be made: {error.strerror}.") from error
     for kept in kept_results(options.out):
-        if kept.arm in study.arms:  # whatever is asked for now: results of other settings are no part of this study
-            job = Job(study, study.arms[kept.arm], kept.seed, options.out)
-            found = job.found()
-            if found == kept or options.dry_run or (claim := job.claim()) is None:
-                continue
+        if kept.arm not in study.arms:
+            continue
+        # Whatever is asked for now: results of other settings are no part of this study.
+        job = Job(study, study.arms[kept.arm], kept.seed, options.out)
+        if job.found() != kept and not options.dry_run and (claim := job.claim()) is not None:
             with claim:  # the study says other things of its arm today
                 if (found := job.found()) is not None:
                     write(job.result, found)

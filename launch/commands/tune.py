@@ -103,13 +103,13 @@ def _parser() -> Parser:
     )
     parser.add_argument("--max-minutes", type=float, metavar="M", help="stop and save all after so many minutes")
     parser.add_argument("--concurrent", type=int, metavar="N", help="trials at a time, at most (default: all that fit)")
-    parser.add_argument("--out", type=_folder, metavar="DIR", help="the search's (default: runs/tune-NAME-TIME)")
+    parser.add_argument("--out", type=local_path, metavar="DIR", help="the search's (default: runs/tune-NAME-TIME)")
     parser.add_argument(
         "--continue", action="store_true", dest="go_on", help="if --out holds this search already, go on with it"
     )
     parser.add_argument(
         "--resume",
-        type=_folder,
+        type=local_path,
         metavar="DIR",
         help="continue a search: unfinished and failed trials go on from their checkpoints. Checkpoints are "
         "pickles, which can run code: resume your own searches only",
@@ -122,17 +122,6 @@ def _parser() -> Parser:
     parser.add_argument("--quiet", action="store_true", help="print only what was found")
     parser.add_argument("--debug", action="store_true", help="show libraries' logs and tracebacks")
     return parser
-
-
-def _folder(place: str) -> Path:
-    """Returns the path of a search's folder.
-
-    Raises:
-        ArgumentTypeError: it is a URI.
-    """
-    if "://" in place:
-        raise argparse.ArgumentTypeError(f"{place} is a URI, and a search needs a folder, which all nodes must share")
-    return local_path(place)
 
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
@@ -214,7 +203,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             from launch.experiments.callbacks import Budget
             from launch.experiments.tuning import run_search
 
-            budget = Budget(options.max_updates, options.max_minutes)
+            budget = Budget(options.max_updates or math.inf, options.max_minutes or math.inf)
             place = functools.partial(placed_settings, sources=kinds.values())
             with folder_watched(folder, lambda path: f"Go on with: {resume_command(path)}") as handle:
                 results = run_search(folder, search, place, voice, interrupts, budget, handle, options.debug)

@@ -1,6 +1,7 @@
 """What Tune tells of a search's trials: to the terminal and a journal, to trackers, and to what ends a search."""
 
 import logging
+import math
 import os
 import signal
 import time
@@ -128,14 +129,14 @@ class Tracking(Callback):
 
 @dataclass
 class Budget:
-    """What one process may spend on a search; None: as much as there is to do.
+    """What one process may spend on a search.
 
     Tune's own `time_budget_s` ends trials for good, without saving them, so they could not resume.
     """
 
-    updates: int | None = None
+    updates: float = math.inf
     """Of all trials together."""
-    minutes: float | None = None
+    minutes: float = math.inf
     done: int = 0
     """Updates so far."""
     started: float | None = None
@@ -144,12 +145,8 @@ class Budget:
     @property
     def spent(self) -> bool:
         """Whether nothing is left."""
-        late = (
-            self.minutes is not None
-            and self.started is not None
-            and time.monotonic() - self.started > 60 * self.minutes
-        )
-        return late or (self.updates is not None and self.done >= self.updates)
+        seconds = 0.0 if self.started is None else time.monotonic() - self.started
+        return self.done >= self.updates or seconds > 60 * self.minutes
 
 
 class Stop(Callback):

@@ -58,11 +58,11 @@ class Trials:
         drawn = {key.rpartition("/")[2]: value for key, value in trial.evaluated_params.items()}
         values = {key: drawn.get(key, getattr(self.settings, key)) for key in self._keys}
         if (saved := trial.latest_checkpoint_result) is not None:
-            for clone in self._journal.read():  # a kill may have come before Tune noted that it became one
-                is_past = (
-                    saved.metrics[TIME] > clone["update"] or Path(saved.checkpoint.path).name == clone["checkpoint"]
-                )
-                if clone["trial_id"] == trial.trial_id and is_past:
+            checkpoint, update = Path(saved.checkpoint.path).name, saved.metrics[TIME]
+            for clone in self._journal.read():
+                # A kill may have come before Tune noted that the trial had become this clone.
+                is_noted = update > clone["update"] or checkpoint == clone["checkpoint"]
+                if clone["trial_id"] == trial.trial_id and is_noted:
                     values = clone["values"]
         self._set(trial, values)
 
@@ -78,7 +78,7 @@ class Trials:
         shutil.copytree(result.checkpoint.path, folder, copy_function=_link)
         clone = {"update": update, "trial": str(trial), "donor": str(donor), "values": values}
         self._journal.append({**clone, "trial_id": trial.trial_id, "checkpoint": folder.name})
-        result.checkpoint = Checkpoint.from_directory(str(folder))
+        result.checkpoint, result.metrics = Checkpoint.from_directory(str(folder)), {**result.metrics}
         trial.on_checkpoint(result)
         self._set(trial, values)
 

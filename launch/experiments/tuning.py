@@ -54,7 +54,7 @@ def run_search(
         The trials so far: finished, failed, or neither where `interrupts` asked to stop, or the budget is spent.
 
     Raises:
-        CommandError: one trial, or as many as are to run at a time, ask for more than Ray has.
+        CommandError: a trial asks for more than Ray has.
         FolderError: the folder was renamed or removed.
     """
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
@@ -100,7 +100,7 @@ def run_trials(
 
     Not by a `Tuner`, whose `restore` takes the callbacks and the scheduler from a file.
     """
-    settings = search.settings
+    settings, folder = search.settings, folder.resolve()
     random_search = BasicVariantGenerator(
         constant_grid_search=search.scheduler != "pbt",  # what is drawn is drawn once for all points, so for all seeds
         random_state=settings.seed,
@@ -115,7 +115,7 @@ def run_trials(
         trainable,
         config=space,
         name=folder.name,
-        storage_path=str(folder.resolve().parent),
+        storage_path=str(folder.parent),
         num_samples=1 if search.scheduler == "pbt" else search.samples,
         search_alg=random_search if search.algorithm is None else optuna_search(search),
         max_concurrent_trials=search.concurrent if search.algorithm is not None else None,

@@ -129,7 +129,7 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
 def test_a_search_in_storage_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([option, "s3://bucket/search"])
-    assert "s3://bucket/search is a URI, and a search needs a folder" in capsys.readouterr().err
+    assert "s3://bucket/search is a URI, but a path is needed here" in capsys.readouterr().err
 
 
 def refused(result: "subprocess.CompletedProcess[str]") -> str:
