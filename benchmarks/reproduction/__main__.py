@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.reproduction.claims import Judged, judge_all
+from launch.experiments.results import StudyRun, read
 from launch.report.tables import JudgedClaim
 from launch.run_folder.journal import replace_text
-from launch.study.results import StudyRun, read
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from benchmarks.reproduction.sweeps import hypervolumes, larger, matched
 from launch.evaluation.intervals import Estimate, over_seeds
-from launch.study.measures import (
+from launch.experiments.measures import (
     Difference,
     Measure,
     at_end,
@@ -30,7 +30,7 @@ from launch.study.measures import (
     variance,
     whole,
 )
-from launch.study.results import StudyRun
+from launch.experiments.results import StudyRun
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
 Arms = Mapping[str, Sequence[StudyRun]]

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from launch.console.configuration import Value
-from launch.study.measures import Difference, InPlane, before, differences, pareto_front, point
-from launch.study.results import StudyRun
+from launch.experiments.measures import Difference, InPlane, before, differences, pareto_front, point
+from launch.experiments.results import StudyRun
 
 FEWEST = 3
 """Values of a sweep that make a frontier."""

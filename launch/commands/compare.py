@@ -98,8 +98,8 @@ def _as_json(runs: Sequence[Run], found: Sequence[Ends]) -> dict[str, object]:
 
 def _tables(runs: Sequence[Run], found: Sequence[Ends]) -> list[Table]:
     from launch.display.tables import FINE, MAIN, shown, table
+    from launch.experiments.space import show_value
     from launch.report.comparison import settings_that_differ
-    from launch.search.space import show_value
 
     names = [each.name for each in runs]
     settings = table(["setting", *names], [])

@@ -11,10 +11,10 @@ from launch.console.parser import Parser, local_path, run
 if TYPE_CHECKING:
     from cory_env.tasks import Task
     from launch.display.terminal import Voice
+    from launch.experiments.results import StudyRun
+    from launch.experiments.study import Arm, Study
+    from launch.experiments.study_runs import Job
     from launch.run_folder.locks import FolderHandle
-    from launch.study.definition import Arm, Study
-    from launch.study.results import StudyRun
-    from launch.study.runs import Job
     from policies.settings.settings import Settings, Tokenizers
 
 USAGE = """cory study NAME|FILE [key=value ...] --out DIR [options]
@@ -83,13 +83,13 @@ def _command(options: argparse.Namespace) -> int:
     from launch.cluster import session
     from launch.console.output import own_output
     from launch.display.terminal import Voice
+    from launch.experiments.results import kept_results, write
+    from launch.experiments.study import load
+    from launch.experiments.study_runs import Job, jobs
+    from launch.experiments.tables import arms_table, plan_table
     from launch.run_folder.layout import SOURCES
     from launch.run_folder.locks import folder_watched
     from launch.run_folder.storage import check_place
-    from launch.study.definition import load
-    from launch.study.results import kept_results, write
-    from launch.study.runs import Job, jobs
-    from launch.study.tables import arms_table, plan_table
     from launch.training.comparable import check_comparable, write_comparable
     from policies.models.cached_folder import locked
 
@@ -115,11 +115,11 @@ def _command(options: argparse.Namespace) -> int:
         except OSError as error:
             raise CommandError(f"The study's folder {options.out} cannot be made: {error.strerror}.") from error
     for kept in kept_results(options.out):
-        if kept.arm in study.arms:  # whatever is asked for now: results of other settings are no part of this study
-            job = Job(study, study.arms[kept.arm], kept.seed, options.out)
-            found = job.found()
-            if found == kept or options.dry_run or (claim := job.claim()) is None:
-                continue
+        if kept.arm not in study.arms:
+            continue
+        # Whatever is asked for now: results of other settings are no part of this study.
+        job = Job(study, study.arms[kept.arm], kept.seed, options.out)
+        if job.found() != kept and not options.dry_run and (claim := job.claim()) is not None:
             with claim:  # the study says other things of its arm today
                 if (found := job.found()) is not None:
                     write(job.result, found)
@@ -142,8 +142,9 @@ def _command(options: argparse.Namespace) -> int:
             options.out, kinds, _prepared, lambda text: voice.say(text, True), options.allow_changes
         )
         write_comparable(options.out, sources)
+    paths = {name: path for each in sources.values() for name, path in each.paths.items()}
     with folder_watched(options.out, lambda path: f"Give the same command with --out {path}.") as folder:
-        return _perform(todo, done, voice, folder, options.allow_changes)
+        return _perform(todo, done, voice, folder, paths, options.allow_changes)
 
 
 def _prepared(settings: "Settings") -> "tuple[Task, Tokenizers] | None":
@@ -164,6 +165,7 @@ def _perform(
     before: "Mapping[Job, StudyRun | None]",
     voice: "Voice",
     folder: "FolderHandle",
+    paths: Mapping[str, str],
     allow_changes: bool,
 ) -> int:
     """Does what is to be done and no other process does, and shows what was found.
@@ -173,18 +175,21 @@ def _perform(
         before: all runs that were asked for, with the results that they have had so far.
         voice: tells of it.
         folder: the study's.
+        paths: where files lay when the study began, by their names.
         allow_changes: runs may resume although what they are made from differs.
 
     Raises:
         FolderError: the study's folder was renamed or removed.
     """
     from launch.display.tables import shown
-    from launch.study.contrasts import FIGURE, answers
-    from launch.study.runs import Performer
-    from launch.study.tables import contrasts_table, result_line, summary_table
+    from launch.experiments.contrasts import FIGURE, answers
+    from launch.experiments.study_runs import Performer
+    from launch.experiments.tables import contrasts_table, result_line, summary_table
 
     performer = Performer(
-        lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True), allow_changes
+        lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True),
+        paths,
+        allow_changes,
     )
     elsewhere = 0
     with voice, performer:
@@ -199,7 +204,7 @@ def _perform(
                     voice.advance()
                     continue
                 voice.stage(f"{job.arm.name}, seed {job.seed}")
-                if (aside := job.set_aside()) is not None:
+                if (aside := job.set_aside(paths)) is not None:
                     voice.say(f"{job.run} held a run that this one cannot go on with. It is now {aside.name}.", True)
                 made = performer.perform(job, folder)
             if made is not None:
@@ -247,13 +252,13 @@ def _chosen(study: "Study", names: Sequence[str] | None, tier: int | None) -> "l
 
 
 def _shipped() -> str:
-    from launch.study.definition import studies
+    from launch.experiments.study import studies
 
     return "\n".join(f"  {name:<12}{about}" for name, about in studies().items())
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    from launch.study.definition import read_seeds
+    from launch.experiments.study import read_seeds
 
     numbers = text.removesuffix(",").split(",")
     found = [int(number) for number in numbers if number.isdecimal()]

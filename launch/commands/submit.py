@@ -284,8 +284,8 @@ def _check_run(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room
 
 def _check_search(asked_for: argparse.Namespace, job: Process, nodes: Sequence[room.Node], folder: Path) -> None:
     from launch.commands.tune import read_search
-    from launch.search.search import check_room
-    from launch.search.space import points
+    from launch.experiments.search import check_room
+    from launch.experiments.space import points
 
     search, _ = read_search(asked_for, folder)
-    check_room(search, list(points(search.settings, search.axes)), nodes, beside=[job])
+    check_room(points(search.settings, search.axes), nodes, beside=[job])

@@ -1,6 +1,7 @@
 """`cory tune`: searches over settings with Ray Tune, such as the exchange period."""
 
 import argparse
+import functools
 import importlib.util
 import math
 import shlex
@@ -18,9 +19,9 @@ from launch.console.shell import one_line
 
 if TYPE_CHECKING:
     from launch.display.terminal import Voice
-    from launch.search.outcome import TrialResult
-    from launch.search.search import Search
-    from launch.search.space import Axis
+    from launch.experiments.outcome import TrialResult
+    from launch.experiments.search import Search
+    from launch.experiments.space import Axis
 
 USAGE = """cory tune [PRESET|FILE] [-c FILE ...] [key=value ...] --over key=VALUES ... [options]
        cory tune --resume DIR"""
@@ -36,7 +37,6 @@ policies, unless it is set. eval_kl_coef is fixed before the search, so searchin
 examples:
   cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
   cory tune imdb-tiny --over lr=log:1e-5:1e-3 --over exchange_period=1,5 --samples 8 --scheduler asha
-  cory tune imdb-tiny --over lr=log:1e-5:1e-3 --samples 8 --scheduler pbt
   cory tune imdb-tiny --over lr=log:1e-5:1e-3 --over clip=uniform:0.1:0.3 --search optuna --samples 20 --max-minutes 90
   cory tune --resume runs/search
 
@@ -47,12 +47,10 @@ exit codes:
 """
 
 
-FIXED = {
-    **{name: name for name in ("config", "over", "scheduler", "samples", "seeds", "metric", "concurrent", "out")},
-    "algorithm": "search",
-    "go_on": "continue",
-}
-"""Options that say what a search is, by their attribute."""
+WITH_RESUME = ("words", "resume", "max_updates", "max_minutes", "allow_changes", "quiet", "debug")
+"""Options that do not say what a search is, and the words, by their attribute."""
+SPELLED = {"algorithm": "search", "go_on": "continue"}
+"""Options that are not spelled as their attribute."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,22 +99,17 @@ def _parser() -> Parser:
         "how many trials (default: all lists, and random draws from ranges)",
     )
     parser.add_argument(
-        "--metric",
-        choices=("combined_reward", "task_reward"),
-        help="what is best, held out (default: combined_reward); task_reward is the same as eval_kl_coef=0",
-    )
-    parser.add_argument(
         "--max-updates", type=int, metavar="N", help="stop and save all after so many updates of all trials together"
     )
     parser.add_argument("--max-minutes", type=float, metavar="M", help="stop and save all after so many minutes")
-    parser.add_argument("--concurrent", type=int, metavar="N", help="trials at a time (default: as many as fit)")
-    parser.add_argument("--out", type=_folder, metavar="DIR", help="the search's (default: runs/tune-NAME-TIME)")
+    parser.add_argument("--concurrent", type=int, metavar="N", help="trials at a time, at most (default: all that fit)")
+    parser.add_argument("--out", type=local_path, metavar="DIR", help="the search's (default: runs/tune-NAME-TIME)")
     parser.add_argument(
         "--continue", action="store_true", dest="go_on", help="if --out holds this search already, go on with it"
     )
     parser.add_argument(
         "--resume",
-        type=_folder,
+        type=local_path,
         metavar="DIR",
         help="continue a search: unfinished and failed trials go on from their checkpoints. Checkpoints are "
         "pickles, which can run code: resume your own searches only",
@@ -131,30 +124,14 @@ def _parser() -> Parser:
     return parser
 
 
-def _folder(place: str) -> Path:
-    """Returns the path of a search's folder.
-
-    Raises:
-        ArgumentTypeError: it is a URI.
-    """
-    if "://" in place:
-        raise argparse.ArgumentTypeError(f"{place} is a URI, and a search needs a folder, which all nodes must share")
-    return local_path(place)
-
-
 def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     from launch.cluster import session
     from launch.cluster.gpus import check_gpus
     from launch.console import output
     from launch.console.interrupts import Interrupts
     from launch.display.terminal import Voice
-    from launch.run_folder.layout import RUNS, new_folder
-    from launch.run_folder.locks import folder_watched, lock_folder
-    from launch.run_folder.manifest import own_version
-    from launch.run_folder.storage import check_place
-    from launch.search.budget import Budget
-    from launch.search.outcome import UNFINISHED, results_of
-    from launch.search.search import (
+    from launch.experiments.outcome import UNFINISHED
+    from launch.experiments.search import (
         Search,
         begun,
         check_free,
@@ -162,10 +139,13 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         create,
         recorded,
         resume_command,
-        run_trials,
         with_start,
     )
-    from launch.search.space import asking, points
+    from launch.experiments.space import asking, points
+    from launch.run_folder.layout import RUNS, new_folder
+    from launch.run_folder.locks import folder_watched, lock_folder
+    from launch.run_folder.manifest import own_version
+    from launch.run_folder.storage import check_place
     from launch.training import preflight, tracking
     from launch.training.comparable import check_comparable, placed_settings, write_comparable
 
@@ -214,18 +194,19 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     voice = Voice(output.own_output(), total, done=past, quiet=options.quiet, bar=not options.debug)
     voice.say(_what(search))
     voice.say(f"Search folder: {folder}" + (" (going on)" if resume else ""))
-    budget = Budget(options.max_updates, options.max_minutes)
     stopping = "Running trials finish their update and are saved. Ctrl-C again aborts at once."
     interrupts = Interrupts(lambda: voice.say(stopping, True))
     go_on = f"Go on with:\n  {resume_command(folder)}"
     started = time.monotonic()
     with lock, interrupts:
         try:
+            from launch.experiments.callbacks import Budget
+            from launch.experiments.tuning import run_search
+
+            budget = Budget(options.max_updates or math.inf, options.max_minutes or math.inf)
+            place = functools.partial(placed_settings, sources=kinds.values())
             with folder_watched(folder, lambda path: f"Go on with: {resume_command(path)}") as handle:
-                placed = search._replace(settings=placed_settings(search.settings, kinds.values()))
-                how = {"resume": resume, "debug": options.debug}
-                trials = run_trials(folder, placed, voice, interrupts, budget, handle, **how)
-                results = results_of(trials, search.axes, search.settings)
+                results = run_search(folder, search, place, voice, interrupts, budget, handle, options.debug)
                 exit_code = report(results, search, folder, voice, time.monotonic() - started)
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
@@ -236,7 +217,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             raise
         if any(result.status == UNFINISHED for result in results) or len(results) < search.trials:
             spent = interrupts.requested is None and budget.spent
-            reason = f"The budget is spent after {counted(budget.taken, 'update')}." if spent else "Stopped."
+            reason = f"The budget is spent after {counted(budget.done, 'update')}." if spent else "Stopped."
             voice.say(f"{reason} {go_on}", True)
             return exit_code if spent else interrupts.exit_code
     return exit_code
@@ -252,7 +233,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 def _check_resume(options: argparse.Namespace) -> None:
     """Refuses what would change a search that goes on, and no budget."""
-    given = [*options.words, *(f"--{option}" for name, option in FIXED.items() if getattr(options, name))]
+    fixed = (name for name, value in vars(options).items() if value and name not in WITH_RESUME)
+    given = [*options.words, *(f"--{SPELLED.get(name, name)}" for name in fixed)]
     if given:
         raise CommandError(
             f"A search goes on as it was: leave out {', '.join(given)}. Only a budget, --quiet and --debug go with "
@@ -272,8 +254,8 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
         CommandError: they describe none that could be run.
     """
     from launch.console.configuration import asked
-    from launch.search.search import Search
-    from launch.search.space import SEED, check_evaluations, pinned, read_axes, refuse_unused
+    from launch.experiments.search import Search
+    from launch.experiments.space import SEED, check_evaluations, pinned, read_axes, refuse_unused
     from policies.settings.settings import ABOUT
 
     request = asked(options.words, options.config, folder)
@@ -284,10 +266,6 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     _check_numbers(options)
     refuse_unused(settings, axes)
     pbt = options.scheduler == "pbt"
-    if options.metric == "task_reward":
-        if settings.eval_kl_coef:
-            raise CommandError("--metric task_reward is eval_kl_coef=0, but that is set otherwise. Leave one out.")
-        settings = settings.model_copy(update={"eval_kl_coef": 0.0})
     optuna = options.algorithm == "optuna"
     if optuna:
         _check_optuna(options, axes)
@@ -342,7 +320,8 @@ def _check_optuna(options: argparse.Namespace, axes: "list[Axis]") -> None:
     if not options.samples:
         raise CommandError("--search optuna needs a number of trials: --samples 20, for example.")
     for axis in axes:
-        axis.distribution()
+        if any(isinstance(value, list) for value in axis.values):
+            raise CommandError(f"--over {axis.word}: --search optuna cannot choose among lists. Leave it out.")
 
 
 def _what(search: "Search") -> str:
@@ -368,11 +347,11 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     """
     from launch.console.configuration import as_yaml
     from launch.display.drawing import save
+    from launch.experiments.objective_plot import draw_objective
+    from launch.experiments.outcome import FAILED, points_of, points_table, write_csv
+    from launch.experiments.search import RESULTS
+    from launch.experiments.space import show_point
     from launch.run_folder.journal import replace_text
-    from launch.search.outcome import FAILED, points_of, points_table, write_csv
-    from launch.search.plots import draw_objective
-    from launch.search.search import RESULTS
-    from launch.search.space import show_point
     from policies.settings.settings import make_settings
 
     write_csv(results, folder / RESULTS)

@@ -29,6 +29,7 @@ from launch.run_folder.journal import replace_text
 from launch.run_folder.locations import NAMED, add_module_folders, located
 from launch.run_folder.locks import folder_watched, lock_folder
 from launch.run_folder.records import Batch, Evaluation, plain
+from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, compare, function_names
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping

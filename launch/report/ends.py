@@ -12,13 +12,13 @@ from launch.display.curves import PANELS
 from launch.display.drawing import COLOURS, FAINT, FAINTLY, GRID, INK, POINT, colours_of, style
 from launch.display.plot import Key, Panel, Plot
 from launch.evaluation.intervals import Estimate, over_seeds
+from launch.experiments.measures import InPlane, pareto_front
+from launch.experiments.space import show_value
+from launch.experiments.study_runs import NO_MATTER
 from launch.report.marks import bars, dots, limit_to, mean_in_plane, widened
 from launch.report.plots import with_interval
 from launch.report.runs import NO_DIFFERENCE, ArmRuns, method
 from launch.report.series import drawn_interval, ends_of, held_out_mean, series_of
-from launch.search.space import show_value
-from launch.study.measures import InPlane, pareto_front
-from launch.study.runs import NO_MATTER
 
 SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "partner_reward": 3, "num_agents": 3}
 """Settings whose effect is drawn, and from how many values on."""

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launch.console.errors import CommandError
+from launch.experiments import outcome
+from launch.experiments.search import ORIGIN, REPORTS, RESULTS, SEARCH, Search, recorded
+from launch.experiments.space import METRIC, TIME
 from launch.run_folder.layout import CONFIG, FROM_PYTHON
 from launch.run_folder.locks import lock_holder
 from launch.run_folder.run import Run
 from launch.run_folder.status import COLLAPSED, CRASHED, ENDED, STOPPED, TRAINING, read_run, read_status
 from launch.run_folder.storage import Storage, is_uri
-from launch.search import outcome
-from launch.search.search import ORIGIN, REPORTS, RESULTS, SEARCH, Search, recorded
-from launch.search.space import METRIC, TIME
 from policies.settings.files import DEFAULT_PRESET, presets
 
 UNREADABLE = "unreadable"

@@ -10,16 +10,16 @@ from typing import cast
 from cory_env.pickled import shown
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
+from launch.experiments import results
+from launch.experiments.results import Cost, FinalFigures, StudyRun, final_figures
+from launch.experiments.space import show_value
+from launch.experiments.study_runs import NO_MATTER
 from launch.run_folder import final, status
 from launch.run_folder.layout import CONFIG
 from launch.run_folder.records import Figures, SampleLine, Update
 from launch.run_folder.run import Run as RunFolder
 from launch.run_folder.status import divergence
 from launch.run_folder.storage import REPORTED, is_uri
-from launch.search.space import show_value
-from launch.study import results
-from launch.study.results import Cost, FinalFigures, StudyRun, final_figures
-from launch.study.runs import NO_MATTER
 from policies.settings.settings import Settings, deciding
 
 MEAN = "mean"

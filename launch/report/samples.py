@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from launch.display.tables import written
 from launch.display.texts import visible
+from launch.experiments.measures import collapse
+from launch.experiments.results import Text
 from launch.report.runs import Run
 from launch.run_folder.records import SampleLine
-from launch.study.measures import collapse
-from launch.study.results import Text
 
 FIRST = 3
 """Responses of each policy alone that are shown in any case."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from launch.evaluation.intervals import Estimate, over_seeds
+from launch.experiments.measures import Measure, at_end
 from launch.report.runs import MEAN, ArmRuns, Run
 from launch.run_folder.records import Figures
-from launch.study.measures import Measure, at_end
 
 FEWEST = 3
 """Seeds from which on an interval is drawn; with two, Student's t makes it 13 standard errors to either side."""

@@ -11,11 +11,7 @@ from typing_extensions import TypedDict
 from launch.console.errors import CommandError
 from launch.display.tables import MAIN, show, shown, written
 from launch.evaluation.intervals import over_seeds
-from launch.report.runs import ArmRuns, Evaluation, Run, differing
-from launch.report.series import ends_of, of_arm
-from launch.run_folder.records import HealthWarning
-from launch.search.space import show_value
-from launch.study.measures import (
+from launch.experiments.measures import (
     Difference,
     area,
     at_end,
@@ -29,6 +25,10 @@ from launch.study.measures import (
     paired,
     variance,
 )
+from launch.experiments.space import show_value
+from launch.report.runs import ArmRuns, Evaluation, Run, differing
+from launch.report.series import ends_of, of_arm
+from launch.run_folder.records import HealthWarning
 
 COMBINED = shown("combined_reward").pattern
 

@@ -10,9 +10,9 @@ from benchmarks.reproduction.sweeps import hypervolume, hypervolumes, matched, r
 from launch.commands.report import report
 from launch.console.errors import CommandError
 from launch.evaluation.intervals import Estimate
+from launch.experiments.measures import InPlane
+from launch.experiments.results import StudyRun
 from launch.run_folder.records import Update
-from launch.study.measures import InPlane
-from launch.study.results import StudyRun
 from tests.launch.results_of_studies import figures, keep, study_run
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from launch.experiments.search import recorded
 from launch.run_folder.run import Run
-from launch.search.search import recorded
 from tests.cluster.head import SECRET, Head
 from tests.launch.conftest import CHECKOUT
 

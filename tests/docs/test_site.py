@@ -17,7 +17,7 @@ import reference
 
 from launch.commands import COMMANDS
 from launch.console.configuration import asked
-from launch.study.definition import load, studies
+from launch.experiments.study import load, studies
 from policies.settings.files import presets
 from policies.settings.settings import Settings
 

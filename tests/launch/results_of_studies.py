@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.console.configuration import read_preset
-from launch.study.results import Cost, FinalFigures, Status, StudyRun, result_file, write
+from launch.experiments.results import Cost, FinalFigures, Status, StudyRun, result_file, write
 from policies.settings.settings import make_settings
 
 HARDWARE: Any = {"cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "bf16": True, "gpu": None}

@@ -11,12 +11,12 @@ from launch.commands.report import report
 from launch.commands.train import _same
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Plan
+from launch.experiments.search import Search, check_same
+from launch.experiments.space import pinned, read_axes
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from launch.run_folder.sources import sources_of
-from launch.search.search import Search, check_same
-from launch.search.space import pinned, read_axes
 from policies.settings.settings import Settings, make_settings
 from tests.launch.conftest import record
 

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch.run_folder.directory import RunDirectory
 
 from benchmarks.models import make_model
 from cory_env.named import SpecError, load_function
@@ -13,6 +12,7 @@ from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.shadowing import shadowing_modules
 from launch.cluster.upload import uploaded_sizes
 from launch.console.errors import CommandError
+from launch.run_folder.run import Run
 from policies.cory import CoryConfig
 from policies.settings.error import SettingsError
 from tests.launch.conftest import CHECKOUT, ENVIRONMENT
@@ -54,7 +54,7 @@ def test_a_run_with_runners_and_learners_uses_our_packages_and_the_rewards_the_u
         [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    line = RunDirectory.open(project / "run").updates()[-1]
+    line = Run.open(project / "run").updates()[-1]
     rewards = [figures["task_reward"] or 0.0 for figures in line["policy"].values()]
     assert line["update"] == 1 and min(rewards) >= 1000
 

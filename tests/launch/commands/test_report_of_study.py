@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 
 from launch.commands.report import main, report
 from launch.console.errors import CommandError
+from launch.experiments.results import result_file
 from launch.report import tables
 from launch.report.ends import pareto, side_by_side, sweeps
 from launch.report.plots import comparisons, health
 from launch.report.runs import arms_of, read
 from launch.report.samples import moments_of
-from launch.study.results import result_file
 from tests.launch.conftest import record
 from tests.launch.results_of_studies import figures, keep, study_run
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from launch.experiments.outcome import TrialResult, write_csv
+from launch.experiments.search import REPORTS, RESULTS, Search
+from launch.experiments.space import TIME, read_axes
 from launch.report.listing import Listed, listed, preset_of
 from launch.run_folder.journal import Journal
 from launch.run_folder.layout import FROM_PYTHON, LEASE
 from launch.run_folder.locks import lock_folder
 from launch.run_folder.run import Run
-from launch.search.outcome import TrialResult, write_csv
-from launch.search.search import REPORTS, RESULTS, Search
-from launch.search.space import TIME, read_axes
 from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, record
 

@@ -10,9 +10,9 @@ import pytest
 
 from launch.commands import evaluate, export, study
 from launch.commands import report as report
+from launch.experiments.results import read
 from launch.run_folder.locks import try_lock
 from launch.run_folder.run import Run
-from launch.study.results import read
 from tests.launch.conftest import Cory, begin
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"

@@ -155,8 +155,7 @@ def test_a_search_that_a_cluster_can_never_place_is_refused_too() -> None:
     check_cluster(SEARCH, job(), cluster({"CPU": 2.0}, {"CPU": 3.0}))
     with pytest.raises(CommandError, match=r"1 of 2 learners with CPU=1 .* beside 1 driver and 2 runners"):
         check_cluster(SEARCH, job(), cluster({"CPU": 4.0}))
-    with pytest.raises(CommandError, match="2 trials at a time: Ray has no room for 2 of 2 learners"):
-        check_cluster([*SEARCH, "--concurrent", "2"], job(), cluster({"CPU": 6.0}))
+    check_cluster([*SEARCH, "--concurrent", "2"], job(), cluster({"CPU": 6.0}))  # that is at most two
     check_cluster(["tune", "--resume", "/shared/period"], job(), cluster({"CPU": 1.0}))
 
 

@@ -15,9 +15,10 @@ import yaml
 
 from launch.commands.tune import main, parse, read_search
 from launch.console.errors import CommandError
+from launch.experiments.search import Search, begun, check_same, recorded
+from launch.experiments.space import pinned, read_axes
+from launch.experiments.tuning import optuna_search
 from launch.run_folder.layout import LOCK
-from launch.search.search import Search, _optuna, begun, check_same, recorded
-from launch.search.space import pinned, read_axes
 from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, begin
 from tests.launch.training.test_training import BREVITY, SMALL
@@ -111,7 +112,7 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
     asked = Search(pinned(Settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None)
     asked.write(tmp_path, "cory tune")
     assert not begun(tmp_path)
-    (tmp_path / "tuner.pkl").touch()
+    (tmp_path / "experiment_state-1.json").touch()
     assert begun(tmp_path)
     check_same(tmp_path, asked)  # no digit is lost on the way
     dated = Settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search filled in
@@ -128,7 +129,7 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
 def test_a_search_in_storage_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([option, "s3://bucket/search"])
-    assert "s3://bucket/search is a URI, and a search needs a folder" in capsys.readouterr().err
+    assert "s3://bucket/search is a URI, but a path is needed here" in capsys.readouterr().err
 
 
 def refused(result: "subprocess.CompletedProcess[str]") -> str:
@@ -157,10 +158,6 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "select_by=bare,chain"), "trials that differ in it do not compare"),
         (("--over", "lr=1e-5", "--max-updates", "0"), "--max-updates 0: at least 1."),
         (("--over", "lr=1e-5", "--max-minutes", "nan"), "--max-minutes nan: above 0."),
-        (
-            ("--over", "lr=1e-5", "--metric", "task_reward", "eval_kl_coef=0.1"),
-            "--metric task_reward is eval_kl_coef=0",
-        ),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (("--over", "lora_targets=c_attn,q_proj", "weights=lora"), "has no linear layer 'q_proj' to adapt. It has c_"),
         (("--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
@@ -171,8 +168,8 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "eval_every=5,9", "--scheduler", "asha"), "right after evaluations, so --over eval_every is none"),
         (("--resume", "taken"), "has no search.yaml"),
         (
-            ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--metric", "task_reward", "--continue"),
-            "A search goes on as it was: leave out lr=1, --samples, --seeds, --metric, --continue.",
+            ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--continue"),
+            "A search goes on as it was: leave out lr=1, --samples, --seeds, --continue.",
         ),
         (("--resume", "taken", "--concurrent", "1"), "leave out --concurrent."),
         (("--resume", "taken", "--max-updates", "0"), "--max-updates 0: at least 1."),
@@ -197,12 +194,6 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
     assert not (tmp_path / "taken" / LOCK).exists()
 
 
-def test_the_metric_task_reward_leaves_the_kl_out() -> None:
-    words = ["imdb-tiny", "backend=transformers", "--over", "lr=1e-5,1e-4"]
-    assert read_search(parse(words))[0].settings.report_kl_coef == 0.1
-    assert read_search(parse([*words, "--metric", "task_reward"]))[0].settings.report_kl_coef == 0
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -224,7 +215,7 @@ def test_optuna_chooses_from_ranges_and_lists_and_is_kept_with_the_search(tmp_pa
     assert search.trials == 9
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search
-    tried, best = [], _optuna(search)
+    tried, best = [], optuna_search(search)
     for number in range(40):
         found = best.suggest(str(number))["cory_settings"]
         tried.append(found)

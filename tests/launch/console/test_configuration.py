@@ -15,7 +15,7 @@ from launch.console.configuration import (
     run_name,
 )
 from launch.console.errors import CommandError
-from launch.study.definition import load
+from launch.experiments.study import load
 from policies.settings.core_yaml import Value, as_word, scalar
 from policies.settings.files import presets
 from policies.settings.settings import Settings, SettingsError, make_settings

@@ -25,9 +25,9 @@ from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
 from tests.launch.commands.test_report import evaluated, sampled
 from tests.launch.conftest import record
+from tests.launch.experiments.test_results import last_responses
 from tests.launch.run_folder.conftest import SETTINGS
 from tests.launch.run_folder.test_checkpoints import write
-from tests.launch.study.test_results import last_responses
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 
 from launch.commands import study, tune
 from launch.console.errors import CommandError
-from launch.search.search import STARTED, Search
-from launch.search.space import asking, pinned, points, read_axes
-from launch.study.definition import load
+from launch.experiments.search import Search
+from launch.experiments.space import asking, pinned, points, read_axes
+from launch.experiments.study import load
 from launch.training.comparable import check_comparable, placed_settings, read_comparable, write_comparable
 from launch.training.preflight import load_task
 from policies.settings.settings import Settings, make_settings
@@ -79,7 +79,7 @@ def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytes
     search = Search(pinned(make_settings(VALUES)), read_axes(["temperature=0.5,1.0"]), None, 1, 1, None)
     (folder / "search").mkdir()
     search.write(folder / "search", "cory tune")
-    (folder / "search" / STARTED).touch()
+    (folder / "search" / "experiment_state-1.json").touch()
     made = check_comparable(None, asking(points(search.settings, search.axes)), load_task, print, allow=False)
     write_comparable(folder / "search", made)
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])

@@ -10,11 +10,11 @@ import pytest
 
 from launch.commands import train
 from launch.console.errors import CommandError
+from launch.experiments.search import Search, check_same, with_start
+from launch.experiments.space import pinned, read_axes
 from launch.models.trained import POLICIES, open_trained
 from launch.run_folder.checkpoints import BEST
 from launch.run_folder.run import Run
-from launch.search.search import Search, check_same, with_start
-from launch.search.space import pinned, read_axes
 from launch.training.start import starting_policies
 from policies.settings.error import SettingsError
 from policies.settings.settings import Settings, make_settings

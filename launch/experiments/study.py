@@ -9,7 +9,7 @@ arms:
   ppo: {label: PPO, num_agents: 1}
   ppo-high-lr: {against: ppo, tier: 2, lr: 1.0e-3}
 
-contrasts:                       # the questions, written down before the runs (launch/study/contrasts.py)
+contrasts:                       # the questions, written down before the runs (launch/experiments/contrasts.py)
   - {arm: cory, against: ppo}
 
 An arm's keys are the settings in which it differs from the arm it is held `against` (else the first), and:
@@ -31,12 +31,12 @@ from typing import Any, NamedTuple
 from cory_env.home import expand_home
 from launch.console.configuration import read_preset, read_words
 from launch.console.errors import CommandError
-from launch.study.contrasts import Contrast, read_contrasts
+from launch.experiments.contrasts import Contrast, read_contrasts
 from policies.settings.core_yaml import Value, as_word, read_yaml
 from policies.settings.overrides import apply_overrides, reject_unused_settings
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 
-_FOLDER = files("launch.study") / "studies"
+_FOLDER = files("launch.experiments") / "studies"
 _KEYS = ("about", "base", "settings", "seeds", "arms", "contrasts")
 _OF_ARM = ("label", "tier", "against", "also", "seeds", "needs")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -163,7 +163,7 @@ def check_differs(arm: Arm, settings: Settings, against: Settings) -> None:
     Raises:
         CommandError: names the settings.
     """
-    found, said = set(differing(settings, against)), set(arm.changes)
+    found, said = set(changed_settings(against, settings)), set(arm.changes)
     if hidden := sorted(found - said):
         raise CommandError(f"Arm {arm.name} differs from {arm.against} in {', '.join(hidden)} without saying so.")
     if idle := sorted(said - found):
@@ -173,12 +173,6 @@ def check_differs(arm: Arm, settings: Settings, against: Settings) -> None:
         )
     if not said:
         raise CommandError(f"Arm {arm.name} differs from {arm.against} in nothing.")
-
-
-def differing(one: Settings, other: Settings) -> list[str]:
-    """Returns the names of all settings that two runs do not have in common."""
-    mine, theirs = one.model_dump(), other.model_dump()
-    return [key for key in mine if mine[key] != theirs[key]]
 
 
 def word(key: str, value: Value) -> str:

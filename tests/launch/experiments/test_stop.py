@@ -1,6 +1,5 @@
 """When a search that is asked to stop ends, with Tune's trials but without its processes."""
 
-import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -8,14 +7,12 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from ray.tune import CheckpointConfig
 from ray.tune.experiment import Trial
 
 from launch.console.errors import FolderError
 from launch.console.interrupts import Interrupts
+from launch.experiments.callbacks import Budget, Stop
 from launch.run_folder.locks import folder_watched
-from launch.search.budget import Budget
-from launch.search.stop import Stop
 
 
 @pytest.fixture
@@ -32,55 +29,56 @@ def ends() -> Iterator[list[int]]:
 
 
 def trial(name: str, status: str) -> Trial:
-    made = Trial("Cory", stub=True, trial_id=name, checkpoint_config=CheckpointConfig(checkpoint_frequency=10))
+    made = Trial("Cory", stub=True, trial_id=name)
     made.status = status
     return made
 
 
-def test_it_ends_when_every_trial_that_did_an_update_is_saved(ends: list[int]) -> None:
+def test_it_ends_when_every_trial_that_did_an_update_is_paused(ends: list[int]) -> None:
     interrupts = Interrupts(lambda: None)
-    stop = Stop(interrupts, checkpoint_every=10)
+    stop = Stop(interrupts, Budget())
     first, second, starting = (trial(name, Trial.RUNNING) for name in ("first", "second", "starting"))
     trials = [first, second, starting, trial("paused", Trial.PAUSED)]
     for one in trials:
         stop.on_trial_result(1, trials, one, {})
     stop.on_trial_start(2, trials, starting)  # in a new process, which has not done anything
     stop.on_step_end(2, trials)
-    assert not ends and first.checkpoint_freq == 10
+    assert not ends and not stop.requested()
 
     interrupts.requested = signal.SIGINT
+    assert stop.requested()
     stop.on_step_end(3, trials)
-    assert not ends and first.checkpoint_freq == second.checkpoint_freq == 1
-    stop.on_trial_save(4, trials, first)
+    first.status = Trial.PAUSED
     stop.on_step_end(4, trials)
     assert not ends
     second.status = Trial.ERROR
     stop.on_step_end(5, trials)
-    assert ends == [signal.SIGUSR1] and first.checkpoint_freq == 10
+    assert ends == [signal.SIGUSR1]
     for one in trials:
         one.status = Trial.TERMINATED  # as Tune leaves them
-    assert stop.statuses == {"first": "RUNNING", "second": "ERROR", "starting": "RUNNING", "paused": "PAUSED"}
+    assert stop.statuses == {"first": "PAUSED", "second": "ERROR", "starting": "RUNNING", "paused": "PAUSED"}
 
 
 def test_a_search_in_which_nothing_runs_ends_at_once(ends: list[int]) -> None:
     interrupts = Interrupts(lambda: None)
-    stop = Stop(interrupts, checkpoint_every=10)
+    stop = Stop(interrupts, Budget())
     interrupts.requested = signal.SIGTERM
     stop.on_step_end(1, [trial("waiting", Trial.PENDING)])
     assert ends == [signal.SIGUSR1]
 
 
 def test_a_budget_of_updates_is_of_all_trials_together_and_ends_a_search_as_ctrl_c_does(ends: list[int]) -> None:
-    stop = Stop(Interrupts(lambda: None), checkpoint_every=10, budget=Budget(updates=3))
+    stop = Stop(Interrupts(lambda: None), Budget(updates=3))
     trials = [trial(name, Trial.RUNNING) for name in ("first", "second")]
     for one in (*trials, trials[0]):
         stop.on_step_end(1, trials)
-        assert not ends and one.checkpoint_freq == 10
+        assert not ends and not stop.requested()
+        stop.budget.done += 1  # as Tune asks whether the trial has ended
         stop.on_trial_result(1, trials, one, {})
     stop.on_step_end(2, trials)
-    assert not ends and [one.checkpoint_freq for one in trials] == [1, 1]
+    assert not ends and stop.requested()
     for one in trials:
-        stop.on_trial_save(3, trials, one)
+        one.status = Trial.PAUSED
     stop.on_step_end(3, trials)
     assert ends == [signal.SIGUSR1]
 
@@ -88,7 +86,7 @@ def test_a_budget_of_updates_is_of_all_trials_together_and_ends_a_search_as_ctrl
 def test_a_budget_of_time_begins_with_the_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, now = Budget(minutes=2), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    stop = Stop(Interrupts(lambda: None), checkpoint_every=10, budget=budget)
+    stop = Stop(Interrupts(lambda: None), budget)
     now[0] += 1000
     assert not budget.spent
     for _ in range(2):
@@ -104,9 +102,8 @@ def test_it_ends_when_its_folder_is_renamed_and_says_where_it_is(tmp_path: Path)
         pytest.raises(FolderError, match=rf"was renamed to {tmp_path}/kept meanwhile\. Go on in {tmp_path}/kept"),
         folder_watched(folder, lambda path: f"Go on in {path}") as handle,
     ):
-        stop = Stop(Interrupts(lambda: None), checkpoint_every=10, folder=handle)
+        stop = Stop(Interrupts(lambda: None), Budget(), handle)
         stop.on_step_end(1, [])
         folder.rename(tmp_path / "kept")
         folder.mkdir()  # as Tune does
         stop.on_step_end(2, [])
-    assert pickle.loads(pickle.dumps(stop)).folder is None

@@ -8,14 +8,21 @@ import pytest
 from ray.tune.experiment import Trial
 
 from launch.display.terminal import Voice
+from launch.experiments.callbacks import Progress
+from launch.experiments.search import recorded
+from launch.experiments.trials import Trials
 from launch.run_folder.journal import Journal
-from launch.search.progress import Progress
-from launch.search.search import recorded
 from policies.settings.settings import Settings
 
 
-def trial(**values: Any) -> Trial:
-    return Trial("Cory", config={"cory_settings": {"seed": 0, **values}}, stub=True, trial_id="a_00000")
+def trial() -> Trial:
+    return Trial("Cory", stub=True, trial_id="a_00000")
+
+
+def progress(journal: Journal, voice: Voice, updates: int) -> Progress:
+    trials = Trials(journal.path.parent, Settings(updates=updates), ["lr"], lambda settings: settings)
+    trials.values["a_00000"] = {"lr": 1e-4, "seed": 0}
+    return Progress(journal, voice, trials)
 
 
 def result(update: int) -> dict[str, Any]:
@@ -31,13 +38,12 @@ def journal(tmp_path: Path) -> Journal:
 
 def test_an_update_is_told_with_the_values_that_it_was_done_with(journal: Journal, tmp_path: Path) -> None:
     output = io.StringIO()
-    progress = Progress(journal, Voice(output, 2), ["lr"], Settings(updates=2))
-    member = trial(lr=1e-4)
-    progress.on_trial_start(0, [], member)
-    member.set_config({"cory_settings": {"seed": 1, "lr": 2e-4}})  # as PBT does, before the result is told
-    progress.on_trial_result(1, [], member, result(1))
-    progress.on_trial_start(1, [], member)
-    progress.on_trial_result(2, [], member, result(2))
+    told = progress(journal, Voice(output, 2), 2)
+    told.on_trial_start(0, [], trial())
+    told.on_trial_result(1, [], trial(), result(1))
+    told.trials.values["a_00000"] = {"lr": 2e-4, "seed": 1}  # as PBT does, once the member waits
+    told.on_trial_start(1, [], trial())
+    told.on_trial_result(2, [], trial(), result(2))
     first, second = output.getvalue().splitlines()
     assert "lr=0.0001 seed=0" in first and "lr=0.0002 seed=1" in second
     assert [report["values"]["lr"] for report in recorded(tmp_path)] == [1e-4, 2e-4]
@@ -46,11 +52,11 @@ def test_an_update_is_told_with_the_values_that_it_was_done_with(journal: Journa
 def test_an_update_that_is_done_again_is_counted_once(journal: Journal) -> None:
     output = io.StringIO()
     for _ in range(2):  # the second process has no checkpoint to go on from
-        progress = Progress(journal, voice := Voice(output, 3, done=len(journal.read())), ["lr"], Settings(updates=3))
-        progress.on_trial_start(0, [], trial(lr=1e-4))
+        told = progress(journal, voice := Voice(output, 3, done=len(journal.read())), 3)
+        told.on_trial_start(0, [], trial())
         voice.begin()
         for update in (1, 2):
-            progress.on_trial_result(update, [], trial(lr=1e-4), result(update))
-    progress.on_trial_result(3, [], trial(lr=1e-4), result(3))
+            told.on_trial_result(update, [], trial(), result(update))
+    told.on_trial_result(3, [], trial(), result(3))
     assert not any("-" in line.rpartition("seed=0")[2] for line in output.getvalue().splitlines())
     assert voice._done == 3

@@ -4,9 +4,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from launch.study.definition import load
-from launch.study.runs import jobs
-from launch.study.tables import arms_table, plan_table, result_line, summary_table
+from launch.experiments.study import load
+from launch.experiments.study_runs import jobs
+from launch.experiments.tables import arms_table, plan_table, result_line, summary_table
 from tests.launch.results_of_studies import figures, study_run
 
 

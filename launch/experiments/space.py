@@ -73,32 +73,6 @@ class Axis(NamedTuple):
 
         if self.scale is None:
             return tune.grid_search(list(self.values)) if grid else tune.choice(list(self.values))
-        return self._range()
-
-    def distribution(self) -> Any:
-        """The axis for Optuna.
-
-        Raises:
-            CommandError: its values are lists, which Optuna cannot choose among.
-        """
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-        if self.scale is None:
-            if any(isinstance(value, list) for value in self.values):
-                raise CommandError(f"--over {self.word}: --search optuna cannot choose among lists. Leave it out.")
-            return CategoricalDistribution(self.values)
-        low, high = self.ends
-        if _is_whole(self.key):
-            return IntDistribution(int(low), int(high), log=self.scale == LOG)
-        return FloatDistribution(low, high, log=self.scale == LOG)
-
-    def mutations(self) -> Any:
-        """What population-based training may change a value into."""
-        return list(self.values) if self.scale is None else self._range()
-
-    def _range(self) -> Any:
-        from ray import tune
-
         low, high = self.ends
         whole = _is_whole(self.key)
         if self.scale == LOG:  # Tune leaves the upper end of a range of whole numbers out

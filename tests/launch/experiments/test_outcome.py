@@ -10,9 +10,9 @@ from ray.tune.experiment import Trial
 from rich.console import Console
 
 from launch.display.drawing import save
-from launch.search.outcome import Point, TrialResult, points_of, points_table, results_of, write_csv
-from launch.search.plots import draw_objective
-from launch.search.space import Axis, read_axes
+from launch.experiments.objective_plot import draw_objective
+from launch.experiments.outcome import Point, TrialResult, points_of, points_table, results_of, write_csv
+from launch.experiments.space import Axis, read_axes
 from policies.settings.settings import Settings, make_settings
 
 KEYS = ("exchange_period", "clip")
@@ -74,11 +74,11 @@ def test_the_table_says_what_failed_and_what_was_stopped() -> None:
 def test_a_trial_that_a_scheduler_stopped_is_not_whole_because_a_warning_stood(
     stop_on_collapse: bool, status: str
 ) -> None:
-    settings = {"seed": 0, "exchange_period": 5, "lr": 1e-5, "stop_on_collapse": stop_on_collapse}
-    trial = Trial("cory", config={"cory_settings": settings}, stub=True)
+    trial = Trial("cory", stub=True, trial_id="t")
     trial.set_status(Trial.TERMINATED)
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
-    (found,) = results_of([trial], AXES, Settings(updates=9))
+    values = {"t": {"seed": 0, "exchange_period": 5, "lr": 1e-5}}
+    (found,) = results_of([trial], AXES, Settings(updates=9, stop_on_collapse=stop_on_collapse), values, {})
     assert (found.status, found.updates) == (status, 3)
 
 
@@ -87,11 +87,12 @@ def test_the_figures_of_a_trial_are_of_those_whose_combined_reward_was_the_goal(
     select_by: str, task_reward: float
 ) -> None:
     settings = make_settings({"select_by": select_by, "evaluate_average": True, "backend": "transformers"})
-    trial = Trial("cory", config={"cory_settings": settings.model_dump()}, stub=True)
+    trial = Trial("cory", stub=True, trial_id="t")
     evaluation = {"mean": {"task_reward": 1.0, "kl": 1.0}, "llm_mean": {"task_reward": 3.0, "kl": 3.0}}
     report = {"evaluation": evaluation, "last_answer": {"task_reward": 2.0, "kl": 2.0}}
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": report}
-    (found,) = results_of([trial], AXES, settings)
+    values = {"t": {"seed": 0, "exchange_period": 5, "lr": 1e-5}}
+    (found,) = results_of([trial], AXES, settings, values, {"t": Trial.TERMINATED})
     assert (found.task_reward, found.kl) == (task_reward, task_reward)
 
 

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from launch.console.configuration import Value
 from launch.display.drawing import COLOURS, INK, POINT, style
-from launch.search.outcome import WHOLE, Point
-from launch.search.space import LOG, Axis, show_point
+from launch.experiments.outcome import WHOLE, Point
+from launch.experiments.space import LOG, Axis, show_point
 
 OBJECTIVE = "held-out combined reward"
 
@@ -31,7 +31,7 @@ def draw_objective(points: Sequence[Point], axes: Sequence[Axis], apart: bool = 
     for panel, axis in zip(panels, axes, strict=True):
         style(panel, "", "")
         panel.set_xlabel(axis.key, fontsize=10, color=INK)
-        lines = _lines(points, axis, axes)
+        lines = _lines(points, axis)
         told_apart = 1 < len(lines) <= len(COLOURS)
         for number, line in enumerate(lines):
             colour = COLOURS[number if told_apart else 0]
@@ -57,7 +57,7 @@ def draw_objective(points: Sequence[Point], axes: Sequence[Axis], apart: bool = 
     return figure
 
 
-def _lines(points: Sequence[Point], axis: Axis, axes: Sequence[Axis]) -> list[list[Point]]:
+def _lines(points: Sequence[Point], axis: Axis) -> list[list[Point]]:
     """Groups points so that those of a group differ in one setting alone."""
     lines: dict[str, list[Point]] = {}
     for point in points:

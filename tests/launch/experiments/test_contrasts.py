@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from launch.console.errors import CommandError
-from launch.study.contrasts import Contrast, answers, holm, read_contrasts
-from launch.study.definition import load
-from launch.study.results import StudyRun
-from launch.study.tables import contrasts_table
+from launch.experiments.contrasts import Contrast, answers, holm, read_contrasts
+from launch.experiments.results import StudyRun
+from launch.experiments.study import load
+from launch.experiments.tables import contrasts_table
+from tests.launch.experiments.test_tables import lines
 from tests.launch.results_of_studies import figures, study_run
-from tests.launch.study.test_tables import lines
 
 
 def test_holm_corrects_the_smallest_p_for_all_tests_the_next_for_one_less_and_keeps_the_order() -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from launch.console.configuration import resolve
 from launch.console.errors import CommandError
-from launch.study.definition import check_differs, differing, load, studies, word
-from launch.study.runs import jobs
-from policies.settings.settings import SettingsError
+from launch.experiments.study import check_differs, load, studies, word
+from launch.experiments.study_runs import jobs
+from policies.settings.settings import SettingsError, changed_settings
 
 SHIPPED = {name: load(name) for name in studies()}
 ARMS = [(name, arm) for name, study in SHIPPED.items() for arm in study.arms]
@@ -29,7 +29,7 @@ def test_an_arm_trains_with_what_it_says_it_differs_in_and_with_nothing_else(nam
 def test_ppo_and_cory_differ_in_the_number_of_agents_alone(name: str) -> None:
     study = SHIPPED[name]
     cory, ppo = (study.settings(study.arms[arm], 4) for arm in ("cory", "ppo"))
-    assert differing(cory, ppo) == ["num_agents"]
+    assert changed_settings(cory, ppo) == ["num_agents"]
     assert (cory.num_agents, ppo.num_agents) == (2, 1)
 
 

@@ -1,14 +1,19 @@
 """`--over`, and what a search is before it starts."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
+from ray.tune.experiment import Trial
 
 from launch.console.errors import CommandError
-from launch.search.schedulers import Within, asha
-from launch.search.search import Search
-from launch.search.space import Axis, pinned, points, read_axes
+from launch.experiments.schedulers import Asha, Population
+from launch.experiments.search import Search
+from launch.experiments.space import Axis, pinned, points, read_axes
+from launch.experiments.trials import Trials
+from policies.settings.core_yaml import Value
 from policies.settings.settings import Settings
+from tests.launch.experiments.test_schedulers import storage
 from tests.policies.settings.test_core_yaml import AWKWARD
 
 SETTINGS = Settings(updates=9, eval_every=1, kl_coef=0.1)
@@ -122,18 +127,36 @@ def test_whole_numbers_are_drawn_from_a_range_with_both_ends() -> None:
     assert {axis.domain(grid=True).sample() for _ in range(200)} == {1, 2, 3}
 
 
-def test_values_that_are_mutated_stay_in_their_range() -> None:
-    within = Within(read_axes(["lr=log:1e-6:1e-4", "exchange_period=uniform:1:3", "queries=1,2"]))
-    settings = {"lr": 1.2e-4, "exchange_period": 0, "queries": 2}
-    assert within({"cory_settings": settings})["cory_settings"] == {"lr": 1e-4, "exchange_period": 1, "queries": 2}
+@pytest.fixture
+def trials(tmp_path: Path) -> Trials:
+    return Trials(tmp_path, SETTINGS, [], lambda settings: settings)
 
 
-def test_a_search_that_goes_on_judges_trials_by_those_from_before() -> None:
+def test_values_of_clones_stay_in_their_range_and_are_moved_or_drawn(trials: Trials) -> None:
+    axes = read_axes(["lr=log:1e-6:1e-4", "exchange_period=uniform:1:3", "queries=1,2,3"])
+    scheduler = Population(trials, lambda: False, SETTINGS, axes)
+    values: dict[str, Value] = {"lr": 9e-5, "exchange_period": 1, "queries": 2, "seed": 3}
+    tried = [scheduler._explore(values) for _ in range(300)]
+    assert all(one["seed"] == 3 for one in tried)
+    assert {one["queries"] for one in tried} == {1, 2, 3}
+    assert {one["exchange_period"] for one in tried} == {1, 2, 3}
+    rates = [float(cast(float, one["lr"])) for one in tried]
+    assert all(1e-6 <= rate <= 1e-4 for rate in rates)
+    moved = {rate for rate in rates if rates.count(rate) > 1}
+    assert moved == {9e-5 * 0.8, 1e-4} and 30 < len(set(rates) - moved) < 130  # a quarter is drawn
+
+
+def test_a_search_that_resumes_judges_trials_by_those_from_before(trials: Trials) -> None:
     reports = [
         {"trial_id": f"t_{trial}", "updates": update, "combined_reward": float(trial)}
         for trial in range(5)
         for update in (1, 2, 3)
     ]
-    went_on = asha(SETTINGS, reports)
-    assert [sorted(rung.values()) for _, rung in went_on._brackets[0]._rungs] == [[], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
-    assert [milestone for milestone, _ in went_on._brackets[0]._rungs] == [9, 3, 1]
+    resumed = Asha(trials, lambda: False, SETTINGS, reports)
+
+    def judge(reward: float) -> str:
+        trial = Trial("Cory", stub=True, trial_id=f"new_{reward}", storage=storage(trials.folder))
+        resumed.on_trial_add(None, trial)
+        return resumed.on_trial_result(None, trial, {"updates": 3, "combined_reward": reward})
+
+    assert judge(2.5) == Asha.STOP and judge(3.5) == Asha.CONTINUE  # of 0, ..., 4 the best third stays

@@ -5,15 +5,15 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from rich.table import Table
 
 from launch.console.configuration import Value
 from launch.display.tables import FINE, MAIN, show, shown, table
 from launch.evaluation.intervals import Estimate, over_seeds
+from launch.experiments.space import SEED, Axis, exact_value
 from launch.run_folder.journal import replace_text
-from launch.search.space import SEED, Axis, exact_value
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,29 +65,40 @@ class Point(NamedTuple):
         return over_seeds(getattr(trial, name) for trial in self.whole)
 
 
-def results_of(trials: "Sequence[Trial]", axes: Sequence[Axis], settings: Settings) -> list[TrialResult]:
+def results_of(
+    trials: "Sequence[Trial]",
+    axes: Sequence[Axis],
+    settings: Settings,
+    values: Mapping[str, Mapping[str, Value]],
+    statuses: Mapping[str, str],
+) -> list[TrialResult]:
     """Returns how a search's trials ended.
 
     Args:
         trials: as Tune leaves them.
         axes: what was searched.
         settings: of all trials, but for what was searched.
+        values: of each trial, by its id: of the searched settings, and the seed.
+        statuses: of trials, by their id, before Tune ended and called all of them finished.
     """
     results = []
     for trial in trials:
-        own, last = trial.config["cory_settings"], trial.last_result or {}
+        own, last = values[trial.trial_id], trial.last_result or {}
         report = last.get("cory", {})
         figures = settings.choosing(report) if "evaluation" in report else {}
         # A warning that stood when a scheduler stopped the trial is not why it ended.
-        collapsed = bool(report.get("collapsed")) and own["stop_on_collapse"]
-        status, why = _status(trial, int(last.get("updates", 0)), collapsed, settings.updates)
+        collapsed = bool(report.get("collapsed")) and own.get("stop_on_collapse", settings.stop_on_collapse)
+        done = int(last.get("updates", 0))
+        status, why = _status(
+            trial, statuses.get(trial.trial_id, trial.status), bool(collapsed), done, settings.updates
+        )
         results.append(
             TrialResult(
                 trial=str(trial),
                 values={axis.key: own[axis.key] for axis in axes},
-                seed=own[SEED],
+                seed=cast(int, own[SEED]),
                 status=status,
-                updates=int(last.get("updates", 0)),
+                updates=done,
                 combined_reward=_known(last.get("combined_reward")),
                 task_reward=_known(figures.get("task_reward")),
                 kl=_known(figures.get("kl")),
@@ -99,12 +110,12 @@ def results_of(trials: "Sequence[Trial]", axes: Sequence[Axis], settings: Settin
     return sorted(results, key=lambda result: result.trial)
 
 
-def _status(trial: "Trial", done: int, collapsed: bool, updates: int) -> tuple[str, str]:
-    from launch.search.progress import why
+def _status(trial: "Trial", status: str, collapsed: bool, done: int, updates: int) -> tuple[str, str]:
+    from launch.experiments.trials import failure
 
-    if trial.status == trial.ERROR:
-        return FAILED, why(trial)
-    if trial.status != trial.TERMINATED:
+    if status == trial.ERROR:
+        return FAILED, failure(trial)
+    if status != trial.TERMINATED:
         return UNFINISHED, ""
     if done >= updates:
         return DONE, ""
@@ -138,13 +149,11 @@ def write_csv(results: Sequence[TrialResult], file: Path) -> None:
     """Writes a line per trial; what is not known is empty."""
     text = io.StringIO()
     keys = [key for key in results[0].values if key != SEED] if results else []
-    figures = ("updates", "combined_reward", "task_reward", "kl", "exchanges", "seconds", "reason")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", *keys, SEED, "status", *figures])
+    writer = csv.DictWriter(text, ["trial", *keys, *TrialResult._fields[2:]], lineterminator="\n")
+    writer.writeheader()
     for result in results:
-        values = [exact_value(result.values[key]) for key in keys]
-        found: Mapping[str, object] = result._asdict()
-        writer.writerow([result.trial, *values, result.seed, result.status, *(found[name] for name in figures)])
+        row = {**result._asdict(), **{key: exact_value(result.values[key]) for key in keys}}
+        writer.writerow({name: row[name] for name in writer.fieldnames})
     replace_text(file, text.getvalue())
 
 

@@ -1,6 +1,6 @@
 """The runs of a study: each a `cory train` of its own, and then a small file of results.
 
-DIR/results/ARM/seed_N.json   what is kept of a run that ended (launch/study/results.py)
+DIR/results/ARM/seed_N.json   what is kept of a run that ended (launch/experiments/results.py)
 DIR/runs/ARM/seed_N/          its folder; of its checkpoints the last one's policies stay
 DIR/runs/ARM/seed_N.old-1/    what lay there before, made with other settings
 DIR/runs/ARM/seed_N.txt       what it printed
@@ -15,24 +15,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self, cast
 
 from launch.console.errors import IN_JOB, CommandError
 from launch.console.interrupts import SIGNALS, Interrupts
-from launch.models.trained import POLICIES
-from launch.run_folder import final, manifest
-from launch.run_folder.checkpoints import ONLY_POLICIES
-from launch.run_folder.environment import hardware, versions
-from launch.run_folder.locks import FolderHandle, lock_holder, try_lock
-from launch.run_folder.records import SampleLine
-from launch.run_folder.run import Run
-from launch.run_folder.status import divergence
-from launch.study.definition import Arm, Study
-from launch.study.results import (
+from launch.experiments.results import (
     Cost,
     Status,
     StudyRun,
@@ -43,8 +35,18 @@ from launch.study.results import (
     rounded,
     write,
 )
+from launch.experiments.study import Arm, Study, word
+from launch.models.trained import POLICIES
+from launch.run_folder import final, manifest
+from launch.run_folder.checkpoints import ONLY_POLICIES
+from launch.run_folder.environment import hardware, versions
+from launch.run_folder.locations import NAMED, located
+from launch.run_folder.locks import FolderHandle, lock_holder, try_lock
+from launch.run_folder.records import SampleLine
+from launch.run_folder.run import Run
+from launch.run_folder.status import divergence
 from launch.training.training import COLLAPSED
-from policies.settings.settings import changed_settings, deciding
+from policies.settings.settings import Settings, changed_settings, deciding
 
 FAILURES = 2
 """How often a run goes on from its latest checkpoint after processes that it needs have died."""
@@ -86,9 +88,25 @@ class Job:
         return self.run.with_suffix(".txt")
 
     @property
+    def settings(self) -> Settings:
+        """Its settings, as the study says."""
+        return self.study.settings(self.arm, self.seed)
+
+    @property
     def words(self) -> list[str]:
         """The words after `cory train`, without the folder."""
         return self.study.words(self.arm, self.seed)
+
+    def located(self, paths: Mapping[str, str]) -> Settings:
+        """Returns its settings with files that are there, or as its run names them.
+
+        Args:
+            paths: where files lay when the study began, by their names.
+        """
+        if not self.begun:
+            return located(self.settings, paths, needed=())
+        held = Run(self.run).settings()
+        return self.settings.model_copy(update={key: getattr(held, key) for key in NAMED})
 
     def found(self) -> StudyRun | None:
         """Reads its result, if it has one; what the study says of the arm, such as its label, is as it says today.
@@ -99,7 +117,7 @@ class Job:
         if not self.result.exists():
             return None
         found = read_one(self.result)
-        other = set(changed_settings(found.settings, self.study.settings(self.arm, self.seed))) - NO_MATTER
+        other = set(changed_settings(found.settings, self.settings)) - NO_MATTER
         if other:
             raise CommandError(
                 f"{self.result} was made with other settings: {', '.join(sorted(other))}. Remove it, or name another "
@@ -107,8 +125,11 @@ class Job:
             )
         return found._replace(**self.described)
 
-    def set_aside(self) -> Path | None:
+    def set_aside(self, paths: Mapping[str, str]) -> Path | None:
         """Renames its run's folder if training cannot go on with that: it has other settings, or policies alone.
+
+        Args:
+            paths: where files lay when the study began, by their names.
 
         Returns:
             What it is called now; None where there was no need.
@@ -116,9 +137,10 @@ class Job:
         run = Run(self.run)
         if not run.exists():
             return None
-        asked = self.study.settings(self.arm, self.seed)
+        asked = located(self.settings, paths, needed=())
         with suppress(CommandError):  # else its settings cannot be read
-            same = set(changed_settings(run.settings(), asked)) <= {*NO_MATTER, "final_queries"}
+            changed = set(changed_settings(run.settings(), self.settings))
+            same = changed & set(changed_settings(run.settings(), asked)) <= {*NO_MATTER, "final_queries"}
             if same and not any(run.checkpoints.folder.glob(f"*/{ONLY_POLICIES}")):
                 return None
         number = 1
@@ -189,13 +211,17 @@ class Performer:
     the run at once.
     """
 
-    def __init__(self, tell: Callable[[], None], allow_changes: bool = False) -> None:
+    def __init__(
+        self, tell: Callable[[], None], paths: Mapping[str, str] = MappingProxyType({}), allow_changes: bool = False
+    ) -> None:
         """Makes ready.
 
         Args:
             tell: tells the user, once, that a request to stop was heard.
+            paths: where files lay when the study began, by their names.
             allow_changes: runs may resume although what they are made from differs.
         """
+        self._paths = paths
         self._allowed = ["--allow-changes"] if allow_changes else []
         self.interrupts = Interrupts(self._pass_on)
         self.interrupts.training = True
@@ -245,7 +271,9 @@ class Performer:
         """Runs `cory train` in a process."""
         resumed = job.begun
         options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet", *self._allowed]
-        command = [sys.executable, "-m", "cory_rllib", "train", *job.words, *options]
+        settings, present = job.settings, job.located(self._paths)
+        files = [word(key, value) for key in NAMED if (value := getattr(present, key)) != getattr(settings, key)]
+        command = [sys.executable, "-m", "cory_rllib", "train", *job.words, *files, *options]
         started = time.monotonic()
         with job.output.open("a+", encoding="utf-8", errors="replace") as output:
             before = output.seek(0, os.SEEK_END)
@@ -277,7 +305,7 @@ class Performer:
 
 def collect(job: Job, ended: Ended) -> StudyRun:
     """Makes the result of a run from its folder."""
-    run, settings = Run(job.run), job.study.settings(job.arm, job.seed)
+    run, settings = Run(job.run), job.settings
     lines = run.updates()
     last = final.read(run.final)
     status, reason = _status(run, ended)

@@ -8,11 +8,11 @@ from rich.table import Table
 from launch.display.tables import FINE, MAIN, show, shown, table
 from launch.display.terminal import clock
 from launch.evaluation.intervals import over_seeds
-from launch.study.contrasts import Answer
-from launch.study.definition import Arm, Study, word
-from launch.study.measures import Measure, at_end, collapse, collapses, values
-from launch.study.results import StudyRun
-from launch.study.runs import Job
+from launch.experiments.contrasts import Answer
+from launch.experiments.measures import Measure, at_end, collapse, collapses, values
+from launch.experiments.results import StudyRun
+from launch.experiments.study import Arm, Study, word
+from launch.experiments.study_runs import Job
 
 
 def arms_table(study: Study, arms: Sequence[Arm]) -> Table:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from launch.study.measures import (
+from launch.experiments.measures import (
     InPlane,
     area,
     at_end,

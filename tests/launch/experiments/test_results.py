@@ -12,6 +12,10 @@ import yaml
 
 from launch.commands.train import main as train
 from launch.console.errors import CommandError, FolderError
+from launch.experiments.measures import critic_loss
+from launch.experiments.results import final_figures, read, result_file, rounded, write
+from launch.experiments.study import load
+from launch.experiments.study_runs import Ended, Job, Performer, collect, keep_policies
 from launch.models.trained import POLICIES
 from launch.run_folder import final
 from launch.run_folder.checkpoints import ONLY_POLICIES
@@ -19,10 +23,6 @@ from launch.run_folder.final import Final
 from launch.run_folder.locks import FolderHandle, lock_folder
 from launch.run_folder.records import Evaluation
 from launch.run_folder.run import Run
-from launch.study.definition import load
-from launch.study.measures import critic_loss
-from launch.study.results import final_figures, read, result_file, rounded, write
-from launch.study.runs import Ended, Job, Performer, collect, keep_policies
 from policies.learning.measures import MEASURED
 from policies.settings.settings import Settings
 from tests.launch import results_of_studies as made_up
@@ -155,20 +155,42 @@ def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_the_run_cannot_go_on_with_is_set_aside(tmp_path: Path) -> None:
-    assert Job(load("imdb"), load("imdb").arms["ppo"], 0, tmp_path).set_aside() is None  # there is none
+    assert Job(load("imdb"), load("imdb").arms["ppo"], 0, tmp_path).set_aside({}) is None  # there is none
     one = job(tmp_path)
-    assert one.set_aside() is None and one.run.is_dir()
+    assert one.set_aside({}) is None and one.run.is_dir()
     elsewhere = load("imdb", ["num_runners=2", "final_queries=9"])
-    assert dataclasses.replace(one, study=elsewhere).set_aside() is None
+    assert dataclasses.replace(one, study=elsewhere).set_aside({}) is None
     other = load("imdb", ["updates=20"])
-    assert dataclasses.replace(one, study=other).set_aside() == one.run.with_name("seed_3.old-1")
+    assert dataclasses.replace(one, study=other).set_aside({}) == one.run.with_name("seed_3.old-1")
     assert not one.run.exists() and Run(one.run.with_name("seed_3.old-1")).updates()
     pruned = job(tmp_path)
     Run(pruned.run).checkpoints.save(UPDATES, lambda path: (path / ONLY_POLICIES).touch())
-    assert pruned.set_aside() == one.run.with_name("seed_3.old-2")
+    assert pruned.set_aside({}) == one.run.with_name("seed_3.old-2")
     damaged = job(tmp_path)
     (damaged.run / "config.yaml").write_text((damaged.run / "config.yaml").read_text().replace("lr:", "rl:"))
-    assert damaged.set_aside() == one.run.with_name("seed_3.old-3")
+    assert damaged.set_aside({}) == one.run.with_name("seed_3.old-3")
+
+
+def test_a_study_that_continues_in_another_folder_finds_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    file = tmp_path / "first" / "q.jsonl"
+    file.write_text('{"query": "The film was"}\n')
+    monkeypatch.chdir(tmp_path / "second")
+    study = load("imdb", ["task=custom", "data=q.jsonl", "reward=warm_words:score"])
+    one = Job(study, study.arms["ppo"], 0, tmp_path / "study")
+    paths = {"q.jsonl": str(file)}
+    assert one.located(paths).data == str(file) and one.settings.data == "q.jsonl"
+    run = record(one.run, one.located(paths), updates=range(2))
+    run.unlock()
+    assert one.set_aside(paths) is None  # it began here
+    run.checkpoints.save(1, lambda folder: (folder / "file").touch())
+    file.rename(tmp_path / "second" / "q.jsonl")
+    assert one.located(paths).data == str(file)  # `cory train` finds it, and compares what it holds
+    monkeypatch.chdir(tmp_path / "first")
+    assert one.set_aside({**paths, "q.jsonl": "elsewhere"}) is not None
 
 
 def test_a_run_that_another_process_still_trains_is_left_to_it(tmp_path: Path) -> None:

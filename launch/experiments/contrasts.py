@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launch.console.errors import CommandError
-from launch.study.measures import Difference, at_end, generated, last_answer, of_average, paired, whole, within
-from launch.study.results import StudyRun
+from launch.experiments.measures import Difference, at_end, generated, last_answer, of_average, paired, whole, within
+from launch.experiments.results import StudyRun
 
 LEVEL = -0.02
 """An arm is level with another one where the lower end of the interval of their difference is above this."""

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from launch.evaluation.intervals import Estimate, over_seeds
+from launch.experiments.results import StudyRun
 from launch.run_folder.records import Figures, Update, mean_over_policies
-from launch.study.results import StudyRun
 from policies.health import Sign, signs_of_collapse
 from policies.models.model_names import AVERAGE
 

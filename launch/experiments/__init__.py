@@ -1,0 +1,1 @@
+"""Many trainings that are compared: searches with Ray Tune, and studies of arms over seeds."""

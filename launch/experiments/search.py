@@ -1,0 +1,211 @@
+"""A search over settings, and its folder.
+
+search.yaml       what is searched, by which command
+trial_00000/ ...  a folder per trial: Tune's result.json and progress.csv, checkpoints, error.txt if it failed
+reports.jsonl     a line per update of a trial; after a kill some stand twice
+clones.jsonl      a line per clone of population-based training: whose, after which update, with which values
+log.txt           what libraries printed in the driver
+results.csv       a line per trial
+objective.png     the held-out combined reward over each searched setting
+best.yaml         every setting of the best point, for `cory train`
+"""
+
+import contextlib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cory_env.pickled import shown
+from launch.cluster import room
+from launch.console.errors import CommandError
+from launch.experiments.space import SEED, TIME, Axis, asking, points, read_axes
+from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.layout import LOCK
+from launch.run_folder.locks import lock_folder
+from launch.run_folder.storage import is_uri
+from launch.training.start import starting_policies
+from policies.settings.core_yaml import as_word, read_yaml, write_yaml
+from policies.settings.placement import Process, processes
+from policies.settings.settings import Settings, SettingsError, changed_settings, kept_settings
+
+SEARCH = "search.yaml"
+ORIGIN = "# cory tune"
+LOG = "log.txt"
+REPORTS = "reports.jsonl"
+RESULTS = "results.csv"
+STATE = "experiment_state-*.json"
+"""What Tune resumes from."""
+
+
+class Search(NamedTuple):
+    """What is searched."""
+
+    settings: Settings
+    """Of every trial, but for what is searched. Their `eval_kl_coef` is set, so the goal stands still."""
+    axes: list[Axis]
+    scheduler: str | None
+    samples: int
+    seeds: int
+    concurrent: int | None
+    algorithm: str | None = None
+    """`optuna`: what a trial tries is chosen by how those before it ended; None: all lists, and random draws."""
+
+    @property
+    def trials(self) -> int:
+        """How many there will be."""
+        if self.scheduler == "pbt" or self.algorithm is not None:
+            return self.samples
+        count = self.samples * self.seeds
+        for axis in self.axes:
+            count *= len(axis.values) if axis.scale is None else 1
+        return count
+
+    def space(self) -> dict[str, Any]:
+        """The settings of trials, search spaces among them.
+
+        Members of a population differ in their seeds too: else two with the same values would be the same run twice.
+        """
+        if self.algorithm is not None:
+            return self.settings.model_dump()  # the algorithm puts its values in
+        population_based = self.scheduler == "pbt"
+        drawn = {axis.key: axis.domain(grid=not population_based) for axis in self.axes}
+        seeds = self.samples if population_based else self.seeds
+        if seeds > 1:
+            from ray import tune
+
+            first = self.settings.seed
+            drawn[SEED] = tune.grid_search(list(range(first, first + seeds)))
+        return {**self.settings.model_dump(), **drawn}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All but the settings, as `search.yaml` and messages name it."""
+        names = ("scheduler", "samples", "seeds", "concurrent", "algorithm")
+        return {"over": [axis.word for axis in self.axes], **{name: getattr(self, name) for name in names}}
+
+    def write(self, folder: Path, origin: str) -> None:
+        """Writes `search.yaml`; its first line is the command."""
+        kept = {**self.options, "settings": self.settings.model_dump()}
+        replace_text(folder / SEARCH, f"# {origin}\n{write_yaml(kept)}")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Search":
+        """Reads a search's `search.yaml`.
+
+        Raises:
+            CommandError: there is none, or another version wrote it.
+        """
+        file = folder / SEARCH
+        if not file.is_file() or not file.read_bytes().startswith(ORIGIN.encode()):
+            missing = f"has no {SEARCH}" if folder.is_dir() else "does not exist"
+            raise CommandError(f"{folder} is not a search's folder: it {missing}. `cory tune --out DIR` makes them.")
+        try:
+            kept = read_yaml(file.read_text(encoding="utf-8"), "it")
+            settings = kept_settings(kept.pop("settings"))
+            return cls(settings=settings, axes=read_axes(kept.pop("over")), **kept)
+        except (CommandError, SettingsError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
+            raise CommandError(f"{file} cannot be read as a search: {error}") from error
+
+
+def with_start(search: Search) -> Search:
+    """Names the checkpoint that trials start from, where `start_from` is a run: a later one may become its best.
+
+    Raises:
+        CommandError: there is none, or it is in storage.
+        SettingsError: its policies do not fit those of a trial.
+    """
+    found = asking(points(search.settings, search.axes))
+    for settings in found:
+        if settings.start_from is not None and is_uri(settings.start_from):
+            raise CommandError(
+                f"start_from={settings.start_from} is a URI, and trials start from a folder, which all nodes must "
+                "share. Copy that run there, and name the folder."
+            )
+    starts = [starting_policies(settings) for settings in found]
+    if "start_from" in (axis.key for axis in search.axes) or starts[0] is None:
+        return search
+    return search._replace(settings=search.settings.model_copy(update={"start_from": str(starts[0])}))
+
+
+def check_free(folder: Path) -> None:
+    """Refuses a folder that holds something, unless it is a search that ended before its first trial began.
+
+    Raises:
+        CommandError: it does.
+    """
+    if folder.is_file():
+        raise CommandError(f"{folder} is a file: name another folder with --out.")
+    if not folder.is_dir() or ((folder / SEARCH).exists() and not begun(folder)):
+        return
+    if any(entry.name != LOCK for entry in folder.iterdir()):
+        hint = f"go on with it by `{resume_command(folder)}`, or " if (folder / SEARCH).exists() else ""
+        raise CommandError(f"{folder} is not empty: {hint}name another folder with --out.")
+
+
+def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
+    """Makes a search's folder; returns the lock on it.
+
+    Raises:
+        CommandError: something is there already, or the folder cannot be made.
+    """
+    check_free(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"The search's folder {folder} cannot be made: {error.strerror}.") from error
+    lock = lock_folder(folder)
+    check_free(folder)  # another search may just have begun here
+    search.write(folder, origin)
+    return lock
+
+
+def begun(folder: Path) -> bool:
+    """Tells whether a folder has a search that can go on."""
+    return (folder / SEARCH).exists() and any(folder.glob(STATE))
+
+
+def check_same(folder: Path, search: Search) -> None:
+    """Refuses to go on with another search than was asked for.
+
+    Raises:
+        CommandError: the folder's differs, in what the message names.
+    """
+    there = Search.read(folder)
+    old, new = ({**each.options, "over": " and ".join(each.options["over"])} for each in (there, search))
+    other = [f"no {key}" if old[key] is None else f"{key} {old[key]}" for key in old if old[key] != new[key]]
+    start, kept = search.settings.start_from, there.settings.model_dump()
+    for key in changed_settings(there.settings, search.settings):
+        # The search keeps a checkpoint of the run that it starts from.
+        if key != "start_from" or not start or not Path(str(kept[key])).is_relative_to(Path(start).resolve()):
+            other.append(f"{key}={shown(as_word(kept[key]))}")
+    if other:
+        raise CommandError(
+            f"{folder} holds a search with {', '.join(other)}. Ask for just that, or name another folder with --out."
+        )
+
+
+def resume_command(folder: Path) -> str:
+    """Returns the command that continues a search."""
+    return f"cory tune --resume {shlex.quote(str(folder))}"
+
+
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """Returns what trials reported, in the order of time; of an update that was done twice, the last report."""
+    found = {(report["trial_id"], report[TIME]): report for report in Journal(folder / REPORTS).read()}
+    return list(found.values())
+
+
+def check_room(settings: Sequence[Settings], nodes: Sequence[room.Node], beside: Sequence[Process] = ()) -> None:
+    """Refuses trials of which not even one has room; Tune would wait for it without a word.
+
+    Args:
+        settings: of trials, the largest among them.
+        nodes: of the cluster.
+        beside: processes that run beside the trials.
+
+    Raises:
+        CommandError: a trial asks for more than there is.
+    """
+    for trial in settings:
+        room.check([*beside, *processes(trial, trial=True)], nodes)

@@ -1,0 +1,164 @@
+"""Runs the trials of a search in Ray Tune, from the first one to the last."""
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import BasicVariantGenerator
+
+from launch.cluster import room, session
+from launch.console import output
+from launch.console.interrupts import Interrupts
+from launch.display.terminal import Voice
+from launch.experiments.callbacks import Budget, Progress, Stop, Tracking
+from launch.experiments.outcome import TrialResult, results_of
+from launch.experiments.schedulers import Asha, Fifo, Population
+from launch.experiments.search import LOG, REPORTS, Search, begun, check_room, recorded
+from launch.experiments.space import METRIC, TIME, points
+from launch.experiments.trials import Trials
+from launch.run_folder.journal import Journal
+from launch.run_folder.locks import FolderHandle
+from policies.cory import Cory, CoryConfig
+from policies.settings.placement import cpus, processes
+from policies.settings.settings import Settings
+
+
+def run_search(
+    folder: Path,
+    search: Search,
+    place: Callable[[Settings], Settings],
+    voice: Voice,
+    interrupts: Interrupts,
+    budget: Budget,
+    handle: FolderHandle,
+    debug: bool,
+) -> list[TrialResult]:
+    """Runs all trials in a locked folder, or those that are left, as far as the budget goes.
+
+    Args:
+        folder: of the search.
+        search: what is searched.
+        place: finds the files that settings name.
+        voice: shows what happens.
+        interrupts: entered, may ask to stop.
+        budget: what may be spent.
+        handle: of the folder.
+        debug: show libraries' logs.
+
+    Returns:
+        The trials so far: finished, failed, or neither where `interrupts` asked to stop, or the budget is spent.
+
+    Raises:
+        CommandError: a trial asks for more than Ray has.
+        FolderError: the folder was renamed or removed.
+    """
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
+    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` has it
+    checked = points(search.settings, search.axes)
+    largest = max((processes(settings, trial=True) for settings in checked), key=cpus)
+    with contextlib.ExitStack() as around:
+        if not debug:
+            around.enter_context(output.output_into(folder / LOG))
+        around.enter_context(voice)
+        voice.stage("Starting Ray")
+        around.enter_context(session.ray_session(largest, debug))
+        interrupts.install()  # Ray took SIGTERM
+        if session.UNCHECKED not in os.environ:
+            check_room(checked, room.living_nodes())
+        voice.stage("Running trials")
+        reports = Journal(folder / REPORTS, TIME)
+        if resume := begun(folder):
+            reports.cut_after(search.settings.updates)  # what a kill left of a line
+        trials = Trials(folder, search.settings, [axis.key for axis in search.axes], place)
+        stop = Stop(interrupts, budget, handle)
+        scheduler = make_scheduler(search, trials, stop.requested, recorded(folder))
+        callbacks = [Progress(reports, voice, trials), Tracking(folder), stop]
+        voice.begin()
+        interrupts.training = True
+        space = CoryConfig().cory(**search.space())
+        ended = run_trials(Cory, space, folder, search, scheduler, callbacks, budget, resume)
+        return results_of(ended, search.axes, search.settings, trials.values, stop.statuses)
+
+
+def run_trials(
+    trainable: type[tune.Trainable],
+    space: Any,
+    folder: Path,
+    search: Search,
+    scheduler: TrialScheduler,
+    callbacks: Sequence[tune.Callback],
+    budget: Budget,
+    resume: bool,
+) -> list[Trial]:
+    """Lets Tune run trials, or go on with those of a folder, whose path may have changed.
+
+    Not by a `Tuner`, whose `restore` takes the callbacks and the scheduler from a file.
+    """
+    settings, folder = search.settings, folder.resolve()
+    random_search = BasicVariantGenerator(
+        constant_grid_search=search.scheduler != "pbt",  # what is drawn is drawn once for all points, so for all seeds
+        random_state=settings.seed,
+        max_concurrent=search.concurrent or 0,
+    )
+
+    def has_ended(trial_id: str, result: dict[str, Any]) -> bool:
+        budget.done += 1
+        return bool(result[TIME] >= settings.updates)
+
+    return tune.run(
+        trainable,
+        config=space,
+        name=folder.name,
+        storage_path=str(folder.parent),
+        num_samples=1 if search.scheduler == "pbt" else search.samples,
+        search_alg=random_search if search.algorithm is None else optuna_search(search),
+        max_concurrent_trials=search.concurrent if search.algorithm is not None else None,
+        scheduler=scheduler,
+        stop=has_ended,
+        checkpoint_config=tune.CheckpointConfig(
+            checkpoint_frequency=settings.checkpoint_every,
+            checkpoint_at_end=True,
+            num_to_keep=max(1, settings.keep_checkpoints),
+        ),
+        callbacks=list(callbacks),
+        trial_name_creator=trial_name,
+        trial_dirname_creator=trial_name,
+        resume_config=tune.ResumeConfig(errored=tune.ResumeConfig.ResumeType.RESUME) if resume else None,
+        raise_on_failed_trial=False,
+        verbose=0,
+    ).trials
+
+
+def make_scheduler(
+    search: Search, trials: Trials, stopping: Callable[[], bool], reports: Sequence[dict[str, Any]] = ()
+) -> TrialScheduler:
+    """Returns the scheduler of a search.
+
+    Args:
+        search: what is searched.
+        trials: of the search.
+        stopping: tells whether the search is asked to stop.
+        reports: of a search that resumes.
+    """
+    if search.scheduler == "pbt":
+        return Population(trials, stopping, search.settings, search.axes)
+    return Asha(trials, stopping, search.settings, reports) if search.scheduler == "asha" else Fifo(trials, stopping)
+
+
+def optuna_search(search: Search) -> Any:
+    """Returns Optuna's tree-structured Parzen estimator."""
+    from ray.tune.search.optuna import OptunaSearch
+
+    space = {"cory_settings": {axis.key: axis.domain(grid=False) for axis in search.axes}}
+    return OptunaSearch(OptunaSearch.convert_search_space(space), metric=METRIC, mode="max", seed=search.settings.seed)
+
+
+def trial_name(trial: Trial) -> str:
+    """Returns the name of a trial, and of its folder: `trial_00003`."""
+    return f"trial_{trial.trial_id.rpartition('_')[2]}"

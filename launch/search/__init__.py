@@ -1,1 +1,0 @@
-"""Searches over settings, with Ray Tune."""

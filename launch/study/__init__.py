@@ -1,1 +1,0 @@
-"""Arms over seeds, one training after another, and what is kept of them."""
