@@ -14,8 +14,11 @@ from launch.console.parser import Parser, path_or_uri, run
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from launch.report.comparison import Ends
+    from launch.display.statistics import Estimate
     from launch.report.runs import Run
+
+    Ends = dict[str, dict[str, Estimate]]
+    """By who answered, each figure."""
 
 EPILOG = """Figures are of the end of each run, on held-out queries: each policy alone, their mean, and the chain's last
 answer. Of runs with final_queries, 95 % intervals over these queries stand in brackets; else the last evaluation has no
@@ -57,13 +60,13 @@ def compare(addresses: Sequence[str], as_json: bool = False) -> int:
         StorageError: storage cannot be read.
     """
     from launch.display.tables import print_whole
-    from launch.report.comparison import ends
     from launch.report.runs import read
+    from launch.report.tables import estimates_at_end
 
     runs = read(list(dict.fromkeys(addresses)))
     if len(runs) < 2:
         raise CommandError("Name two runs or more to compare.")
-    found = [ends(each) for each in runs]
+    found = [estimates_at_end(each) for each in runs]
     if as_json:
         print(json.dumps(_as_json(runs, found), indent=1))
     else:
@@ -72,14 +75,11 @@ def compare(addresses: Sequence[str], as_json: bool = False) -> int:
 
 
 def _as_json(runs: Sequence[Run], found: Sequence[Ends]) -> dict[str, object]:
-    from launch.report.comparison import settings_that_differ
+    from launch.report.runs import values_that_differ
     from launch.run_folder.records import plain
 
-    def figures(of: Ends) -> object:
-        return plain({who: {name: each._asdict() for name, each in own.items()} for who, own in of.items()})
-
     return {
-        "settings": settings_that_differ(runs),
+        "settings": values_that_differ(runs),
         "runs": [
             {
                 "run": each.name,
@@ -87,7 +87,9 @@ def _as_json(runs: Sequence[Run], found: Sequence[Ends]) -> dict[str, object]:
                 "update": each.updates[-1]["update"] if each.updates else 0,
                 "updates": each.settings.updates,
                 "held_out_at": each.result.final and each.result.final["update"],
-                "held_out": figures(of),
+                "held_out": plain(
+                    {who: {name: each._asdict() for name, each in own.items()} for who, own in of.items()}
+                ),
                 "tokens": each.result.cost["tokens"],
                 "seconds": each.result.cost["seconds"],
             }
@@ -98,12 +100,12 @@ def _as_json(runs: Sequence[Run], found: Sequence[Ends]) -> dict[str, object]:
 
 def _tables(runs: Sequence[Run], found: Sequence[Ends]) -> list[Table]:
     from launch.display.tables import FINE, MAIN, shown, table
-    from launch.report.comparison import settings_that_differ
+    from launch.report.runs import values_that_differ
     from launch.search.space import show_value
 
     names = [each.name for each in runs]
     settings = table(["setting", *names], [])
-    for key, values in settings_that_differ(runs).items():
+    for key, values in values_that_differ(runs).items():
         settings.add_row(key, *(show_value(value) for value in values))
     if not settings.row_count:
         settings = table(["All settings are the same."], [])

@@ -100,7 +100,7 @@ def write_csv(places: Sequence[str], file: Path) -> int:
         CommandError: there is no run, or one without metrics, or nothing can be written there.
         StorageError: storage cannot be read.
     """
-    from launch.report.long_form import as_csv
+    from launch.display.frame import as_csv
     from launch.report.runs import names
     from launch.run_folder.journal import replace_text
 

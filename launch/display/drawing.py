@@ -1,13 +1,17 @@
-"""What plots are drawn with: colours, the look of axes, lines and points, and how a figure is written."""
+"""What plots are drawn with: colours, the look of axes, lines, points and intervals, and how a figure is written."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """Told apart by most colour-blind readers (Okabe and Ito)."""
@@ -15,6 +19,8 @@ INK, FAINT, GRID = "#333333", "#b8b8b8", "#e6e6e6"
 FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
 """Endings of the files that can be drawn."""
 FAINTLY = 0.45
+SPARE = 0.35
+"""Share of a panel by which intervals may widen it to either side; those of few seeds could fill any."""
 EXCHANGE: Any = (0, (2, 2))
 """The dashes of a role exchange."""
 AVERAGING: Any = (0, (1, 2))
@@ -68,3 +74,26 @@ def style(panel: Axes, title: str, unit: str) -> None:
 def colours_of(count: int) -> list[str]:
     """Returns a colour per series."""
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
+
+
+def band(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
+    """Draws the intervals of a line."""
+    panel.fill_between(means.index, means["low"], means["high"], color=colour, alpha=0.15, linewidth=0)
+
+
+def bars(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
+    """Draws the intervals of points."""
+    panel.vlines(means.index, means["low"], means["high"], color=colour, linewidth=1.2, alpha=0.7)
+
+
+def dots(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
+    """Draws single runs."""
+    panel.plot(x, y, linestyle="", marker="o", markersize=4, color=colour, alpha=FAINTLY, markeredgewidth=0)
+
+
+def widened(limits: tuple[float, float], ends: Iterable[float]) -> tuple[float, float]:
+    """Returns limits that hold the ends of intervals too, as far as `SPARE` allows; NaN is none."""
+    low, high = limits
+    known = [low, high, *(end for end in ends if not math.isnan(end))]
+    spare = SPARE * (high - low)
+    return max(low - spare, min(known)), min(high + spare, max(known))

@@ -49,7 +49,7 @@ from launch.run_folder.layout import (
 )
 from launch.run_folder.lease import Lease
 from launch.run_folder.locks import FolderHandle, NoLocks, lock_folder
-from launch.run_folder.records import SampleLine, Update
+from launch.run_folder.records import SampleLine, Update, highest
 from policies.settings.settings import Settings, SettingsError, kept_settings
 
 if TYPE_CHECKING:
@@ -306,10 +306,7 @@ class RunDirectory:
 
 def best_of(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
     """Returns the update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
-    worth = {line["update"]: settings.worth(line) for line in lines if "evaluation" in line}
-    known = {update: value for update, value in worth.items() if value is not None}
-    at = max(known, key=lambda update: known[update]) if known else None
-    return None if at is None else (at, known[at])
+    return highest({line["update"]: settings.worth(line) for line in lines if "evaluation" in line})
 
 
 def new_folder(name: str) -> Path:

@@ -1,7 +1,7 @@
 """What a run writes down: the lines of `metrics.jsonl` and `samples.jsonl`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NotRequired, TypedDict
 
 from cory_env.message import Message
@@ -117,6 +117,13 @@ def mean_over_policies(policies: Sequence[Figures]) -> Figures:
         known = [value for figures in policies if (value := figures.get(name)) is not None]
         means[name] = sum(known) / len(known) if len(known) == len(policies) else None
     return means
+
+
+def highest(values: Mapping[int, float | None]) -> tuple[int, float] | None:
+    """Returns the update of the highest known value, and that; of equals, the first; None if none is known."""
+    known = {update: value for update, value in values.items() if value is not None}
+    update = max(known, key=lambda update: known[update]) if known else None
+    return None if update is None else (update, known[update])
 
 
 def plain(value: object) -> object:

@@ -111,6 +111,14 @@ class StudyRun(NamedTuple):
     """More arms that its figures are compared with."""
 
 
+_REQUIRED = {
+    "cost": Cost.__required_keys__,
+    "hardware": Hardware.__required_keys__,
+    "final": FinalFigures.__required_keys__,
+}
+"""What tables and plots would fail without."""
+
+
 def result_file(folder: Path, arm: str, seed: int) -> Path:
     """Returns where a run's result belongs."""
     return folder / "results" / arm / f"seed_{seed}.json"
@@ -149,12 +157,17 @@ def read_one(file: Path) -> StudyRun:
     """
     again = "Remove it, and `cory study` does that run again."
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        found = {key: value for key, value in found.items() if key in StudyRun._fields}
-        run = StudyRun(**{**found, "settings": kept_settings(found["settings"])})
-        _check(run)
-        cost = {key: value for key, value in run.cost.items() if key in Cost.__required_keys__}
-        run = run._replace(cost=cast(Cost, cost))
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        entries = {key: value for key, value in entries.items() if key in StudyRun._fields}
+        for name, keys in _REQUIRED.items():
+            lacking = keys - dict(entries[name] or {}).keys()
+            if lacking and not (name == "final" and entries[name] is None):
+                raise ValueError(f"{name} lacks {', '.join(sorted(lacking))}")
+        entries["cost"] = {key: entries["cost"][key] for key in Cost.__required_keys__}
+        run = StudyRun(**{**entries, "settings": kept_settings(entries["settings"])})
+        for name in ("metrics", "samples"):
+            if not all(type(line["update"]) is int for line in entries[name]):
+                raise ValueError(f"a line of {name} is not of an update")
         _fill_in(run)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SettingsError) as error:
         reason = f"{type(error).__name__} {error}" if isinstance(error, LookupError) else error
@@ -162,21 +175,6 @@ def read_one(file: Path) -> StudyRun:
     if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
         raise CommandError(f"{file} holds the result of arm {run.arm}, seed {run.seed}. {again}")
     return run
-
-
-def _check(run: StudyRun) -> None:
-    """Refuses what tables and plots would fail over."""
-    parts = [
-        ("cost", run.cost, Cost.__required_keys__),
-        ("hardware", run.hardware, Hardware.__required_keys__),
-        ("final", run.final, FinalFigures.__required_keys__ if run.final is not None else set()),
-    ]
-    for name, found, keys in parts:
-        if lacking := keys - dict(found or {}).keys():
-            raise ValueError(f"{name} lacks {', '.join(sorted(lacking))}")
-    for name in ("metrics", "samples"):
-        if not all(type(line["update"]) is int for line in getattr(run, name)):
-            raise ValueError(f"a line of {name} is not of an update")
 
 
 def _fill_in(run: StudyRun) -> None:

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from launch.commands.report import main, report
 from launch.console.errors import CommandError
 from launch.report import tables
-from launch.report.ends import pareto, side_by_side, sweeps
-from launch.report.plots import comparisons, health
+from launch.report.ends import pareto, side_by_side
+from launch.report.plots import comparisons, health, sweeps
 from launch.report.runs import arms_of, read
 from launch.report.samples import moments_of
 from launch.study.results import result_file

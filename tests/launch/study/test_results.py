@@ -19,7 +19,7 @@ from launch.run_folder.directory import RunDirectory
 from launch.run_folder.final import OF_RESPONSE, Final
 from launch.run_folder.locks import FolderHandle, lock_folder
 from launch.study.definition import load
-from launch.study.measures import critic_loss
+from launch.study.measures import critic_loss, metrics_of
 from launch.study.results import final_figures, read, result_file, rounded, write
 from launch.study.runs import Ended, Job, Performer, collect, keep_policies
 from policies.settings.settings import Settings
@@ -85,7 +85,8 @@ def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(t
     assert json.loads(file.read_text()) == kept
     assert found._replace(metrics=[]) == made._replace(metrics=[])
     assert [line.get("tokens") for line in found.metrics] == [line.get("tokens") for line in made.metrics]
-    assert critic_loss(found) == 0.25
+    metrics = metrics_of([found])
+    assert critic_loss(metrics).tolist() == [0.25]
     assert (found.status, found.reason) == ("done", None)
     assert (found.cost["tokens"], found.cost["seconds"], found.cost["wall_seconds"]) == (45 * 3000, 90.0, 300.12)
 
