@@ -166,7 +166,7 @@ def observer_below_pioneer(arms: Arms) -> Finding | None:
     late = metrics.complete(in_roles(metrics, "kl")).groupby("run").tail(LATE).groupby("run").sum()
     if late.empty:
         return None
-    found = differences(metrics.by_seed(_log(late["pioneer"]) - _log(late["observer"])).to_dict())
+    found = differences(metrics.by_seed(lambda _: _log(late["pioneer"]) - _log(late["observer"])).to_dict())
     return None if found is None else _times(found, FAR, len(arms["no-exchange"]))
 
 

@@ -13,13 +13,12 @@ from launch.study.results import StudyRun
 
 def values(runs: Iterable[StudyRun], measure: Measure) -> dict[int, float]:
     """Returns a measure by seed, of the runs that have it."""
-    metrics = metrics_of(runs)
-    return metrics.by_seed(measure(metrics)).to_dict()
+    return metrics_of(runs).by_seed(measure).to_dict()
 
 
 def paired_runs(one: Iterable[StudyRun], other: Iterable[StudyRun], measure: Measure) -> Difference | None:
     """Returns one arm's measure less another's, seed by seed; None without a seed that both have."""
-    return paired(metrics_of(one), metrics_of(other), measure)
+    return paired(metrics_of(one).by_seed(measure), metrics_of(other).by_seed(measure))
 
 
 def before(metric: str) -> Measure:

@@ -63,7 +63,7 @@ def compare(addresses: Sequence[str], as_json: bool = False) -> int:
     from launch.report.runs import read
     from launch.report.tables import estimates_at_end
 
-    runs = read(list(dict.fromkeys(addresses)))
+    runs = read(addresses)
     if len(runs) < 2:
         raise CommandError("Name two runs or more to compare.")
     found = [estimates_at_end(each) for each in runs]

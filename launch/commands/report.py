@@ -68,7 +68,7 @@ def report(
         StorageError: storage cannot be read.
     """
     from launch.report.page import page
-    from launch.report.runs import read, resolved
+    from launch.report.runs import read
     from launch.report.tables import read_claims
     from launch.run_folder.journal import replace_text
     from launch.run_folder.storage import check_place
@@ -77,9 +77,6 @@ def report(
         check_place(str(folder), "report")
     if plots and png is None:
         raise CommandError("--plots chooses among PNGs: say with --png which folder they are drawn into.")
-    known = [resolved(address) for address in addresses]
-    if twice := [address for number, address in enumerate(addresses) if known[number] in known[:number]]:
-        raise CommandError(f"{twice[0]} is named twice. Name each run once.")
     if out.is_dir():
         raise CommandError(f"{out} is a folder. Name a file with --out, such as {out / OUT}.")
     runs = read(addresses)

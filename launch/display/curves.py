@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,18 +11,18 @@ from matplotlib.axes import Axes
 from launch.display.drawing import (
     FAINT,
     INK,
-    averagings,
-    band,
-    bars,
     colours_of,
-    curve,
-    dots,
-    exchanges,
-    points,
+    draw_band,
+    draw_bars,
+    draw_evaluations,
+    draw_runs,
+    draw_training,
+    mark_averagings,
+    mark_exchanges,
     style,
     widened,
 )
-from launch.display.frame import TOKEN_KL, Metrics, metric_rows, over_seeds
+from launch.display.frame import FEWEST, MEAN, TOKEN_KL, Metrics, metric_rows, over_seeds
 from launch.display.plot import Key, Panel, Plot
 from launch.run_folder.records import Update
 from policies.models.model_names import AVERAGE
@@ -64,22 +64,29 @@ class Line:
         return "" if means is None or means.empty else f"{self.label} ends at {means['mean'].iloc[-1]:.2f}"
 
 
-Member = Callable[[str], tuple[pd.DataFrame | None, pd.DataFrame | None]]
-"""Returns of a metric what a `Line` shows of training, and of evaluations."""
+class Member(NamedTuple):
+    """Whose metrics a line shows: those of a policy, of a role, or by default the mean of the policies."""
+
+    metrics: Metrics
+    policy: str = MEAN
+    role: str = ""
+    trained: bool = True
+    held_out: bool = True
+
+    def line(self, label: str, colour: str, metric: str) -> Line:
+        """Returns the line of a metric."""
+        trained, held_out = (
+            over_seeds(self.metrics.get(split, metric, self.policy, self.role)) if wanted else None
+            for split, wanted in (("train", self.trained), ("validation", self.held_out))
+        )
+        return Line(label, colour, trained, None if held_out is None or held_out.empty else held_out)
 
 
-def of_policy(metrics: Metrics, policy: str, metric: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
-    """Returns a policy's means in training and in evaluations; the mean of all LLMs is never trained."""
-    held_out = over_seeds(metrics.get("validation", metric, policy))
-    trained = None if policy == AVERAGE else over_seeds(metrics.get("train", metric, policy))
-    return trained, None if held_out.empty else held_out
-
-
-def policy_curves(name: str, title: str, note: str, metrics: Metrics, settings: Settings, several: bool) -> Plot:
+def policy_curves(name: str, title: str, note: str, metrics: Metrics, settings: Settings) -> Plot:
     """Returns the curves of each policy of one run, or of runs that differ in their seed."""
     policies = [*settings.modules, *([AVERAGE] if AVERAGE in set(metrics.frame["policy"]) else [])]
-    members: dict[str, Member] = {policy: partial(of_policy, metrics, policy) for policy in policies}
-    return over_updates(name, title, note, members, [settings], metrics=metrics, several=several)
+    members = {policy: Member(metrics, policy, trained=policy != AVERAGE) for policy in policies}
+    return over_updates(name, title, note, members, [settings], events=metrics)
 
 
 def over_updates(
@@ -89,8 +96,7 @@ def over_updates(
     members: Mapping[str, Member],
     settings: Sequence[Settings],
     figures: Sequence[Figure] = PANELS,
-    metrics: Metrics | None = None,
-    several: bool = False,
+    events: Metrics | None = None,
 ) -> Plot:
     """Returns curves over updates, a panel per figure.
 
@@ -101,16 +107,15 @@ def over_updates(
         members: what has a line, by its label.
         settings: of the runs that are drawn.
         figures: what is drawn of them.
-        metrics: of the runs whose role exchanges and averagings are marked, if any.
-        several: a line is of so many seeds that it has intervals.
+        events: of the runs whose role exchanges and averagings are marked, if any.
     """
     colours = dict(zip(members, colours_of(len(members)), strict=True))
     coefs = {each.report_kl_coef for each in settings}
     coef = f"{coefs.pop():g}" if len(coefs) == 1 else "η"
-    exchanged, averaged = ([] if metrics is None else _marked(metrics, event) for event in ("exchanged", "averaged"))
+    exchanged, averaged = ([] if events is None else _marked(events, event) for event in ("exchanged", "averaged"))
     panels, drawn = [], []
     for metric, heading, unit in figures:
-        lines = [Line(label, colours[label], *member(metric)) for label, member in members.items()]
+        lines = [member.line(label, colours[label], metric) for label, member in members.items()]
         limit = max(getattr(each, LIMITS[metric]) for each in settings) if metric in LIMITS else None
         says = f"{heading}. {'; '.join(line.end for line in lines if line.end)}"
         unit = unit.format(coef)
@@ -122,15 +127,16 @@ def over_updates(
     legend += [Key("role exchange", FAINT, "exchange")] if exchanged else []
     legend += [Key("averaging", INK, "averaging")] if averaged else []
     bands = len(members) <= BANDS and any(line.trained is not None for line in drawn)
-    if several:
-        note = with_interval(note, bands=bands, bars=any(line.held_out is not None for line in drawn))
+    bars = any(line.held_out is not None for line in drawn)
+    note = with_interval(note, [member.metrics for member in members.values()], bands=bands, bars=bars)
     return Plot(name, title, note, panels, legend)
 
 
-def with_interval(note: str, *, bands: bool = False, bars: bool = False) -> str:
-    """Returns a plot's note, with what its bands or bars are."""
+def with_interval(note: str, metrics: Sequence[Metrics], *, bands: bool = False, bars: bool = True) -> str:
+    """Returns a plot's note, with what its bands or bars are, if anything drawn is of enough runs to have them."""
     drawn = " and ".join(name for name, are in (("bands", bands), ("bars", bars)) if are)
-    return f"{note} {INTERVAL.format(drawn.capitalize())}" if drawn else note
+    several = any(len(each.seeds) >= FEWEST for each in metrics)
+    return f"{note} {INTERVAL.format(drawn.capitalize())}" if drawn and several else note
 
 
 def _marked(metrics: Metrics, event: str) -> list[int]:
@@ -173,18 +179,20 @@ def line_panel(
         intervals: list[tuple[Callable[[Axes, pd.DataFrame, str], None], pd.DataFrame, str]] = []
         for line in _apart(lines) if xlabel == "update" else lines:
             if line.trained is not None:
-                curve(panel, line.trained.index, line.trained["mean"], line.colour, faintly=line.held_out is not None)
-                intervals += [(band, line.trained, line.colour)] if len(lines) <= BANDS else []
+                draw_training(
+                    panel, line.trained.index, line.trained["mean"], line.colour, faintly=line.held_out is not None
+                )
+                intervals += [(draw_band, line.trained, line.colour)] if len(lines) <= BANDS else []
             for x, values in (line.runs or {}).items():
                 if len(values) > 1:
-                    dots(panel, [x] * len(values), values, line.colour)
+                    draw_runs(panel, [x] * len(values), values, line.colour)
             if line.held_out is not None:
-                points(panel, line.held_out.index, line.held_out["mean"], line.colour)
-                intervals.append((bars, line.held_out, line.colour))
+                draw_evaluations(panel, line.held_out.index, line.held_out["mean"], line.colour)
+                intervals.append((draw_bars, line.held_out, line.colour))
         ends = [end for _, means, _ in intervals for end in (*means["low"], *means["high"])]
         panel.set_ylim(widened(panel.get_ylim(), ends))  # all means, and intervals as far as they do not dwarf them
-        exchanges(panel, exchanged)
-        averagings(panel, averaged)
+        mark_exchanges(panel, exchanged)
+        mark_averagings(panel, averaged)
         for draw_interval, means, colour in intervals:
             draw_interval(panel, means, colour)
         if ticks is not None:
@@ -216,7 +224,7 @@ def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
         file: where to; replaced if it exists.
     """
     metrics = Metrics([("run", settings.seed, *row) for row in metric_rows(updates)])
-    policy_curves("curves", _title(settings), "", metrics, settings, several=False).save(file)
+    policy_curves("curves", _title(settings), "", metrics, settings).save(file)
 
 
 def _title(settings: Settings) -> str:

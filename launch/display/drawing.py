@@ -35,24 +35,24 @@ def save(figure: Figure, file: Path) -> None:
     beside.replace(file)
 
 
-def curve(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str, faintly: bool = True) -> None:
+def draw_training(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str, faintly: bool = True) -> None:
     """Draws figures of training, of which there is one per update, behind those of evaluations if there are any."""
     strength: dict[str, Any] = {"linewidth": 1.1, "alpha": FAINTLY} if faintly else {"linewidth": 1.6}
     panel.plot(x, y, color=colour, marker="." if len(x) < 3 else None, **strength)
 
 
-def points(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
+def draw_evaluations(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
     """Draws figures of held-out evaluations."""
     panel.plot(x, y, color=colour, linewidth=1.8, **POINT, zorder=3)
 
 
-def exchanges(panel: Axes, updates: Sequence[int]) -> None:
+def mark_exchanges(panel: Axes, updates: Sequence[int]) -> None:
     """Marks the role exchanges that follow these updates."""
     for update in updates:
         panel.axvline(update + 0.5, color=FAINT, linewidth=0.8, linestyle=EXCHANGE, zorder=0)
 
 
-def averagings(panel: Axes, updates: Sequence[int]) -> None:
+def mark_averagings(panel: Axes, updates: Sequence[int]) -> None:
     """Marks the moves of all LLMs to their mean that follow these updates."""
     for update in updates:
         panel.axvline(update + 0.5, color=INK, linewidth=0.8, linestyle=AVERAGING, alpha=FAINTLY, zorder=0)
@@ -76,17 +76,17 @@ def colours_of(count: int) -> list[str]:
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
 
-def band(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
+def draw_band(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
     """Draws the intervals of a line."""
     panel.fill_between(means.index, means["low"], means["high"], color=colour, alpha=0.15, linewidth=0)
 
 
-def bars(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
+def draw_bars(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
     """Draws the intervals of points."""
     panel.vlines(means.index, means["low"], means["high"], color=colour, linewidth=1.2, alpha=0.7)
 
 
-def dots(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
+def draw_runs(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
     """Draws single runs."""
     panel.plot(x, y, linestyle="", marker="o", markersize=4, color=colour, alpha=FAINTLY, markeredgewidth=0)
 

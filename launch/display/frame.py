@@ -46,8 +46,7 @@ def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = Non
         groups = [("train", policy, "", figures) for policy, figures in learned.items()]
         if learned:
             groups.append(("train", MEAN, "", mean_over_policies(list(learned.values()))))
-        roles = line.get("roles", {})
-        groups += [("train", roles.get(role, ""), role, figures) for role, figures in line.get("role", {}).items()]
+        groups += [("train", "", role, figures) for role, figures in line.get("role", {}).items()]
         groups += [("validation", policy, "", figures) for policy, figures in line.get("evaluation", {}).items()]
         if "last_answer" in line:
             groups.append(("validation", "", LAST, line["last_answer"]))
@@ -82,10 +81,10 @@ def as_csv(runs: Mapping[str, Sequence[Update]]) -> str:
     rows = [(run, 0, *row) for run, updates in runs.items() for row in metric_rows(updates)]
     frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).dropna()
     trained = frame["split"] == "train"
-    frame = frame[~(trained & ((frame["policy"] == MEAN) | (frame["metric"] == TOKEN_KL)))]
+    frame = frame[~(trained & (frame["policy"].eq(MEAN) | frame["metric"].eq(TOKEN_KL)))]
     of = frame["split"].replace({"train": "training", "validation": "held_out"})
     of = of.mask(frame["role"] == LAST, "last_answer")
-    policy = frame["policy"].mask((frame["split"] == "train") & (frame["role"] != ""), frame["role"])
+    policy = frame["policy"].mask(trained & frame["policy"].eq(""), frame["role"])
     table = frame.assign(of=of, policy=policy).rename(columns={"metric": "measure"})
     return table.to_csv(columns=["run", "update", "of", "policy", "measure", "value"], index=False, lineterminator="\n")
 
@@ -114,10 +113,6 @@ class Metrics:
         table = self.tables[split]
         column = policy, role, metric
         return table[column] if column in table.columns else pd.Series(math.nan, table.index)
-
-    def by_seed(self, values: pd.Series[float]) -> pd.Series[float]:
-        """Returns by seed what is known of values by run."""
-        return values.dropna().rename(index=self.seeds).groupby(level=0).last()
 
 
 def over_seeds(values: pd.Series[float]) -> pd.DataFrame:

@@ -1,14 +1,13 @@
 """Where arms end: in the Pareto plane, and side by side."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from launch.display.curves import method
-from launch.display.drawing import COLOURS, FAINT, FAINTLY, GRID, INK, POINT, colours_of, dots, style, widened
+from launch.display.drawing import COLOURS, FAINT, FAINTLY, GRID, INK, POINT, colours_of, draw_runs, style, widened
 from launch.display.frame import FEWEST
 from launch.display.plot import Key, Panel, Plot
 from launch.display.statistics import Estimate, mean_ci
@@ -49,63 +48,51 @@ def _plane(name: str, title: str, arms: Sequence[Arm], names: Sequence[str], gro
         names: of each arm, that which has its colour.
         groups: of arms that differ in `kl_coef` alone, whose frontiers are drawn.
     """
-    distinct = list(dict.fromkeys(names))
-    colours = dict(zip(distinct, colours_of(len(distinct)), strict=True))
-    ends = [(arm.at_end("kl"), arm.at_end("task_reward")) for arm in arms]
-    says = "; ".join(
-        f"{arm.label}: {in_words(task)} at KL {in_words(kl)}" for arm, (kl, task) in zip(arms, ends, strict=True)
-    )
+    colours = dict(zip(dict.fromkeys(names), colours_of(len(set(names))), strict=True))
+    with_runs = len(colours) == len(arms)
+    ends = {arm: (arm.at_end("kl"), arm.at_end("task_reward")) for arm in arms}
+    says = "; ".join(f"{arm.label}: {in_words(task)} at KL {in_words(kl)}" for arm, (kl, task) in ends.items())
     note = f"{HELD_OUT} Up and to the right is better. Large dots: means over seeds."
     if groups:
         note += " Steps: the frontier over kl_coef of arms that differ in nothing else."
-    if len(distinct) == len(arms):
+    if with_runs:
         note += " Small dots: single runs; thin lines: the way there."
     coefs = {arm.settings.report_kl_coef for arm in arms}
     coef = coefs.pop() if len(coefs) == 1 else 0.0
     if coef > 0:
         note += f" Along a dotted line the combined reward, task reward − {coef:g} · KL, is the same."
-    by_colour = [colours[each] for each in names]
-    draw = partial(_draw_plane, arms, ends, by_colour, groups, coef, len(distinct) == len(arms))
+
+    def draw(panel: Axes) -> None:
+        style(panel, "Task reward", "per response")
+        panel.set_xlabel("− KL to the initial policy, nats per response", fontsize=9, color=INK)
+        panel.xaxis.set_major_locator(MaxNLocator(5))
+        means: dict[Arm, tuple[Estimate, Estimate, str]] = {}
+        for (arm, (kl, task)), colour in zip(ends.items(), (colours[name] for name in names), strict=True):
+            x, y = mean_ci(-value for value in kl), mean_ci(task)
+            if with_runs:
+                way = -arm.held_out("kl")["mean"], arm.held_out("task_reward")["mean"]
+                panel.plot(*way, color=colour, linewidth=1.1, alpha=FAINTLY)
+                if len(kl) > 1:
+                    draw_runs(panel, [-value for value in kl], task, colour)
+            if x.n and y.n:
+                panel.plot([x.mean], [y.mean], color=colour, marker="")
+                means[arm] = x, y, colour
+        limits = panel.get_xlim(), panel.get_ylim()
+        for family in groups:
+            drawn = [means[arm] for arm in family if arm in means]
+            front = pareto_front(ParetoPoint(y.mean, -x.mean) for x, y, _ in drawn)
+            if len(front) > 1:
+                steps = [-point.kl for point in front], [point.task_reward for point in front]
+                panel.step(*steps, where="post", color=drawn[0][2], linewidth=0.9, alpha=0.6)
+        for x, y, colour in means.values():
+            _draw_mean(panel, x, y, colour)
+        if coef > 0:
+            _draw_contours(panel, coef, limits)
+        panel.set_xlim(limits[0])
+        panel.set_ylim(limits[1])
+
     legend = [Key(label, colour) for label, colour in colours.items()]
     return Plot(name, title, interval_note(note, arms), [Panel(draw, says, height=3.8)], legend)
-
-
-def _draw_plane(
-    arms: Sequence[Arm],
-    ends: Sequence[tuple[Sequence[float], Sequence[float]]],
-    colours: Sequence[str],
-    groups: Sequence[Sequence[Arm]],
-    coef: float,
-    with_runs: bool,
-    panel: Axes,
-) -> None:
-    style(panel, "Task reward", "per response")
-    panel.set_xlabel("− KL to the initial policy, nats per response", fontsize=9, color=INK)
-    panel.xaxis.set_major_locator(MaxNLocator(5))
-    means: dict[Arm, tuple[Estimate, Estimate, str]] = {}
-    for arm, (kl, task), colour in zip(arms, ends, colours, strict=True):
-        x, y = mean_ci(-value for value in kl), mean_ci(task)
-        if with_runs:
-            way = -arm.held_out("kl")["mean"], arm.held_out("task_reward")["mean"]
-            panel.plot(*way, color=colour, linewidth=1.1, alpha=FAINTLY)
-            if len(kl) > 1:
-                dots(panel, [-value for value in kl], task, colour)
-        if x.n and y.n:
-            panel.plot([x.mean], [y.mean], color=colour, marker="")
-            means[arm] = x, y, colour
-    limits = panel.get_xlim(), panel.get_ylim()
-    for family in groups:
-        drawn = [means[arm] for arm in family if arm in means]
-        front = pareto_front(ParetoPoint(y.mean, -x.mean) for x, y, _ in drawn)
-        if len(front) > 1:
-            steps = [-point.kl for point in front], [point.task_reward for point in front]
-            panel.step(*steps, where="post", color=drawn[0][2], linewidth=0.9, alpha=0.6)
-    for x, y, colour in means.values():
-        _draw_mean(panel, x, y, colour)
-    if coef > 0:
-        _draw_contours(panel, coef, limits)
-    panel.set_xlim(limits[0])
-    panel.set_ylim(limits[1])
 
 
 def _draw_mean(panel: Axes, x: Estimate, y: Estimate, colour: str) -> None:
@@ -158,35 +145,34 @@ def _first_tier(arms: Sequence[Arm]) -> list[Arm]:
 
 def _side_by_side(name: str, title: str, arms: Sequence[Arm]) -> Plot:
     values = {arm.label: arm.at_end("combined_reward") for arm in arms}
-    says = "; ".join(f"{label}: {in_words(of_arm)}" for label, of_arm in values.items())
+
+    def draw(panel: Axes) -> None:
+        style(panel, "", "")
+        panel.set_xlabel("combined reward", fontsize=9, color=INK)
+        panel.xaxis.set_major_locator(MaxNLocator(6))
+        panel.grid(axis="x", color=GRID, linewidth=0.8)
+        panel.grid(visible=False, axis="y")
+        panel.set_yticks([])
+        panel.spines["left"].set_visible(False)
+        for row, runs in enumerate(values.values()):
+            draw_runs(panel, runs, [-row] * len(runs), COLOURS[0])
+        means = {label: mean_ci(runs) for label, runs in values.items()}
+        limits = widened(panel.get_xlim(), (end for mean in means.values() for end in _interval(mean)))
+        for row, (label, mean) in enumerate(means.items()):
+            if mean.n:
+                _draw_mean(panel, mean, Estimate(-row, None, None, 1), COLOURS[0])
+            panel.annotate(
+                label if mean.n else f"{label} (no figure)",
+                (0, -row),
+                (0, 7),
+                xycoords=panel.get_yaxis_transform(),
+                textcoords="offset points",
+                fontsize=9,
+                color=INK,
+            )
+        panel.set_xlim(limits)
+        panel.set_ylim(0.5 - len(values), 0.75)
+
+    says = "; ".join(f"{label}: {in_words(runs)}" for label, runs in values.items())
     note = interval_note(f"{HELD_OUT} Small dots: single runs.", arms)
-    panel = Panel(partial(_draw_rows, values), says, height=0.42 * len(arms) + 0.9, left=0.15)
-    return Plot(name, title, note, [panel])
-
-
-def _draw_rows(values: Mapping[str, Sequence[float]], panel: Axes) -> None:
-    style(panel, "", "")
-    panel.set_xlabel("combined reward", fontsize=9, color=INK)
-    panel.xaxis.set_major_locator(MaxNLocator(6))
-    panel.grid(axis="x", color=GRID, linewidth=0.8)
-    panel.grid(visible=False, axis="y")
-    panel.set_yticks([])
-    panel.spines["left"].set_visible(False)
-    for row, of_arm in enumerate(values.values()):
-        dots(panel, of_arm, [-row] * len(of_arm), COLOURS[0])
-    means = {label: mean_ci(of_arm) for label, of_arm in values.items()}
-    limits = widened(panel.get_xlim(), (end for mean in means.values() for end in _interval(mean)))
-    for row, (label, mean) in enumerate(means.items()):
-        if mean.n:
-            _draw_mean(panel, mean, Estimate(-row, None, None, 1), COLOURS[0])
-        panel.annotate(
-            label if mean.n else f"{label} (no figure)",
-            (0, -row),
-            (0, 7),
-            xycoords=panel.get_yaxis_transform(),
-            textcoords="offset points",
-            fontsize=9,
-            color=INK,
-        )
-    panel.set_xlim(limits)
-    panel.set_ylim(0.5 - len(values), 0.75)
+    return Plot(name, title, note, [Panel(draw, says, height=0.42 * len(arms) + 0.9, left=0.15)])

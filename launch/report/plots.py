@@ -1,7 +1,7 @@
 """Lines of a report: of an arm's policies and roles, of several arms over training and over its cost, and sweeps."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -50,61 +50,37 @@ HELD_OUT = "Held out, mean of the policies, at the end."
 def curves_of(arm: Arm, name: str) -> list[Plot]:
     """Returns an arm's curves: of each policy, and of each role."""
     note = f"Lines: responses in training. Dots: each policy alone on {held_out_queries([arm])}, mean over seeds."
-    title, several = f"{arm.label}: by policy", arm.has_intervals
-    plots = [policy_curves(f"{name}-policies", title, note, arm.metrics, arm.settings, several)]
+    plots = [policy_curves(f"{name}-policies", f"{arm.label}: by policy", note, arm.metrics, arm.settings)]
     if len(arm.settings.roles) > 1:
         title, note = f"{arm.label}: by role", "Responses in training, of whichever policy played the role."
-        members: dict[str, Member] = {role: partial(_of_role, arm, role) for role in arm.settings.roles}
-        plots.append(
-            over_updates(f"{name}-roles", title, note, members, [arm.settings], metrics=arm.metrics, several=several)
-        )
+        members = {role: Member(arm.metrics, "", role, held_out=False) for role in arm.settings.roles}
+        plots.append(over_updates(f"{name}-roles", title, note, members, [arm.settings], events=arm.metrics))
     return plots
-
-
-def _of_role(arm: Arm, role: str, metric: str) -> tuple[pd.DataFrame, None]:
-    """Returns the means of the responses in a role, whichever policy played it."""
-    rows = arm.metrics.frame.query("split == 'train' and role == @role and metric == @metric")
-    return over_seeds(rows.set_index(["run", "update"])["value"]), None
-
-
-def _trained(arm: Arm, metric: str) -> tuple[pd.DataFrame, None]:
-    return over_seeds(arm.metrics.get("train", metric)), None
-
-
-def _held_out(arm: Arm, metric: str) -> tuple[None, pd.DataFrame]:
-    return None, arm.held_out(metric)
 
 
 def comparisons(arms: Sequence[Arm]) -> list[Plot]:
     """Returns the arms' curves in the same panels, some at a time: held out, or in training if none is evaluated."""
     evaluated = [arm for arm in arms if arm.is_evaluated]
-    if not evaluated:
-        return _of_arms("arms", "Arms over training", "Mean of the policies, in training.", arms, _trained, PANELS)
-    note = (
-        f"Mean of the policies, each alone on {held_out_queries(evaluated)}; points of one update stand side by side."
-    )
-    return _of_arms("arms", "Arms over training", note, evaluated, _held_out, PANELS)
+    note = "Mean of the policies, in training."
+    if evaluated:
+        queries = held_out_queries(evaluated)
+        note = f"Mean of the policies, each alone on {queries}; points of one update stand side by side."
+    return _of_arms("arms", "Arms over training", note, evaluated or arms, PANELS, held_out=bool(evaluated))
 
 
 def health(arms: Sequence[Arm]) -> list[Plot]:
     """Returns what collapse would show in, some arms at a time."""
     note = f"Mean of the policies, in training. Dashed: the limits {' and '.join(LIMITS.values())}."
-    return _of_arms("health", "Signs of collapse", note, arms, _trained, HEALTH)
+    return _of_arms("health", "Signs of collapse", note, arms, HEALTH, held_out=False)
 
 
 def _of_arms(
-    name: str,
-    title: str,
-    note: str,
-    arms: Sequence[Arm],
-    of_arm: Callable[[Arm, str], tuple[pd.DataFrame | None, pd.DataFrame | None]],
-    figures: Sequence[Figure],
+    name: str, title: str, note: str, arms: Sequence[Arm], figures: Sequence[Figure], held_out: bool
 ) -> list[Plot]:
     plots = []
     for part, some in paginate(name, arms):
-        members: dict[str, Member] = {arm.label: partial(of_arm, arm) for arm in some}
-        several = any(arm.has_intervals for arm in some)
-        plots.append(over_updates(part, title, note, members, [arm.settings for arm in some], figures, several=several))
+        members = {arm.label: Member(arm.metrics, trained=not held_out, held_out=held_out) for arm in some}
+        plots.append(over_updates(part, title, note, members, [arm.settings for arm in some], figures))
     return plots
 
 
@@ -218,4 +194,4 @@ def held_out_queries(arms: Sequence[Arm]) -> str:
 
 def interval_note(note: str, arms: Sequence[Arm]) -> str:
     """Returns a plot's note, with what its bars are if any arm has them."""
-    return with_interval(note, bars=any(arm.has_intervals for arm in arms))
+    return with_interval(note, [arm.metrics for arm in arms])

@@ -14,7 +14,7 @@ from cory_env.pickled import shown
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
 from launch.display.curves import method
-from launch.display.frame import FEWEST, MEAN, over_seeds
+from launch.display.frame import MEAN, over_seeds
 from launch.run_folder import final, mirror
 from launch.run_folder.directory import RunDirectory
 from launch.run_folder.layout import CONFIG
@@ -119,14 +119,13 @@ class Arm:
         """The data frame of the runs that count."""
         return self.metrics if self.counted == self.runs else StudyMetrics({r.name: r.result for r in self.counted})
 
-    @property
-    def has_intervals(self) -> bool:
-        """Whether it has so many runs that intervals are drawn."""
-        return len(self.runs) >= FEWEST
-
     def values(self, measure: Measure) -> list[float]:
         """Returns a measure of each run that counts, NaN for one that has none."""
         return measure(self.counted_metrics).reindex([run.name for run in self.counted]).tolist()
+
+    def by_seed(self, measure: Measure) -> "pd.Series[float]":
+        """Returns a measure of those runs that count and have it, by their seed."""
+        return self.counted_metrics.by_seed(measure)
 
     def at_end(self, metric: str) -> list[float]:
         """Returns a figure at the end of each run that counts, the mean of its policies."""
@@ -144,12 +143,13 @@ class Arm:
 
 
 def read(addresses: Sequence[str | Path]) -> list[Run]:
-    """Reads runs' folders, or URIs, and studies' folders.
+    """Reads runs' folders, or URIs, and studies' folders; one that is named twice counts once.
 
     Raises:
         CommandError: an address is neither's, or a file there is damaged.
         StorageError: storage cannot be read.
     """
+    addresses = list({resolved(address): address for address in reversed(addresses)}.values())[::-1]
     runs = []
     for address, name in zip(addresses, names(addresses), strict=True):
         folder = Path(address)
@@ -279,19 +279,17 @@ def values_that_differ(runs: Sequence[Run]) -> dict[str, list[Value]]:
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
     """Returns the arms of studies, then those of other runs, each named by what sets it apart.
 
-    Raises:
-        CommandError: runs of one arm of a study, from several folders, cannot be compared.
+    Runs of one arm of a study that are of several folders with other settings are arms of their own.
     """
-    studies: dict[tuple[str, str], list[Run]] = {}
+    studies: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         if run.result.study:
-            studies.setdefault((run.result.study, run.result.arm), []).append(run)
-    for some in studies.values():
-        _refuse_mixed(some)
-    several = len({study for study, _ in studies}) > 1
+            settings = run.settings.model_dump(exclude={"seed", *NO_MATTER})
+            studies.setdefault((run.result.study, run.result.arm, repr(settings)), []).append(run)
+    several = len({study for study, *_ in studies}) > 1
     arms = [
         Arm(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
-        for (study, _), some in studies.items()
+        for (study, *_), some in studies.items()
     ]
     arms += _arms_of_folders([run for run in runs if not run.result.study])
     labels: set[str] = set()
@@ -300,21 +298,6 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
             arms[number] = Arm(f"{arm.label} ({arm.runs[0].name})", arm.runs)
         labels.add(arms[number].label)
     return arms
-
-
-def _refuse_mixed(arm: Sequence[Run]) -> None:
-    """Checks that an arm's runs, which may be of several folders, differ in their seeds and in nothing that matters."""
-    seeds: dict[int, Run] = {}
-    for run in arm:
-        other = seeds.setdefault(run.result.seed, run)
-        if other is not run:
-            raise CommandError(f"{other.name} and {run.name} are of one arm and seed. Name one of their studies alone.")
-        changed = [key for key in differing([arm[0], run]) if key not in {"seed", *NO_MATTER}]
-        if changed:
-            raise CommandError(
-                f"{arm[0].name} and {run.name} are of one arm, but differ in {', '.join(changed)}. Name one of their "
-                "studies alone."
-            )
 
 
 def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:

@@ -1,7 +1,7 @@
 """The tables of a report: measures of each arm, differences between arms, claims, runs, evaluations and settings."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,7 +97,7 @@ def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
         for other in others if result.study else arms[:1]:
             if other is None or other is arm:
                 continue
-            found = [paired(arm.counted_metrics, other.counted_metrics, at_end(key)) for key in MAIN]
+            found = [paired(arm.by_seed(at_end(key)), other.by_seed(at_end(key))) for key in MAIN]
             if any(found):
                 rows.append(
                     {
@@ -239,15 +239,10 @@ def evaluation_table(evaluation: Evaluation) -> dict[str, Any]:
     return {"headings": [shown(name).heading for name in names], "rows": rows}
 
 
-def environments(runs: Sequence[Run]) -> list[tuple[str, dict[str, str]]]:
-    """Returns what is known of where runs ran, each with the runs that it holds for."""
-    groups: list[tuple[list[str], dict[str, str]]] = []
+def environments(runs: Sequence[Run]) -> list[tuple[str, Mapping[str, str]]]:
+    """Returns what is known of where runs ran, each with the runs that it holds for; "" stands for all of them."""
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        same = next((names for names, found in groups if found == run.environment), None)
-        if same is None:
-            groups.append(([run.name], run.environment))
-        else:
-            same.append(run.name)
-    if len(groups) == 1:
-        return [("", groups[0][1])]
-    return [(", ".join(names), found) for names, found in groups]
+        groups.setdefault(repr(run.environment), []).append(run)
+    names = [", ".join(run.name for run in some) for some in groups.values()] if len(groups) > 1 else [""]
+    return [(name, some[0].environment) for name, some in zip(names, groups.values(), strict=True)]

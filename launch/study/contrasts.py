@@ -91,13 +91,13 @@ def answers(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]") -> list[A
         figures = [_OF[contrast.of], _OF[contrast.against_of]]
         if contrast.at == "tokens":
             one, other = (metrics_of(run for run in side if did_all_updates(run)) for side in sides)
-            totals = [metrics.by_seed(generated(metrics)) for metrics in (one, other)]
+            totals = [metrics.by_seed(generated) for metrics in (one, other)]
             fewer = pd.concat(totals).groupby(level=0).min().to_dict()
             measures = [within(FIGURE, *figure, fewer) for figure in figures]
         else:
             one, other = map(metrics_of, sides)
             measures = [at_end(FIGURE, *figure) for figure in figures]
-        difference = paired(one, other, *measures)
+        difference = paired(*(side.by_seed(measure) for side, measure in zip((one, other), measures, strict=True)))
         if difference is not None:
             found.append((contrast, difference))
     corrected = holm([difference.p for _, difference in found], len(contrasts))

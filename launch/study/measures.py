@@ -41,6 +41,10 @@ class StudyMetrics(Metrics):
         names = [name for name, run in self.runs.items() if did_all_updates(run)]
         return values[values.index.get_level_values("run").isin(names)]
 
+    def by_seed(self, measure: "Measure") -> "pd.Series[float]":
+        """Returns a measure of those runs that have it, by their seed."""
+        return measure(self).dropna().rename(index=self.seeds).groupby(level=0).last()
+
 
 Measure = Callable[[StudyMetrics], "pd.Series[float]"]
 """A figure by run; NaN, or no entry, for a run that has none."""
@@ -158,14 +162,9 @@ def did_all_updates(run: StudyRun) -> bool:
     return bool(run.metrics) and run.metrics[-1]["update"] == run.settings.updates
 
 
-def paired(
-    one: StudyMetrics, other: StudyMetrics, measure: Measure, of_other: Measure | None = None
-) -> Difference | None:
-    """Returns one arm's measure less another's, or less another measure of it, seed by seed; None without a seed that
-    both have.
-    """
-    ours, theirs = one.by_seed(measure(one)), other.by_seed((of_other or measure)(other))
-    return differences((ours - theirs).dropna().to_dict())
+def paired(one: "pd.Series[float]", other: "pd.Series[float]") -> Difference | None:
+    """Returns a measure of one arm less that of another, seed by seed; None without a seed that both have."""
+    return differences((one - other).dropna().to_dict())
 
 
 def collapse(run: StudyRun) -> list[Sign]:

@@ -26,8 +26,7 @@ ONE, TWO = figures(1.0, 4.0), figures(2.0, 8.0)
 
 def value(measure: Measure, run: StudyRun) -> float:
     """A measure of one run, NaN if it has none."""
-    metrics = metrics_of([run])
-    return metrics.by_seed(measure(metrics)).get(run.seed, math.nan)
+    return metrics_of([run]).by_seed(measure).get(run.seed, math.nan)
 
 
 def test_a_run_s_figure_is_the_mean_over_its_policies_and_the_best_that_of_the_highest_combined_reward() -> None:
@@ -53,10 +52,11 @@ def test_the_variance_over_seeds_has_n_less_one_below_it() -> None:
 def test_runs_are_compared_with_those_of_the_same_seed() -> None:
     cory = [study_run("cory", seed, figures(1.0 + seed, 0.0), figures(3.0 + seed, 0.0)) for seed in (0, 1, 3)]
     ppo = [study_run("ppo", seed, figures(float(seed), 0.0)) for seed in (3, 1, 2)]
-    found = paired(metrics_of(cory), metrics_of(ppo), at_end("task_reward"))
+    one, other, third = (metrics_of(runs).by_seed(at_end("task_reward")) for runs in (cory, ppo, ppo[2:]))
+    found = paired(one, other)
     assert found is not None
     assert found.seeds == (1, 3) and found.values == (2.0, 2.0)
-    assert paired(metrics_of(cory), metrics_of(ppo[2:]), at_end("task_reward")) is None
+    assert paired(one, third) is None
 
 
 def test_collapse_is_found_by_health_s_limits_in_either_policy() -> None:
