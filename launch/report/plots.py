@@ -26,7 +26,7 @@ from launch.display.plot import Key, Plot
 from launch.display.statistics import mean_ci
 from launch.report.runs import NO_DIFFERENCE, Arm
 from launch.search.space import show_value
-from launch.study.runs import NO_MATTER
+from launch.study.results import NO_MATTER
 
 TOGETHER = 6
 """Arms in one plot of curves, at most."""

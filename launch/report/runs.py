@@ -24,8 +24,7 @@ from launch.run_folder.storage import REPORTED, is_uri
 from launch.search.space import show_value
 from launch.study import results
 from launch.study.measures import Measure, StudyMetrics, at_end
-from launch.study.results import Cost, FinalFigures, StudyRun, final_figures
-from launch.study.runs import NO_MATTER
+from launch.study.results import NO_MATTER, Cost, FinalFigures, StudyRun, final_figures
 from policies.settings.settings import Settings, deciding
 
 LABEL_LENGTH = 48

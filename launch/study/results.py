@@ -15,7 +15,7 @@ from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final, FinalInfluence
 from launch.run_folder.journal import replace_text
 from launch.run_folder.records import Figures, SampleLine, Update, mean_over_policies, plain
-from policies.settings.settings import Settings, SettingsError, kept_settings
+from policies.settings.settings import Settings, SettingsError, deciding, kept_settings
 
 Status = Literal["done", "collapsed", "diverged", "failed"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results.
@@ -23,6 +23,8 @@ Status = Literal["done", "collapsed", "diverged", "failed"]
 
 DIGITS, FEWER = 5, 3
 """Significant digits of figures; of seconds and single responses."""
+NO_MATTER = deciding("computing", "writing")
+"""Settings that may differ between the machines on which a study goes on."""
 TEXTS = 16
 """Responses of each policy that are kept as text."""
 _POLICY = (

@@ -33,6 +33,7 @@ from launch.run_folder.records import SampleLine
 from launch.run_folder.standing import divergence
 from launch.study.definition import Arm, Study
 from launch.study.results import (
+    NO_MATTER,
     Cost,
     Status,
     StudyRun,
@@ -44,12 +45,10 @@ from launch.study.results import (
     write,
 )
 from launch.training.training import COLLAPSED
-from policies.settings.settings import changed_settings, deciding
+from policies.settings.settings import changed_settings
 
 FAILURES = 2
 """How often a run goes on from its latest checkpoint after processes that it needs have died."""
-NO_MATTER = deciding("computing", "writing")
-"""Settings that may differ between the machines on which a study goes on."""
 STOPPED = tuple(128 + number for number in SIGNALS)
 """Exit codes of a run that a signal stopped."""
 
