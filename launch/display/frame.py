@@ -3,8 +3,8 @@
 run, seed, update
 split    `train`: training responses; `validation`: held-out evaluations in training; `test`: the evaluation after
          training; `run`: what is of no split, as tokens and seconds
-policy   which LLM, alone on bare queries in evaluations; `mean`: the mean of the policies; empty: the figure is of none
-role     of `train`, also the responses in one role; `last answer`: the chain's, held out; else empty
+policy   which LLM, in evaluations alone on bare queries; `mean`: the mean of the policies; empty: the figure is of none
+role     of training responses in one role, whichever LLM played it; `last answer`: the chain's, held out; else empty
 metric, value
 """
 

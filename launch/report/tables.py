@@ -97,26 +97,27 @@ def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
         for other in others if result.study else arms[:1]:
             if other is None or other is arm:
                 continue
-            found = [paired(arm.by_seed(at_end(key)), other.by_seed(at_end(key))) for key in MAIN]
-            if any(found):
+            differences = [paired(arm.by_seed(at_end(key)), other.by_seed(at_end(key))) for key in MAIN]
+            if any(differences):
                 rows.append(
                     {
                         "label": arm.label,
                         "against": other.label,
-                        "seeds": max(len(each.seeds) for each in found if each),
-                        "figures": [_difference(each) for each in found],
+                        "seeds": max(len(each.seeds) for each in differences if each),
+                        "figures": [_difference(each) for each in differences],
                     }
                 )
     return rows
 
 
-def _difference(found: Difference | None) -> Cell:
-    if found is None:
+def _difference(difference: Difference | None) -> Cell:
+    if difference is None:
         return Cell("-")
-    small = [_interval(found.estimate.low, found.estimate.high, "{:+.2f}")]
-    small += [f"p\u00a0{found.p:.2g}"] if found.p is not None else []
-    small += [f"g\u00a0{found.effect:+z.1f}"] if found.effect is not None else []
-    return Cell(f"{found.estimate.mean:+.2f}", ", ".join(part for part in small if part))
+    estimate, p, effect = difference.estimate, difference.p, difference.effect
+    small = [_interval(estimate.low, estimate.high, "{:+.2f}")]
+    small += [f"p\u00a0{p:.2g}"] if p is not None else []
+    small += [f"g\u00a0{effect:+z.1f}"] if effect is not None else []
+    return Cell(f"{estimate.mean:+.2f}", ", ".join(part for part in small if part))
 
 
 def estimates_at_end(run: Run) -> dict[str, dict[str, Estimate]]:
