@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, make_folder
 from launch.console.parser import Parser, local_path, path_or_uri, run
 
 OUT = Path("report.html")
@@ -86,12 +86,8 @@ def report(
         )
     made = page(runs, read_claims(claims) if claims else ())
     drawn = made.named(plots) if plots else made.plots
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if png is not None:
-            png.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"The folder {error.filename} cannot be made: {error.strerror}.") from error
+    for folder in (out.parent, png or out.parent):
+        make_folder(folder)
     replace_text(out, made.html)
     print(out)
     if png is not None:
