@@ -1,4 +1,4 @@
-"""Measures of runs that claims are about, beside those of `launch.study.measures`: each of a data frame, by run."""
+"""Measures that claims are about, beside those of `launch.study.measures`: each of a data frame, by run."""
 
 import math
 from collections.abc import Iterable
