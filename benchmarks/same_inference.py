@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from launch.experiments.measures import differences
+from launch.display.statistics import differences
 
 WHO = {
     "base": "untrained, bare",

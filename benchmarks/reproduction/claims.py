@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from benchmarks.reproduction import findings as find
 from benchmarks.reproduction.findings import FAR, LATE, MUCH_MORE, NEARLY, SIMILAR, Arms, Finding
-from launch.experiments.measures import at_end, trained, unsteadiness, untrained
+from benchmarks.reproduction.measures import trained, unsteadiness, untrained
+from launch.experiments.measures import at_end
 from launch.experiments.results import StudyRun
 
 PAPER = "paper, IMDB"

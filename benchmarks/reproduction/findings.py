@@ -12,24 +12,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
+import pandas as pd
+
+from benchmarks.reproduction.measures import before, curve, gain, in_roles, paired_runs, values
 from benchmarks.reproduction.sweeps import hypervolumes, larger, matched
-from launch.evaluation.intervals import Estimate, over_seeds
-from launch.experiments.measures import (
-    Difference,
-    Measure,
-    at_end,
-    before,
-    collapse,
-    collapses,
-    curve,
-    differences,
-    gain,
-    of_policies,
-    paired,
-    values,
-    variance,
-    whole,
-)
+from launch.display.statistics import Difference, Estimate, differences, mean_ci
+from launch.experiments.measures import Measure, at_end, collapse, collapses, metrics_of, policies_at_end, variance
 from launch.experiments.results import StudyRun
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
@@ -97,7 +86,7 @@ def quoted(found: Estimate, figure: float, nothing: float) -> Verdict:
 
 def difference(arms: Arms, one: str, other: str, measure: Measure, what: str, bound: float = 0.0) -> Finding | None:
     """Claims that an arm's figure is larger than another's, by more than `bound`."""
-    found = paired(arms.get(one, ()), arms.get(other, ()), measure)
+    found = paired_runs(arms.get(one, ()), arms.get(other, ()), measure)
     if found is None:
         return None
     text = f"{what}: {_shown(found.estimate, _pairs(arms, one, other))}"
@@ -106,7 +95,7 @@ def difference(arms: Arms, one: str, other: str, measure: Measure, what: str, bo
 
 def ratio(arms: Arms, one: str, other: str, bound: float, kl: Measure = FINAL_KL) -> Finding | None:
     """Claims that an arm's KL is more than `bound` times another's."""
-    found = paired(arms.get(one, ()), arms.get(other, ()), lambda run: _log(kl(run)))
+    found = paired_runs(arms.get(one, ()), arms.get(other, ()), lambda metrics: _log(kl(metrics)))
     return None if found is None else _times(found, bound, _pairs(arms, one, other))
 
 
@@ -152,8 +141,8 @@ def similar_reward(
 
 def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
     """Claims that the held-out combined reward `rises` in training, or else that it falls."""
-    mean = over_seeds(values(arms.get(arm, ()), gain("combined_reward")).values())
-    if mean is None:
+    mean = mean_ci(values(arms.get(arm, ()), gain("combined_reward")).values())
+    if not mean.n:
         return None
     text = f"combined reward {_shown(mean, len(arms[arm]))}"
     return Finding(text, above(mean, 0.0) if rises else below(mean, 0.0))
@@ -161,13 +150,11 @@ def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
 
 def equal_agents(arms: Arms) -> Finding | None:
     """Claims that CORY's policies end with almost the same combined reward."""
-    shares = []
-    for run in arms.get("cory", ()):
-        combined, reward = of_policies(run, "combined_reward").values(), gain("task_reward")(run)
-        if len(combined) > 1 and reward is not None and reward > 0:
-            shares.append((max(combined) - min(combined)) / reward)
-    mean = over_seeds(shares)
-    if mean is None:
+    metrics = metrics_of(arms.get("cory", ()))
+    combined, reward = policies_at_end(metrics, "combined_reward"), gain("task_reward")(metrics)
+    shares = (combined.max(axis=1) - combined.min(axis=1))[combined.count(axis=1) > 1] / reward[reward > 0]
+    mean = mean_ci(shares)
+    if not mean.n:
         return None
     text = f"combined rewards differ by {_percent(mean, len(arms['cory']), ' of the gain')}"
     return Finding(text, below(mean, SIMILAR))
@@ -175,14 +162,11 @@ def equal_agents(arms: Arms) -> Finding | None:
 
 def observer_below_pioneer(arms: Arms) -> Finding | None:
     """Claims that, without role exchange, the pioneer's KL ends far above the observer's."""
-    logarithms = {}
-    for run in arms.get("no-exchange", ()):
-        late = [line["role"] for line in run.metrics if "role" in line][-LATE:] if whole(run) else []
-        kl = {name: sum(role[name]["kl"] or 0.0 for role in late) for name in ("pioneer", "observer")}
-        pioneer, observer = (_log(total) for total in kl.values())
-        if pioneer is not None and observer is not None:
-            logarithms[run.seed] = pioneer - observer
-    found = differences(logarithms)
+    metrics = metrics_of(arms.get("no-exchange", ()))
+    late = metrics.complete(in_roles(metrics, "kl")).groupby("run").tail(LATE).groupby("run").sum()
+    if late.empty:
+        return None
+    found = differences(metrics.by_seed(lambda _: _log(late["pioneer"]) - _log(late["observer"])).to_dict())
     return None if found is None else _times(found, FAR, len(arms["no-exchange"]))
 
 
@@ -237,9 +221,11 @@ def collapse_repeats(arms: Arms) -> Finding | None:
     runs = _collapsed(arms)
     if runs is None:
         return None
-    measure, start = at_end("repetition"), before("repetition")
     beyond = sum("repetition" in _signatures(run) for run in runs)
-    more = sum((measure(run) or 0.0) > MUCH_MORE * (start(run) or 0.0) for run in runs)
+    end, start = (
+        [values([run], measure("repetition")).get(run.seed, 0.0) for run in runs] for measure in (at_end, before)
+    )
+    more = sum(late > MUCH_MORE * early for late, early in zip(end, start, strict=True))
     text = f"{beyond} of the {len(runs)} runs of PPO that collapsed; {more} repeat {MUCH_MORE} times as much as before"
     return Finding(text, _most(beyond, runs, "inconclusive" if 2 * more > len(runs) else "not reproduced"))
 
@@ -264,12 +250,12 @@ def declines(arms: Arms, arm: str) -> Finding | None:
     """Claims that held-out task reward is lower at the end than in the middle of training."""
     changes = []
     for run in arms.get(arm, ()):
-        points = curve(run, "task_reward") if whole(run) else []
+        points = curve(run, "task_reward")
         half = [value for update, value in points if update >= run.settings.updates / 2]
         if len(half) > 1:
             changes.append(half[-1] - half[0])
-    mean = over_seeds(changes)
-    if mean is None:
+    mean = mean_ci(changes)
+    if not mean.n:
         return None
     return Finding(f"task reward {_shown(mean, len(arms[arm]))} in the second half", below(mean, 0.0))
 
@@ -278,13 +264,13 @@ def early(arms: Arms, arm: str) -> Finding | None:
     """Claims that most of what held-out task reward gains at its best is gained soon."""
     shares = []
     for run in arms.get(arm, ()):
-        points = curve(run, "task_reward") if whole(run) else []
+        points = curve(run, "task_reward")
         soon = [value for update, value in points if update >= SOON * run.settings.updates and update > 0]
         best = max((value for _, value in points), default=0.0)
         if soon and best > points[0][1]:
             shares.append((soon[0] - points[0][1]) / (best - points[0][1]))
-    mean = over_seeds(shares)
-    if mean is None:
+    mean = mean_ci(shares)
+    if not mean.n:
         return None
     return Finding(_percent(mean, len(arms[arm]), " of the gain"), above(mean, NEARLY))
 
@@ -315,8 +301,8 @@ def fewer_collapses(arms: Arms) -> Finding | None:
     shares = [(a / n, b / m) for a, n, b, m in counts if a or b]
     text = f"PPO {theirs} of {ppo_runs}, CORY {ours} of {cory_runs}, in {len(shares)} of {len(settings)} settings"
     usual = sum(share for share, _ in shares) / max(len(shares), 1)
-    found = over_seeds([(mine - share) / usual for share, mine in shares] if usual else [])
-    if found is None:
+    found = mean_ci([(mine - share) / usual for share, mine in shares] if usual else [])
+    if not found.n:
         return Finding(text, "inconclusive")
     return Finding(f"{_percent(found, found.n)} ({text})", quoted(found, -0.67, 0.0))
 
@@ -330,8 +316,8 @@ def less_variance(arms: Arms) -> Finding | None:
     from scipy.stats import f
 
     ppo, cory = arms.get("ppo", ()), arms.get("cory", ())
-    theirs, ours = variance(ppo, "combined_reward"), variance(cory, "combined_reward")
-    if not theirs or ours is None:
+    theirs, ours = (variance(metrics_of(runs), "combined_reward") for runs in (ppo, cory))
+    if not theirs > 0 or math.isnan(ours):
         return None
     counts = [len(values(runs, at_end("combined_reward"))) for runs in (cory, ppo)]
     low, high = (ours / theirs / float(f.ppf(q, counts[0] - 1, counts[1] - 1)) for q in (0.975, 0.025))
@@ -339,8 +325,9 @@ def less_variance(arms: Arms) -> Finding | None:
     return Finding(_percent(found, min(len(cory), len(ppo))), quoted(found, -0.41, 0.0))
 
 
-def _log(value: float | None) -> float | None:
-    return math.log(value) if value is not None and value > 0 else None
+def _log(values: "pd.Series[float]") -> "pd.Series[float]":
+    """Returns logarithms of what is above 0, NaN for the rest."""
+    return np.log(values.where(values > 0))
 
 
 def _shown(found: Estimate, runs: int, sign: str = "+") -> str:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from benchmarks.reproduction.measures import before, values
 from launch.console.configuration import Value
-from launch.experiments.measures import Difference, InPlane, before, differences, pareto_front, point
+from launch.display.statistics import Difference, differences
+from launch.experiments.measures import ParetoPoint, at_end, pareto_front
 from launch.experiments.results import StudyRun
 
 FEWEST = 3
@@ -48,7 +50,7 @@ def hypervolumes(arms: Mapping[str, Sequence[StudyRun]]) -> tuple[dict[int, floa
     pairs = matched(arms, "kl_coef")
     if len(pairs) < FEWEST:
         return {}, {}
-    worst = {run.seed: start for ppo, _ in pairs.values() for run in ppo if (start := reference(run)) is not None}
+    worst = {seed: start for ppo, _ in pairs.values() for seed, start in references(ppo).items()}
     return _hypervolumes([ppo for ppo, _ in pairs.values()], worst), _hypervolumes(
         [cory for _, cory in pairs.values()], worst
     )
@@ -59,22 +61,30 @@ def larger(one: Mapping[int, float], other: Mapping[int, float]) -> Difference |
     return differences({seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())})
 
 
-def _hypervolumes(columns: Sequence[Sequence[StudyRun]], worst: Mapping[int, InPlane]) -> dict[int, float]:
+def _hypervolumes(columns: Sequence[Sequence[StudyRun]], worst: Mapping[int, ParetoPoint]) -> dict[int, float]:
     whole = set(worst).intersection(*({run.seed for run in column} for column in columns))
-    ends = [(run.seed, end) for column in columns for run in column if (end := point(run)) is not None]
-    return {seed: hypervolume([end for of, end in ends if of == seed], worst[seed]) for seed in sorted(whole)}
+    ends: dict[int, list[ParetoPoint]] = {seed: [] for seed in sorted(whole)}
+    for column in columns:
+        rewards, kls = (values(column, at_end(metric)) for metric in ("task_reward", "kl"))
+        for seed in whole & rewards.keys() & kls.keys():
+            ends[seed].append(ParetoPoint(rewards[seed], kls[seed]))
+    return {seed: hypervolume(points, worst[seed]) for seed, points in ends.items()}
 
 
-def reference(run: StudyRun) -> InPlane | None:
-    """Returns the reference point of hypervolumes, which depends on no arm's result.
+def references(runs: Sequence[StudyRun]) -> dict[int, ParetoPoint]:
+    """Returns the reference point of hypervolumes by seed, which depends on no arm's result.
 
     That is the task reward before training, and the KL from which health calls a response of full length collapsed.
     """
-    start = before("task_reward")(run)
-    return None if start is None else InPlane(start, run.settings.max_token_kl * run.settings.max_response)
+    starts = values(runs, before("task_reward"))
+    return {
+        run.seed: ParetoPoint(starts[run.seed], run.settings.max_token_kl * run.settings.max_response)
+        for run in runs
+        if run.seed in starts
+    }
 
 
-def hypervolume(points: Iterable[InPlane], worst: InPlane) -> float:
+def hypervolume(points: Iterable[ParetoPoint], worst: ParetoPoint) -> float:
     """Returns the area that points dominate, of all that is better than `worst`.
 
     Args:

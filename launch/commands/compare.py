@@ -9,13 +9,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, path_or_uri, run
+from launch.console.parser import Parser, path_or_uri
+from launch.console.parser import run as run_command
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from launch.report.comparison import Ends
+    from launch.display.statistics import Estimate
     from launch.report.runs import Run
+
+    Ends = dict[str, dict[str, Estimate]]
+    """By who answered, each figure."""
 
 EPILOG = """Figures are of the end of each run, on held-out queries: each policy alone, their mean, and the chain's last
 answer. Of runs with final_queries, 95 % intervals over these queries stand in brackets; else the last evaluation has no
@@ -46,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(argv)
-    return run(lambda: compare(options.runs, options.json), debug=options.debug)
+    return run_command(lambda: compare(options.runs, options.json), debug=options.debug)
 
 
 def compare(addresses: Sequence[str], as_json: bool = False) -> int:
@@ -57,70 +61,65 @@ def compare(addresses: Sequence[str], as_json: bool = False) -> int:
         StorageError: storage cannot be read.
     """
     from launch.display.tables import print_whole
-    from launch.report.comparison import ends
     from launch.report.runs import read
+    from launch.report.tables import estimates_at_end
 
-    runs = read(list(dict.fromkeys(addresses)))
+    runs = read(addresses)
     if len(runs) < 2:
         raise CommandError("Name two runs or more to compare.")
-    found = [ends(each) for each in runs]
+    ends = [estimates_at_end(run) for run in runs]
     if as_json:
-        print(json.dumps(_as_json(runs, found), indent=1))
+        print(json.dumps(_as_json(runs, ends), indent=1))
     else:
-        print_whole(sys.stdout, *_tables(runs, found))
+        print_whole(sys.stdout, *_tables(runs, ends))
     return 0
 
 
-def _as_json(runs: Sequence[Run], found: Sequence[Ends]) -> dict[str, object]:
-    from launch.report.comparison import settings_that_differ
+def _as_json(runs: Sequence[Run], ends: Sequence[Ends]) -> dict[str, object]:
+    from launch.report.runs import values_that_differ
     from launch.run_folder.records import plain
 
-    def figures(of: Ends) -> object:
-        return plain({who: {name: each._asdict() for name, each in own.items()} for who, own in of.items()})
-
     return {
-        "settings": settings_that_differ(runs),
+        "settings": values_that_differ(runs),
         "runs": [
             {
-                "run": each.name,
-                "state": each.state,
-                "update": each.updates[-1]["update"] if each.updates else 0,
-                "updates": each.settings.updates,
-                "held_out_at": each.result.final and each.result.final["update"],
-                "held_out": figures(of),
-                "tokens": each.result.cost["tokens"],
-                "seconds": each.result.cost["seconds"],
+                "run": run.name,
+                "state": run.state,
+                "update": run.updates[-1]["update"] if run.updates else 0,
+                "updates": run.settings.updates,
+                "held_out_at": run.result.final and run.result.final["update"],
+                "held_out": plain(
+                    {who: {name: each._asdict() for name, each in of.items()} for who, of in end.items()}
+                ),
+                "tokens": run.result.cost["tokens"],
+                "seconds": run.result.cost["seconds"],
             }
-            for each, of in zip(runs, found, strict=True)
+            for run, end in zip(runs, ends, strict=True)
         ],
     }
 
 
-def _tables(runs: Sequence[Run], found: Sequence[Ends]) -> list[Table]:
+def _tables(runs: Sequence[Run], ends: Sequence[Ends]) -> list[Table]:
     from launch.display.tables import FINE, MAIN, shown, table
     from launch.experiments.space import show_value
-    from launch.report.comparison import settings_that_differ
+    from launch.report.runs import values_that_differ
 
-    names = [each.name for each in runs]
-    settings = table(["setting", *names], [])
-    for key, values in settings_that_differ(runs).items():
-        settings.add_row(key, *(show_value(value) for value in values))
+    settings = table(["setting", *(run.name for run in runs)], [])
+    for key, values in values_that_differ(runs).items():
+        settings.add_row(key, *map(show_value, values))
     if not settings.row_count:
         settings = table(["All settings are the same."], [])
     figures = table(["held out", ""], ["update", *(shown(name).heading for name in MAIN)])
-    for each, of in zip(runs, found, strict=True):
-        final = each.result.final
-        if final is None:
-            figures.add_row(each.name, "not evaluated", *["-"] * (1 + len(MAIN)))
-            continue
-        for number, (who, own) in enumerate(of.items()):
-            name, at = ("", "") if number else (each.name, str(final["update"]))
-            figures.add_row(name, who, at, *(own[figure].shown(FINE[figure]) for figure in MAIN))
     took = table(["run", "state"], ["update", "response tokens", "seconds of updates"])
-    for each in runs:
-        done, cost = each.updates[-1]["update"] if each.updates else 0, each.result.cost
-        took.add_row(
-            *(each.name, each.state, f"{done}/{each.settings.updates}"),
-            *(f"{cost['tokens']:,}", f"{cost['seconds']:,.0f}"),
-        )
+    for run, end in zip(runs, ends, strict=True):
+        if run.result.final is None:
+            figures.add_row(run.name, "not evaluated", *["-"] * (1 + len(MAIN)))
+        else:
+            first = run.name, str(run.result.final["update"])
+            for number, (who, estimates) in enumerate(end.items()):
+                name, update = ("", "") if number else first
+                figures.add_row(name, who, update, *(estimates[metric].shown(FINE[metric]) for metric in MAIN))
+        done, cost = run.updates[-1]["update"] if run.updates else 0, run.result.cost
+        updates = f"{done}/{run.settings.updates}"
+        took.add_row(run.name, run.state, updates, f"{cost['tokens']:,}", f"{cost['seconds']:,.0f}")
     return [settings, figures, took]

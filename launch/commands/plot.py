@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, make_folder
 from launch.console.output import print_utf8
 from launch.console.parser import Parser, local_path, path_or_uri, run
 
@@ -81,9 +81,9 @@ def plot(place: str | Path, out: Path | None = None) -> int:
     if out is not None and (out.suffix.removeprefix(".").lower() not in FORMATS or out.is_dir()):
         raise CommandError(f"{out} names no picture. End it in one of .{', .'.join(FORMATS)}.")
     run_directory = _with_metrics(place)
-    own = run_directory.curves if run_directory.storage is None else Path(f"{run_directory.path.name}-curves.png")
-    file = out or own
-    _make_room(file)
+    in_storage = run_directory.storage is not None
+    file = out or (Path(f"{run_directory.path.name}-curves.png") if in_storage else run_directory.curves)
+    make_folder(file.parent)
     draw(run_directory.updates(), run_directory.settings(), file)
     print(file)
     return 0
@@ -100,7 +100,7 @@ def write_csv(places: Sequence[str], file: Path) -> int:
         CommandError: there is no run, or one without metrics, or nothing can be written there.
         StorageError: storage cannot be read.
     """
-    from launch.report.long_form import as_csv
+    from launch.display.frame import as_csv
     from launch.report.runs import names
     from launch.run_folder.journal import replace_text
 
@@ -111,7 +111,7 @@ def write_csv(places: Sequence[str], file: Path) -> int:
     if str(file) == "-":
         print_utf8(text)
     else:
-        _make_room(file)
+        make_folder(file.parent)
         replace_text(file, text)
         print(file)
     return 0
@@ -125,10 +125,3 @@ def _with_metrics(place: str | Path) -> "Run":
     if not run_directory.updates():
         raise CommandError(f"{place} has no metrics yet: its first update is not finished. Try again in a while.")
     return run_directory
-
-
-def _make_room(file: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"The folder {file.parent} cannot be made: {error.strerror}.") from error

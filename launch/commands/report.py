@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, make_folder
 from launch.console.parser import Parser, local_path, path_or_uri, run
 
 OUT = Path("report.html")
@@ -68,7 +68,7 @@ def report(
         StorageError: storage cannot be read.
     """
     from launch.report.page import page
-    from launch.report.runs import read, resolved
+    from launch.report.runs import read
     from launch.report.tables import read_claims
     from launch.run_folder.journal import replace_text
     from launch.run_folder.storage import check_place
@@ -77,9 +77,6 @@ def report(
         check_place(str(folder), "report")
     if plots and png is None:
         raise CommandError("--plots chooses among PNGs: say with --png which folder they are drawn into.")
-    known = [resolved(address) for address in addresses]
-    if twice := [address for number, address in enumerate(addresses) if known[number] in known[:number]]:
-        raise CommandError(f"{twice[0]} is named twice. Name each run once.")
     if out.is_dir():
         raise CommandError(f"{out} is a folder. Name a file with --out, such as {out / OUT}.")
     runs = read(addresses)
@@ -89,12 +86,8 @@ def report(
         )
     made = page(runs, read_claims(claims) if claims else ())
     drawn = made.named(plots) if plots else made.plots
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if png is not None:
-            png.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"The folder {error.filename} cannot be made: {error.strerror}.") from error
+    for folder in (out.parent, png or out.parent):
+        make_folder(folder)
     replace_text(out, made.html)
     print(out)
     if png is not None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from pathlib import Path
 
 OWN_PACKAGES = ("cory_env", "policies", "launch")
 """Every exception class that these define carries a message for the user."""
@@ -91,3 +92,15 @@ def cause(error: Exception) -> BaseException:
         if not isinstance(inner, BaseException):
             return found
         found = inner
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those that it is in, unless it is there.
+
+    Raises:
+        CommandError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"The folder {path} cannot be made: {error.strerror}.") from error

@@ -1,13 +1,17 @@
-"""What plots are drawn with: colours, the look of axes, lines and points, and how a figure is written."""
+"""What plots are drawn with: colours, the look of axes, lines, points and intervals, and how a figure is written."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """Told apart by most colour-blind readers (Okabe and Ito)."""
@@ -15,6 +19,8 @@ INK, FAINT, GRID = "#333333", "#b8b8b8", "#e6e6e6"
 FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
 """Endings of the files that can be drawn."""
 FAINTLY = 0.45
+SPARE = 0.35
+"""Share of a panel by which intervals may widen it to either side; those of few seeds could fill any."""
 EXCHANGE: Any = (0, (2, 2))
 """The dashes of a role exchange."""
 AVERAGING: Any = (0, (1, 2))
@@ -29,24 +35,24 @@ def save(figure: Figure, file: Path) -> None:
     beside.replace(file)
 
 
-def curve(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str, faintly: bool = True) -> None:
+def draw_training(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str, faintly: bool = True) -> None:
     """Draws figures of training, of which there is one per update, behind those of evaluations if there are any."""
     strength: dict[str, Any] = {"linewidth": 1.1, "alpha": FAINTLY} if faintly else {"linewidth": 1.6}
     panel.plot(x, y, color=colour, marker="." if len(x) < 3 else None, **strength)
 
 
-def points(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
+def draw_evaluations(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
     """Draws figures of held-out evaluations."""
     panel.plot(x, y, color=colour, linewidth=1.8, **POINT, zorder=3)
 
 
-def exchanges(panel: Axes, updates: Sequence[int]) -> None:
+def mark_exchanges(panel: Axes, updates: Sequence[int]) -> None:
     """Marks the role exchanges that follow these updates."""
     for update in updates:
         panel.axvline(update + 0.5, color=FAINT, linewidth=0.8, linestyle=EXCHANGE, zorder=0)
 
 
-def averagings(panel: Axes, updates: Sequence[int]) -> None:
+def mark_averagings(panel: Axes, updates: Sequence[int]) -> None:
     """Marks the moves of all LLMs to their mean that follow these updates."""
     for update in updates:
         panel.axvline(update + 0.5, color=INK, linewidth=0.8, linestyle=AVERAGING, alpha=FAINTLY, zorder=0)
@@ -68,3 +74,26 @@ def style(panel: Axes, title: str, unit: str) -> None:
 def colours_of(count: int) -> list[str]:
     """Returns a colour per series."""
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
+
+
+def draw_band(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
+    """Draws the intervals of a line."""
+    panel.fill_between(means.index, means["low"], means["high"], color=colour, alpha=0.15, linewidth=0)
+
+
+def draw_bars(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
+    """Draws the intervals of points."""
+    panel.vlines(means.index, means["low"], means["high"], color=colour, linewidth=1.2, alpha=0.7)
+
+
+def draw_runs(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
+    """Draws single runs."""
+    panel.plot(x, y, linestyle="", marker="o", markersize=4, color=colour, alpha=FAINTLY, markeredgewidth=0)
+
+
+def widened(limits: tuple[float, float], ends: Iterable[float]) -> tuple[float, float]:
+    """Returns limits that hold the ends of intervals too, as far as `SPARE` allows; NaN is none."""
+    low, high = limits
+    known = [low, high, *(end for end in ends if not math.isnan(end))]
+    spare = SPARE * (high - low)
+    return max(low - spare, min(known)), min(high + spare, max(known))

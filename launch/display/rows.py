@@ -66,22 +66,15 @@ class Rows:
         row.append_text(self._figures(line["policy"]))
         return row.append(f"{line['tokens_per_second']:>7.0f}{line['seconds']['total']:>6.1f}", style="dim")
 
-    def evaluation(self, line: Update) -> Text:
-        """Returns the row of an update's held-out evaluation."""
-        row = Text(f"{self._number(line)}{'held-out':<{self._chain}}", style="bold")
-        return row.append_text(self._figures(line["evaluation"]))
-
-    def last_answer(self, line: Update) -> Text:
-        """Returns the row of the chain's last answer in an update's held-out evaluation."""
-        row = Text(f"{self._number(line)}{'last answer':<{self._chain}}", style="bold")
-        for key, _, width in COLUMNS:
-            row.append(f"{written(key, line['last_answer'][key]):>{width}}")
-        return row
-
-    def average(self, figures: Figures) -> Text:
-        """Returns what is said below a held-out evaluation of the LLM that is the mean of the others."""
-        told = ", ".join(f"{label} {written(key, figures[key]).strip()}" for key, label, _ in COLUMNS)
-        return Text(f"{'':{self.indent}}{AVERAGE}: {told}", style="bold")
+    def evaluation(self, line: Update) -> list[Text]:
+        """Returns the rows of an update's held-out evaluation: policies, the chain's last answer, the mean LLM."""
+        rows = [Text(f"{self._number(line)}{'held-out':<{self._chain}}", style="bold")]
+        rows[0].append_text(self._figures(line["evaluation"]))
+        for label, figures in (("last answer", line.get("last_answer")), (AVERAGE, line["evaluation"].get(AVERAGE))):
+            if figures is not None:
+                group = "".join(f"{written(key, figures[key]):>{width}}" for key, _, width in COLUMNS)
+                rows.append(Text(f"{self._number(line)}{label:<{self._chain}}{group}", style="bold"))
+        return rows
 
     def chain(self, roles: Mapping[str, str]) -> str:
         """Returns who answers after whom: `llm_2→llm_1`, or `3→1→2` where that would be long; `+3` other teams."""

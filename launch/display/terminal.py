@@ -15,7 +15,6 @@ from rich.text import Text
 from launch.display.rows import Rows
 from launch.display.texts import chain_text
 from launch.run_folder.records import Sample, Update
-from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
 
 PLAIN_WIDTH = 120
@@ -144,31 +143,24 @@ class Terminal(Voice):
     def update(self, line: Update, seconds: float | None = None) -> None:
         """Shows the row of one update, and of the evaluation in it; see `advance` for the seconds."""
         self._heading()
-        self._shown += 1
         left = self.advance(seconds)
         row = self._rows.update(line)
         if not self.has_bar:
             row.append(f"  {left}")
         self.say(row)
-        if "evaluation" in line:
-            self._evaluation(line)
-        if line["exchanged"]:
-            self.say(Text(f"{'':{self._rows.indent}}roles exchanged", style="cyan"))
-        if line.get("averaged"):
-            self.say(Text(f"{'':{self._rows.indent}}LLMs averaged", style="cyan"))
+        self._evaluation(line)
+        for happened, text in ((line["exchanged"], "roles exchanged"), (line.get("averaged"), "LLMs averaged")):
+            if happened:
+                self.say(Text(f"{'':{self._rows.indent}}{text}", style="cyan"))
 
     def start(self, line: Update) -> None:
         """Shows the evaluation before the first update."""
         self._heading()
-        self._shown += 1
         self._evaluation(line)
 
     def _evaluation(self, line: Update) -> None:
-        self.say(self._rows.evaluation(line))
-        if "last_answer" in line:
-            self.say(self._rows.last_answer(line))
-        if AVERAGE in line["evaluation"]:
-            self.say(self._rows.average(line["evaluation"][AVERAGE]))
+        for row in self._rows.evaluation(line) if "evaluation" in line else ():
+            self.say(row)
 
     def samples(self, samples: Sequence[Sample]) -> None:
         """Shows a few chains of this update's training queries, one where chains are long."""
@@ -176,9 +168,9 @@ class Terminal(Voice):
             self.say(chain_text(sample, self._rows.indent))
 
     def _heading(self) -> None:
-        if self._shown % HEADING_EVERY == 0:
-            for text in self._rows.heading():
-                self.say(text)
+        for text in self._rows.heading() if self._shown % HEADING_EVERY == 0 else ():
+            self.say(text)
+        self._shown += 1
 
 
 def clock(seconds: float) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 from rich.table import Table
 
 from cory_env.chain import role_names
+from launch.display.statistics import Estimate, column_cis, mean_ci
 from launch.display.tables import FIGURES, shown, table
-from launch.evaluation.intervals import Estimate, over_queries, proportion
 from launch.run_folder.records import Batch, Evaluation
 from policies.models.model_names import AVERAGE
 
@@ -100,11 +100,11 @@ def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, Standing]
 
 def _estimates(values: np.ndarray, scoring: Scoring) -> list[Estimate]:
     """Averages over queries; where a figure is a no or a yes of each query, it is a proportion."""
-    found = over_queries(values, scoring.seed)
+    found = column_cis(values, "bootstrap", scoring.seed)
     for column, name in enumerate(scoring.names * (len(found) // len(scoring.names))):
         of_figure = values[:, column][~np.isnan(values[:, column])]
         if name not in AMOUNTS and len(of_figure) and np.isin(of_figure, (0, 1)).all():
-            found[column] = proportion(of_figure)
+            found[column] = mean_ci(of_figure, "wilson")
         elif name not in (*AMOUNTS, *REWARDS) and found[column].low is not None:
             mean, low, high, count = found[column]
             found[column] = Estimate(mean, max(low or 0.0, 0.0), min(high or 0.0, 1.0), count)

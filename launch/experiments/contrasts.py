@@ -7,20 +7,21 @@ contrasts:
   - {arm: one-llm, against: rloo, at: tokens}       # when each had generated as many tokens as the other at most
 """
 
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from launch.console.errors import CommandError
-from launch.experiments.measures import Difference, at_end, generated, last_answer, of_average, paired, whole, within
-from launch.experiments.results import StudyRun
+from launch.display.statistics import Difference, holm
+from policies.models.model_names import AVERAGE
+
+if TYPE_CHECKING:
+    from launch.experiments.results import StudyRun
 
 LEVEL = -0.02
 """An arm is level with another one where the lower end of the interval of their difference is above this."""
 FIGURE = "combined_reward"
-_OF = {"bare": at_end, "last": last_answer, "mean": of_average}
-_KEYS = ("arm", "of", "against", "against_of", "at")
-_AT = ("end", "tokens")
+_OF = {"bare": ("mean", ""), "last": ("", "last answer"), "mean": (AVERAGE, "")}
+"""What an arm is compared by: the policy and role of its figure in the data frame."""
 
 
 class Contrast(NamedTuple):
@@ -67,52 +68,37 @@ def read_contrasts(entries: object, arms: Sequence[str], where: str) -> tuple[Co
 
 
 def _contrast(entry: object, arms: Sequence[str], where: str) -> Contrast:
-    if not isinstance(entry, Mapping) or not {"arm", "against"} <= entry.keys() or not entry.keys() <= set(_KEYS):
+    allowed = {"arm": arms, "against": arms, "of": _OF, "against_of": _OF, "at": ("end", "tokens")}
+    if not isinstance(entry, Mapping) or not {"arm", "against"} <= entry.keys() <= allowed.keys():
         raise CommandError(
             f"A contrast in {where} says `arm` and `against`, maybe `of`, `against_of` and `at`: {entry}."
         )
-    found: dict[str, Any] = {"of": "bare", "against_of": "bare", **entry}
-    for key in ("arm", "against"):
-        if found[key] not in arms:
-            raise CommandError(f"A contrast in {where} names {found[key]}, which is no arm of it: {', '.join(arms)}.")
-    for key in ("of", "against_of"):
-        if found[key] not in _OF:
-            raise CommandError(f"A contrast in {where} has {key}: {found[key]}, which is none of {', '.join(_OF)}.")
-    if found.get("at", "end") not in _AT:
-        raise CommandError(f"A contrast in {where} has at: {found['at']}, which is none of {', '.join(_AT)}.")
-    return Contrast(**found)
+    for key, value in entry.items():
+        if value not in allowed[key]:
+            raise CommandError(f"A contrast in {where} has {key}: {value}, which is none of {', '.join(allowed[key])}.")
+    return Contrast(**{"of": "bare", "against_of": "bare", **entry})
 
 
-def answers(contrasts: Sequence[Contrast], runs: Sequence[StudyRun]) -> list[Answer]:
+def answers(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]") -> list[Answer]:
     """Returns what runs say of those contrasts whose arms have a seed in common; p is corrected for all contrasts."""
+    import pandas as pd
+
+    from launch.experiments.measures import at_end, did_all_updates, generated, metrics_of, paired, within
+
     found = []
     for contrast in contrasts:
-        one, other = ([run for run in runs if run.arm == arm] for arm in (contrast.arm, contrast.against))
-        measures = [_OF[contrast.of](FIGURE), _OF[contrast.against_of](FIGURE)]
+        sides = [[run for run in runs if run.arm == arm] for arm in (contrast.arm, contrast.against)]
+        figures = [_OF[contrast.of], _OF[contrast.against_of]]
         if contrast.at == "tokens":
-            fewer: dict[int, int] = {}
-            one, other = ([run for run in side if whole(run)] for side in (one, other))
-            for run in (*one, *other):
-                fewer[run.seed] = min(generated(run), fewer.get(run.seed, sys.maxsize))
-            measures = [within(FIGURE, of, fewer) for of in (contrast.of, contrast.against_of)]
-        difference = paired(one, other, *measures)
+            one, other = (metrics_of(run for run in side if did_all_updates(run)) for side in sides)
+            totals = [metrics.by_seed(generated) for metrics in (one, other)]
+            fewer = pd.concat(totals).groupby(level=0).min().to_dict()
+            measures = [within(FIGURE, *figure, fewer) for figure in figures]
+        else:
+            one, other = map(metrics_of, sides)
+            measures = [at_end(FIGURE, *figure) for figure in figures]
+        difference = paired(*(side.by_seed(measure) for side, measure in zip((one, other), measures, strict=True)))
         if difference is not None:
             found.append((contrast, difference))
     corrected = holm([difference.p for _, difference in found], len(contrasts))
-    return [Answer(*each, p) for each, p in zip(found, corrected, strict=True)]
-
-
-def holm(ps: Sequence[float | None], count: int) -> list[float | None]:
-    """Corrects the p of several tests for their number, by Holm's step-down method.
-
-    Args:
-        ps: of the tests that were made; None where one has no p.
-        count: of all tests that are asked for, made or not.
-    """
-    known = sorted((p, place) for place, p in enumerate(ps) if p is not None)
-    corrected: list[float | None] = [None] * len(ps)
-    least = 0.0
-    for rank, (p, place) in enumerate(known):
-        least = max(least, min(p * (count - rank), 1.0))
-        corrected[place] = least
-    return corrected
+    return [Answer(*pair, p) for pair, p in zip(found, corrected, strict=True)]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from rich.table import Table
 
 from launch.console.configuration import Value
+from launch.display.statistics import Estimate, mean_ci
 from launch.display.tables import FINE, MAIN, show, shown, table
-from launch.evaluation.intervals import Estimate, over_seeds
 from launch.experiments.space import SEED, Axis, exact_value
 from launch.run_folder.journal import replace_text
 from policies.settings.settings import Settings
@@ -62,7 +62,8 @@ class Point(NamedTuple):
 
     def estimate(self, name: str) -> Estimate | None:
         """The mean of a figure over whole trials."""
-        return over_seeds(getattr(trial, name) for trial in self.whole)
+        estimate = mean_ci(getattr(trial, name) for trial in self.whole)
+        return estimate if estimate.n else None
 
 
 def results_of(

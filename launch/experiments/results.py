@@ -15,7 +15,7 @@ from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final, FinalInfluence
 from launch.run_folder.journal import replace_text
 from launch.run_folder.records import Evaluation, Figures, SampleLine, Update, mean_over_policies, plain
-from policies.settings.settings import Settings, SettingsError, kept_settings
+from policies.settings.settings import Settings, SettingsError, deciding, kept_settings
 
 Status = Literal["done", "collapsed", "diverged", "failed"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results.
@@ -23,6 +23,8 @@ Status = Literal["done", "collapsed", "diverged", "failed"]
 
 DIGITS, FEWER = 5, 3
 """Significant digits of figures; of seconds and single responses."""
+NO_MATTER = deciding("computing", "writing")
+"""Settings that may differ between the machines on which a study goes on."""
 TEXTS = 16
 """Responses of each policy that are kept as text."""
 _POLICY = (
@@ -111,6 +113,14 @@ class StudyRun(NamedTuple):
     """More arms that its figures are compared with."""
 
 
+_REQUIRED = {
+    "cost": Cost.__required_keys__,
+    "hardware": Hardware.__required_keys__,
+    "final": FinalFigures.__required_keys__,
+}
+"""What tables and plots would fail without."""
+
+
 def result_file(folder: Path, arm: str, seed: int) -> Path:
     """Returns where a run's result belongs."""
     return folder / "results" / arm / f"seed_{seed}.json"
@@ -149,12 +159,17 @@ def read_one(file: Path) -> StudyRun:
     """
     again = "Remove it, and `cory study` does that run again."
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        found = {key: value for key, value in found.items() if key in StudyRun._fields}
-        run = StudyRun(**{**found, "settings": kept_settings(found["settings"])})
-        _check(run)
-        cost = {key: value for key, value in run.cost.items() if key in Cost.__required_keys__}
-        run = run._replace(cost=cast(Cost, cost))
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        entries = {key: value for key, value in entries.items() if key in StudyRun._fields}
+        for name, keys in _REQUIRED.items():
+            lacking = keys - dict(entries[name] or {}).keys()
+            if lacking and not (name == "final" and entries[name] is None):
+                raise ValueError(f"{name} lacks {', '.join(sorted(lacking))}")
+        entries["cost"] = {key: entries["cost"][key] for key in Cost.__required_keys__}
+        run = StudyRun(**{**entries, "settings": kept_settings(entries["settings"])})
+        for name in ("metrics", "samples"):
+            if not all(type(line["update"]) is int for line in entries[name]):
+                raise ValueError(f"a line of {name} is not of an update")
         _fill_in(run)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SettingsError) as error:
         reason = f"{type(error).__name__} {error}" if isinstance(error, LookupError) else error
@@ -162,21 +177,6 @@ def read_one(file: Path) -> StudyRun:
     if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
         raise CommandError(f"{file} holds the result of arm {run.arm}, seed {run.seed}. {again}")
     return run
-
-
-def _check(run: StudyRun) -> None:
-    """Refuses what tables and plots would fail over."""
-    parts = [
-        ("cost", run.cost, Cost.__required_keys__),
-        ("hardware", run.hardware, Hardware.__required_keys__),
-        ("final", run.final, FinalFigures.__required_keys__ if run.final is not None else set()),
-    ]
-    for name, found, keys in parts:
-        if lacking := keys - dict(found or {}).keys():
-            raise ValueError(f"{name} lacks {', '.join(sorted(lacking))}")
-    for name in ("metrics", "samples"):
-        if not all(type(line["update"]) is int for line in getattr(run, name)):
-            raise ValueError(f"a line of {name} is not of an update")
 
 
 def _fill_in(run: StudyRun) -> None:

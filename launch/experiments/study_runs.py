@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Self, cast
 from launch.console.errors import IN_JOB, CommandError
 from launch.console.interrupts import SIGNALS, Interrupts
 from launch.experiments.results import (
+    NO_MATTER,
     Cost,
     Status,
     StudyRun,
@@ -46,12 +47,10 @@ from launch.run_folder.records import SampleLine
 from launch.run_folder.run import Run
 from launch.run_folder.status import divergence
 from launch.training.training import COLLAPSED
-from policies.settings.settings import Settings, changed_settings, deciding
+from policies.settings.settings import Settings, changed_settings
 
 FAILURES = 2
 """How often a run goes on from its latest checkpoint after processes that it needs have died."""
-NO_MATTER = deciding("computing", "writing")
-"""Settings that may differ between the machines on which a study goes on."""
 STOPPED = tuple(128 + number for number in SIGNALS)
 """Exit codes of a run that a signal stopped."""
 

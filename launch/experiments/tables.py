@@ -1,15 +1,14 @@
 """A study on the terminal: what its arms are, what is to do, and what was found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from rich.table import Table
 
+from launch.display.statistics import mean_ci
 from launch.display.tables import FINE, MAIN, show, shown, table
 from launch.display.terminal import clock
-from launch.evaluation.intervals import over_seeds
 from launch.experiments.contrasts import Answer
-from launch.experiments.measures import Measure, at_end, collapse, collapses, values
 from launch.experiments.results import StudyRun
 from launch.experiments.study import Arm, Study, word
 from launch.experiments.study_runs import Job
@@ -49,24 +48,30 @@ def _seconds(arm: str, done: Sequence[StudyRun]) -> float:
 
 def result_line(run: StudyRun) -> str:
     """Returns what a run that has just ended found."""
-    figures = "  ".join(f"{shown(key).heading} {show(at_end(key)(run), FINE[key]):>6}" for key in MAIN)
+    from launch.experiments.measures import collapse
+
+    means = {} if run.final is None else run.final["mean"]
+    figures = "  ".join(f"{shown(key).heading} {show(means.get(key), FINE[key]):>6}" for key in MAIN)
     remark = "" if run.status == "done" else f"  {run.status}"
-    if run.status in ("done", "collapsed") and collapse(run):
-        remark += f"  collapse: {', '.join(sorted({sign.signature for sign in collapse(run)}))}"
+    if run.status in ("done", "collapsed") and (signs := collapse(run)):
+        remark += f"  collapse: {', '.join(sorted({sign.signature for sign in signs}))}"
     return f"{run.arm:<18} seed {run.seed}  {figures}  {clock(run.cost['wall_seconds']):>6}{remark}"
 
 
 def summary_table(runs: Sequence[StudyRun]) -> Table:
     """Returns each arm's figures after training: the mean over seeds ± half its 95 % interval."""
+    from launch.experiments.measures import at_end, collapses, metrics_of
+
     made = table(["arm"], ["seeds", *(shown(key).heading for key in MAIN), "collapsed", "minutes"])
     for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.place, run.arm)), lambda run: run.arm):
         ended = [run for run in group if run.status != "failed"]
         if not ended:
             continue
+        metrics = metrics_of(ended)
         made.add_row(
             ended[0].label,
             str(len(ended)),
-            *(_cell(ended, at_end(key), FINE[key]) for key in MAIN),
+            *(_cell(at_end(key)(metrics), len(ended), FINE[key]) for key in MAIN),
             f"{collapses(ended)} of {len(ended)}",
             f"{sum(run.cost['seconds'] for run in ended) / len(ended) / 60:.1f}",
         )
@@ -92,9 +97,9 @@ def _side(arm: str, of: str) -> str:
     return {"bare": arm, "last": f"{arm}, last answer", "mean": f"{arm}, mean LLM"}[of]
 
 
-def _cell(runs: Sequence[StudyRun], measure: Measure, pattern: str) -> str:
-    found = over_seeds(values(runs, measure).values())
-    if found is None:
+def _cell(values: Iterable[float], runs: int, pattern: str) -> str:
+    mean, low, _, n = mean_ci(values)
+    if not n:
         return ""
-    half = "" if found.low is None else f" ± {pattern.replace('+', '').format(found.mean - found.low)}"
-    return pattern.format(found.mean) + half + ("" if found.n == len(runs) else f", {found.n} of {len(runs)}")
+    half = "" if low is None else f" ± {pattern.replace('+', '').format(mean - low)}"
+    return pattern.format(mean) + half + ("" if n == runs else f", {n} of {runs}")

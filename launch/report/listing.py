@@ -12,6 +12,7 @@ from launch.experiments.search import ORIGIN, REPORTS, RESULTS, SEARCH, Search, 
 from launch.experiments.space import METRIC, TIME
 from launch.run_folder.layout import CONFIG, FROM_PYTHON
 from launch.run_folder.locks import lock_holder
+from launch.run_folder.records import highest
 from launch.run_folder.run import Run
 from launch.run_folder.status import COLLAPSED, CRASHED, ENDED, STOPPED, TRAINING, read_run, read_status
 from launch.run_folder.storage import Storage, is_uri
@@ -94,6 +95,7 @@ def _run(place: str) -> Listed:
         command = (read_run(place).read(CONFIG) or b"").decode().partition("\n")[0]
     except CommandError as error:
         return Listed(place, "run", UNREADABLE, problem=str(error))
+    best_update, best = seen.best or (None, None)
     return Listed(
         run=place,
         kind="run",
@@ -103,8 +105,8 @@ def _run(place: str) -> Listed:
         preset=preset_of(command),
         update=seen.update,
         updates=seen.settings.updates,
-        best=seen.best and seen.best[1],
-        best_update=seen.best and seen.best[0],
+        best=best,
+        best_update=best_update,
         written=seen.written,
     )
 
@@ -120,8 +122,7 @@ def _trials(folder: Path) -> Iterator[Listed]:
     for name in sorted({report["trial"] for report in reports} | set(ends)):
         own = {report[TIME]: report[METRIC] for report in reports if report["trial"] == name}
         done = max(own, default=0)
-        known = {update: worth for update, worth in own.items() if worth is not None}
-        at = max(known, key=lambda update: known[update]) if known else None
+        best_update, best = highest(own) or (None, None)
         state = ends.get(name, CRASHED)
         if done >= search.settings.updates:
             state = ENDED
@@ -137,8 +138,8 @@ def _trials(folder: Path) -> Iterator[Listed]:
             preset=preset_of(command),
             update=done,
             updates=search.settings.updates,
-            best=None if at is None else known[at],
-            best_update=at,
+            best=best,
+            best_update=best_update,
             written=(file if file.exists() else folder / (REPORTS if reports else SEARCH)).stat().st_mtime,
         )
 

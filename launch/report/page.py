@@ -11,12 +11,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from cory_env.pickled import shown
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
+from launch.display.curves import method
 from launch.display.plot import Plot
+from launch.experiments.space import show_value
 from launch.report import ends, plots, tables
-from launch.report.costs import costs
-from launch.report.runs import ArmRuns, Run, arms_of, method
+from launch.report.runs import Arm, Run, arms_of, differing
 from launch.report.samples import moments_of
-from launch.report.series import ends_of
 from launch.run_folder.manifest import own_version
 from policies.health import CHANCE, LEAST_EOS
 
@@ -44,14 +44,14 @@ class Page:
 def page(runs: Sequence[Run], claims: Sequence[tables.JudgedClaim] = ()) -> Page:
     """Makes the report of runs, at least one of which has metrics, and of claims that were judged by them."""
     arms = arms_of(runs)
-    evaluated = [arm for arm in arms if any(run.held_out for run in arm.runs)]
+    evaluated = [arm for arm in arms if "validation" in arm.metrics.tables]
     overview: list[Plot] = []
     if evaluated:
         overview += ends.pareto(evaluated)
     if len(arms) > 1 and evaluated:
         overview += ends.side_by_side(arms)
-    over_training = [*plots.comparisons(arms), *costs(arms)] if len(arms) > 1 else []
-    sensitivity = ends.sweeps(evaluated)
+    over_training = [*plots.comparisons(arms), *plots.costs(arms)] if len(arms) > 1 else []
+    sensitivity = plots.sweeps(evaluated)
     curves = [(arm, plots.curves_of(arm, f"curves-{number}")) for number, arm in enumerate(arms, start=1)]
     health = plots.health(arms)
     environment = Environment(
@@ -82,7 +82,7 @@ def page(runs: Sequence[Run], claims: Sequence[tables.JudgedClaim] = ()) -> Page
         warnings=[(run.name, found) for run in ordered if (found := tables.warnings(run))],
         evaluations=[(run.name, each, tables.evaluation_table(each)) for run in ordered for each in run.evaluations],
         samples=[(run, moments) for run in ordered if (moments := moments_of(run))],
-        differing=tables.settings_that_differ(arms),
+        differing=[(key, [_distinct(arm, key) for arm in arms]) for key in differing(ordered)],
         settings=[(arm.label, shown(as_yaml(arm.settings))) for arm in arms],
         environments=tables.environments(ordered),
         commands=[(run.name, run.commands) for run in ordered],
@@ -92,7 +92,12 @@ def page(runs: Sequence[Run], claims: Sequence[tables.JudgedClaim] = ()) -> Page
     )
 
 
-def _title(arms: Sequence[ArmRuns]) -> str:
+def _distinct(arm: Arm, key: str) -> str:
+    """Returns the values of a setting in an arm's runs."""
+    return ", ".join(dict.fromkeys(show_value(getattr(run.settings, key)) for run in arm.runs))
+
+
+def _title(arms: Sequence[Arm]) -> str:
     studies = list(dict.fromkeys(run.result.study for arm in arms for run in arm.runs if run.result.study))
     if studies:
         return f"Study {', '.join(studies)}"
@@ -106,19 +111,19 @@ def _subtitle(runs: Sequence[Run]) -> str:
     return f"Task {tasks} · model {models} · {len(runs)} run{'s' * (len(runs) > 1)}"
 
 
-def _queries(arms: Sequence[ArmRuns]) -> str:
+def _queries(arms: Sequence[Arm]) -> str:
     """Returns on how many queries the last evaluations are, if on as many in all runs."""
     counts = {last["queries"] for arm in arms for run in arm.counted if (last := run.result.final) is not None}
     return f" ({counts.pop()})" if len(counts) == 1 and 0 not in counts else ""
 
 
-def _no_influence(arm: ArmRuns) -> bool:
+def _no_influence(arm: Arm) -> bool:
     """Returns whether the influence was measured, and its interval holds 0 in every run."""
     lows = [last["influence"]["low"] for run in arm.counted if (last := run.result.final) and "influence" in last]
     return bool(lows) and all(low is None or low <= 0 for low in lows)
 
 
-def _rule(arms: Sequence[ArmRuns]) -> str:
+def _rule(arms: Sequence[Arm]) -> str:
     """Returns by what a run counts as collapsed (`study.measures.collapse`)."""
 
     def limit(key: str, form: str) -> str:
@@ -134,7 +139,7 @@ def _rule(arms: Sequence[ArmRuns]) -> str:
     )
 
 
-def _caveats(arms: Sequence[ArmRuns]) -> list[str]:
+def _caveats(arms: Sequence[Arm]) -> list[str]:
     """Returns what a reader should know before comparing."""
     found = []
     runs = [run for arm in arms for run in arm.runs]
@@ -164,6 +169,6 @@ def _caveats(arms: Sequence[ArmRuns]) -> list[str]:
         for arm in arms
         if arm.settings.pays_for_others and _no_influence(arm)
     ]
-    if any(sum(value == value for value in ends_of(arm, "combined_reward")) == 2 for arm in arms):
+    if any(sum(value == value for value in arm.at_end("combined_reward")) == 2 for arm in arms):
         found.append("Two seeds say little: the 95 % interval of their mean is 13 standard errors to either side.")
     return found

@@ -4,28 +4,35 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+import pandas as pd
 
 from cory_env.pickled import shown
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
+from launch.display.curves import method
+from launch.display.frame import MEAN, over_seeds
 from launch.experiments import results
-from launch.experiments.results import Cost, FinalFigures, StudyRun, final_figures
+from launch.experiments.measures import Measure, StudyMetrics, at_end
+from launch.experiments.results import NO_MATTER, Cost, FinalFigures, StudyRun, final_figures
 from launch.experiments.space import show_value
-from launch.experiments.study_runs import NO_MATTER
 from launch.run_folder import final, status
 from launch.run_folder.layout import CONFIG
-from launch.run_folder.records import Figures, SampleLine, Update
+from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run as RunFolder
 from launch.run_folder.status import divergence
 from launch.run_folder.storage import REPORTED, is_uri
 from policies.settings.settings import Settings, deciding
 
-MEAN = "mean"
-"""The key under which an evaluation holds the mean of its policies."""
 LABEL_LENGTH = 48
 """Letters of an arm's name, about, for which plots have room."""
+_OF_NO_STUDY: dict[str, Any] = {
+    **{"study": "", "arm": "", "label": "", "tier": 1, "place": 0, "against": None, "differs": {}},
+    **{"command": "", "versions": {}, "hardware": {}, "date": ""},
+}
 NO_DIFFERENCE = {"seed", "updates", *deciding("writing")}
 """Settings in which the runs of one arm may differ."""
 
@@ -73,14 +80,9 @@ class Run:
             return "unfinished"
         return {"collapsed": "ended by a collapse"}.get(self.result.status, self.result.status)
 
-    @property
-    def held_out(self) -> dict[int, dict[str, Figures]]:
-        """The held-out evaluations, by update."""
-        return {line["update"]: line["evaluation"] for line in self.updates if "evaluation" in line}
 
-
-@dataclass(frozen=True)
-class ArmRuns:
+@dataclass(frozen=True, eq=False)
+class Arm:
     """Runs whose settings are the same but for the seed."""
 
     label: str
@@ -92,23 +94,61 @@ class ArmRuns:
         return self.runs[0].settings
 
     @property
+    def result(self) -> StudyRun:
+        """The first run's, which says of which study and tier the arm is."""
+        return self.runs[0].result
+
+    @cached_property
     def counted(self) -> list[Run]:
         """The runs whose last figures are compared: those that ended, or all as long as none has."""
         return [run for run in self.runs if not run.unfinished and run.result.status != "failed"] or self.runs
 
     @property
     def results(self) -> list[StudyRun]:
-        """What measures are functions of: the results of the runs that count."""
+        """The results of the runs that count."""
         return [run.result for run in self.counted]
+
+    @cached_property
+    def metrics(self) -> StudyMetrics:
+        """The data frame of all its runs."""
+        return StudyMetrics({run.name: run.result for run in self.runs})
+
+    @cached_property
+    def counted_metrics(self) -> StudyMetrics:
+        """The data frame of the runs that count."""
+        return self.metrics if self.counted == self.runs else StudyMetrics({r.name: r.result for r in self.counted})
+
+    def values(self, measure: Measure) -> list[float]:
+        """Returns a measure of each run that counts, NaN for one that has none."""
+        return measure(self.counted_metrics).reindex([run.name for run in self.counted]).tolist()
+
+    def by_seed(self, measure: Measure) -> "pd.Series[float]":
+        """Returns a measure of those runs that count and have it, by their seed."""
+        return self.counted_metrics.by_seed(measure)
+
+    def at_end(self, metric: str) -> list[float]:
+        """Returns a figure at the end of each run that counts, the mean of its policies."""
+        return self.values(at_end(metric))
+
+    def held_out(self, metric: str) -> pd.DataFrame:
+        """Returns a held-out figure, mean of the policies, over seeds, by update."""
+        return over_seeds(self.metrics.get("validation", metric))
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether any run was evaluated after it began to train."""
+        held_out = self.metrics.tables.get("validation")
+        return held_out is not None and bool((held_out.index.get_level_values("update") > 0).any())
 
 
 def read(addresses: Sequence[str | Path]) -> list[Run]:
-    """Reads runs' folders, or URIs, and studies' folders.
+    """Reads runs' folders, or URIs, and studies' folders; one that is named twice counts once.
 
     Raises:
         CommandError: an address is neither's, or a file there is damaged.
         StorageError: storage cannot be read.
     """
+    addresses = list({resolved(address): address for address in reversed(addresses)}.values())[::-1]
     runs = []
     for address, name in zip(addresses, names(addresses), strict=True):
         folder = Path(address)
@@ -144,27 +184,20 @@ def read_run(address: str | Path, name: str) -> Run:
     diverged = divergence(run)
     lines = (folder / CONFIG).read_text(encoding="utf-8").splitlines()
     origins = [shown(line).removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
-    commands = [(command, comment) for command, _, comment in origins]
-    seconds = sum(line.get("seconds", {}).get("total", 0.0) for line in updates)
-    last_look = _last_look(run, updates)
-    tokens = sum(int(cast(dict[str, int], line).get("tokens", 0)) for line in updates)
+    machine = origins[-1][2] if origins else ""
+    last_look = None if diverged else _last_look(run, updates)
     result = StudyRun(
-        study="",
-        arm="",
-        label="",
-        tier=1,
-        place=0,
-        against=None,
-        differs={},
+        **_OF_NO_STUDY,
         seed=settings.seed,
         status="diverged" if diverged else "collapsed" if collapsed else "done",
         reason=diverged,
         settings=settings,
-        command=commands[-1][0] if commands else "",
-        versions={},
-        hardware={"cpu": "", "cores": 0, "memory_gib": 0.0, "bf16": False, "gpu": None},
-        date="",
-        cost=Cost(tokens=tokens, seconds=seconds, wall_seconds=0.0, resumed=False),
+        cost=Cost(
+            tokens=sum(line.get("tokens", 0) for line in updates),
+            seconds=sum(line.get("seconds", {}).get("total", 0.0) for line in updates),
+            wall_seconds=0.0,
+            resumed=False,
+        ),
         metrics=updates,
         samples=cast(list[SampleLine], run.samples.read()),
         final=None if diverged else _final_figures(settings, updates, last_look),
@@ -172,11 +205,11 @@ def read_run(address: str | Path, name: str) -> Run:
     return Run(
         name=name,
         result=result,
-        commands=[command for command, _ in commands],
-        environment={"made with": commands[-1][1]} if commands and commands[-1][1] else {},
+        commands=[command for command, _, _ in origins],
+        environment={"made with": machine} if machine else {},
         unfinished=not collapsed and diverged is None and done < settings.updates,
         evaluations=[_read_evaluation(file) for file in sorted(folder.glob("evaluation/*/evaluation.json"))],
-        last_look=None if diverged else last_look,
+        last_look=last_look,
     )
 
 
@@ -189,22 +222,21 @@ def _final_figures(settings: Settings, updates: Sequence[Update], kept: final.Fi
     """Returns the last look at a run's policies, or else its last held-out evaluation."""
     if kept is not None:
         return final_figures(kept, settings.modules)
-    evaluated = [line for line in updates if "evaluation" in line]
-    if not evaluated:
-        return None
-    policy = {name: figures for name, figures in evaluated[-1]["evaluation"].items() if name != MEAN}
-    last = evaluated[-1]
-    found = FinalFigures(
-        update=last["update"],
-        queries=0,  # as many as `eval_queries`, or all if there are fewer: that is not written down
-        policy=policy,
-        mean=last["evaluation"][MEAN],
-        responses={},
-        texts={},
-    )
-    if "last_answer" in last:
-        found["last_answer"] = last["last_answer"]
-    return found
+    for line in reversed(updates):
+        if "evaluation" in line:
+            policy = dict(line["evaluation"])
+            figures = FinalFigures(
+                update=line["update"],
+                queries=0,  # as many as `eval_queries`, or all if there are fewer: that is not written down
+                mean=policy.pop(MEAN),
+                policy=policy,
+                responses={},
+                texts={},
+            )
+            if "last_answer" in line:
+                figures["last_answer"] = line["last_answer"]
+            return figures
+    return None
 
 
 def _read_evaluation(file: Path) -> Evaluation:
@@ -237,48 +269,37 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [key for key in Settings.model_fields if len({repr(each[key]) for each in dumps}) > 1]
 
 
-def arms_of(runs: Sequence[Run]) -> list[ArmRuns]:
+def values_that_differ(runs: Sequence[Run]) -> dict[str, list[Value]]:
+    """Returns each setting in which runs differ, with the value of each run."""
+    told = [run.settings.told() for run in runs]
+    return {key: [each[key] for each in told] for key in differing(runs)}
+
+
+def arms_of(runs: Sequence[Run]) -> list[Arm]:
     """Returns the arms of studies, then those of other runs, each named by what sets it apart.
 
-    Raises:
-        CommandError: runs of one arm of a study, from several folders, cannot be compared.
+    Runs of one arm of a study that are of several folders with other settings are arms of their own.
     """
-    studies: dict[tuple[str, str], list[Run]] = {}
+    studies: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         if run.result.study:
-            studies.setdefault((run.result.study, run.result.arm), []).append(run)
-    for some in studies.values():
-        _refuse_mixed(some)
-    several = len({study for study, _ in studies}) > 1
+            settings = run.settings.model_dump(exclude={"seed", *NO_MATTER})
+            studies.setdefault((run.result.study, run.result.arm, repr(settings)), []).append(run)
+    several = len({study for study, *_ in studies}) > 1
     arms = [
-        ArmRuns(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
-        for (study, _), some in studies.items()
+        Arm(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
+        for (study, *_), some in studies.items()
     ]
     arms += _arms_of_folders([run for run in runs if not run.result.study])
     labels: set[str] = set()
     for number, arm in enumerate(arms):  # plots know arms by their labels
         if arm.label in labels:
-            arms[number] = ArmRuns(f"{arm.label} ({arm.runs[0].name})", arm.runs)
+            arms[number] = Arm(f"{arm.label} ({arm.runs[0].name})", arm.runs)
         labels.add(arms[number].label)
     return arms
 
 
-def _refuse_mixed(arm: Sequence[Run]) -> None:
-    """Checks that an arm's runs, which may be of several folders, differ in their seeds and in nothing that matters."""
-    seeds: dict[int, Run] = {}
-    for run in arm:
-        other = seeds.setdefault(run.result.seed, run)
-        if other is not run:
-            raise CommandError(f"{other.name} and {run.name} are of one arm and seed. Name one of their studies alone.")
-        changed = [key for key in differing([arm[0], run]) if key not in {"seed", *NO_MATTER}]
-        if changed:
-            raise CommandError(
-                f"{arm[0].name} and {run.name} are of one arm, but differ in {', '.join(changed)}. Name one of their "
-                "studies alone."
-            )
-
-
-def _arms_of_folders(runs: Sequence[Run]) -> list[ArmRuns]:
+def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
     """Groups runs that differ in nothing but their seed."""
     keys = [key for key in differing(runs) if key not in NO_DIFFERENCE]
     groups: dict[tuple[str, ...], list[Run]] = {}
@@ -294,19 +315,8 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[ArmRuns]:
             apart = {key: value for key, value in apart.items() if repr(value) != usual[key]}
         label = [method(settings)] if "num_agents" in keys or not apart else []
         label += [f"{key}={_short(value)}" for key, value in apart.items()]
-        arms.append(ArmRuns(_joined(label), sorted(some, key=lambda run: run.settings.seed)))
+        arms.append(Arm(_joined(label), sorted(some, key=lambda run: run.settings.seed)))
     return arms
-
-
-def method(settings: Settings) -> str:
-    """Returns what a run's algorithm is called."""
-    if settings.num_agents == 1:
-        return f"{settings.algorithm}{f' by {len(settings.modules)} LLMs' * (len(settings.modules) > 1)}"
-    agents = "" if settings.num_agents == 2 else f" of {settings.num_agents}"
-    if len(settings.modules) != settings.num_agents:
-        agents += f" by {len(settings.modules)} LLM{'s' * (len(settings.modules) > 1)}"
-    learner = "" if settings.algorithm == "PPO" else f" with {settings.algorithm}"
-    return f"CORY{agents}{learner}"
 
 
 def _joined(parts: Sequence[str]) -> str:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from launch.display.tables import written
 from launch.display.texts import visible
 from launch.experiments.measures import collapse
 from launch.experiments.results import Text
 from launch.report.runs import Run
-from launch.run_folder.records import SampleLine
+from launch.run_folder.records import Response, SampleLine
 
 FIRST = 3
 """Responses of each policy alone that are shown in any case."""
@@ -45,50 +46,40 @@ class Moment:
 
 def moments_of(run: Run) -> list[Moment]:
     """Returns a run's samples by update, those of training before those on held-out queries."""
-    standing = {line["update"]: line.get("health", []) for line in run.updates}
+    warnings = {line["update"]: [warning["text"] for warning in line.get("health", [])] for line in run.updates}
     limit = run.settings.max_repetition
-    groups: dict[tuple[int, bool], list[SampleLine]] = {}
-    for sample in run.result.samples:
-        groups.setdefault((sample["update"], sample["held_out"]), []).append(sample)
-    moments = []
-    for (update, held_out), some in sorted(groups.items()):
-        warnings = [warning["text"] for warning in standing.get(update, [])]
-        chains = [
-            (
-                visible(sample["query"]),
-                [
-                    Answer(
-                        each["role"],
-                        each["policy"],
-                        written("task_reward", each["task_reward"]),
-                        visible(each["text"]),
-                        _repeats(each.get("repetition"), limit),
-                    )
-                    for each in sample["responses"]
-                ],
-            )
-            for sample in some
-        ]
-        moments.append(Moment(update, held_out, warnings, chains))
-    last = run.result.final
-    if last is not None and last["texts"]:
-        alone = _alone(last["texts"], limit)
-        moments.append(Moment(last["update"], True, [sign.text for sign in collapse(run.result)], alone))
+
+    def moment(sample: SampleLine) -> tuple[int, bool]:
+        return sample["update"], sample["held_out"]
+
+    moments = [
+        Moment(update, held_out, warnings.get(update, []), [_chain(sample, limit) for sample in some])
+        for (update, held_out), some in groupby(sorted(run.result.samples, key=moment), moment)
+    ]
+    final = run.result.final
+    if final is not None and final["texts"]:
+        signs = [sign.text for sign in collapse(run.result)]
+        moments.append(Moment(final["update"], True, signs, _alone(final["texts"], limit)))
     return moments
+
+
+def _chain(sample: SampleLine, limit: float) -> tuple[str, list[Answer]]:
+    answers = [_answer(each["role"], each["policy"], each, limit) for each in sample["responses"]]
+    return visible(sample["query"]), answers
 
 
 def _alone(texts: Mapping[str, Sequence[Text]], limit: float) -> list[tuple[str, list[Answer]]]:
     """Returns what each policy answered alone at the end: the first responses, and those that repeat themselves."""
-    shown: dict[str, list[Answer]] = {}
-    for policy, of_policy in texts.items():
-        for number, text in enumerate(of_policy):
-            repeats = _repeats(text["repetition"], limit)
-            if number < FIRST or repeats:
-                reward = written("task_reward", text["task_reward"])
-                answer = Answer("alone", policy, reward, visible(text["text"]), repeats)
-                shown.setdefault(visible(text["query"]), []).append(answer)
-    return list(shown.items())
+    chains: dict[str, list[Answer]] = {}
+    for policy, responses in texts.items():
+        for number, response in enumerate(responses):
+            answer = _answer("alone", policy, response, limit)
+            if number < FIRST or answer.repeats:
+                chains.setdefault(visible(response["query"]), []).append(answer)
+    return list(chains.items())
 
 
-def _repeats(share: float | None, limit: float) -> str:
-    return f"repeats itself: {share:.0%} of its token pairs" if share is not None and share > limit else ""
+def _answer(role: str, policy: str, response: Response | Text, limit: float) -> Answer:
+    share = response.get("repetition")
+    repeats = f"repeats itself: {share:.0%} of its token pairs" if share is not None and share > limit else ""
+    return Answer(role, policy, written("task_reward", response["task_reward"]), visible(response["text"]), repeats)

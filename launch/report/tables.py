@@ -1,18 +1,21 @@
 """The tables of a report: measures of each arm, differences between arms, claims, runs, evaluations and settings."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import pydantic
 from typing_extensions import TypedDict
 
 from launch.console.errors import CommandError
+from launch.display.frame import LAST, MEAN
+from launch.display.statistics import Difference, Estimate, column_cis, mean_ci
 from launch.display.tables import MAIN, show, shown, written
-from launch.evaluation.intervals import over_seeds
 from launch.experiments.measures import (
-    Difference,
+    Measure,
     area,
     at_end,
     best,
@@ -25,10 +28,9 @@ from launch.experiments.measures import (
     paired,
     variance,
 )
-from launch.experiments.space import show_value
-from launch.report.runs import ArmRuns, Evaluation, Run, differing
-from launch.report.series import ends_of, of_arm
-from launch.run_folder.records import HealthWarning
+from launch.report.runs import Arm, Evaluation, Run
+from launch.run_folder.records import Evaluation as EvaluatedResponse
+from launch.run_folder.records import HealthWarning, highest
 
 COMBINED = shown("combined_reward").pattern
 
@@ -40,81 +42,122 @@ class Cell(NamedTuple):
     small: str = ""
 
 
-def cell(values: Sequence[float | None], form: str, runs: int | None = None) -> Cell:
-    """Returns a mean over seeds with its interval, and of how many it is where that is not all `runs`."""
-    found = over_seeds(values)
-    if found is None:
+def cell(values: Iterable[float], form: str, runs: int | None = None) -> Cell:
+    """Returns a mean over seeds with its interval, and of how many it is if that is not all `runs`."""
+    mean, low, high, n = mean_ci(values)
+    if not n:
         return Cell("-")
-    small = [_interval(found.low, found.high, form), "" if runs in (None, found.n) else f"{found.n} of {runs}"]
-    return Cell(form.format(found.mean), ", ".join(part for part in small if part))
+    small = [_interval(low, high, form), "" if runs in (None, n) else f"{n} of {runs}"]
+    return Cell(form.format(mean), ", ".join(part for part in small if part))
 
 
 def _interval(low: float | None, high: float | None, form: str) -> str:
     return "" if low is None and high is None else f"{show(low, form)}\u00a0… {show(high, form)}"
 
 
-def arm_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
+def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     """Returns the figures of each arm at the end."""
-    rows = []
-    for arm in arms:
-        collapsed = collapses(arm.results)
-        of_mean = [of_arm(arm, of_average(key)) for key in MAIN]
-        averaged = any(not math.isnan(value) for values in of_mean for value in values)
-        spread, count = variance(arm.results, "combined_reward"), len(arm.counted)
-        rows.append(
-            {
-                "label": arm.label,
-                "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{len(arm.counted)} of {len(arm.runs)}",
-                "figures": [cell(ends_of(arm, key), shown(key).pattern, count) for key in MAIN],
-                "average": [cell(values, shown(key).pattern, count) for key, values in zip(MAIN, of_mean, strict=True)]
-                if averaged
-                else [],
-                "collapsed": collapsed,
-                "more": [
-                    cell(of_arm(arm, area()), COMBINED, count),
-                    cell(of_arm(arm, best("combined_reward")), COMBINED, count),
-                    cell(of_arm(arm, last_answer("combined_reward")), COMBINED, count),
-                    cell(of_arm(arm, influence), "{:.0%}", count),
-                    Cell("-" if spread is None else f"{spread:.2g}"),
-                    cell(of_arm(arm, critic_loss), "{:.2f}", count),
-                    cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
-                    cell([result.cost["seconds"] / 60 for result in arm.results], "{:.1f}"),
-                ],
-            }
-        )
-    return rows
+    return [_arm_row(arm) for arm in arms]
 
 
-def difference_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
+def _arm_row(arm: Arm) -> dict[str, Any]:
+    count = len(arm.counted)
+
+    def cell_of(measure: Measure, form: str) -> Cell:
+        return cell(arm.values(measure), form, count)
+
+    average = [cell_of(of_average(key), shown(key).pattern) for key in MAIN]
+    spread = variance(arm.counted_metrics, "combined_reward")
+    return {
+        "label": arm.label,
+        "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{count} of {len(arm.runs)}",
+        "figures": [cell_of(at_end(key), shown(key).pattern) for key in MAIN],
+        "average": average if any(figure.text != "-" for figure in average) else [],
+        "collapsed": collapses(arm.results),
+        "more": [
+            cell_of(area, COMBINED),
+            cell_of(best, COMBINED),
+            cell_of(last_answer("combined_reward"), COMBINED),
+            cell_of(influence, "{:.0%}"),
+            Cell(show(spread, "{:.2g}")),
+            cell_of(critic_loss, "{:.2f}"),
+            cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
+            cell([result.cost["seconds"] / 60 for result in arm.results], "{:.1f}"),
+        ],
+    }
+
+
+def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     """Returns each arm less those it is compared with, seed by seed; a study says which, else it is the first."""
     rows = []
-    by_name = {(arm.runs[0].result.study, arm.runs[0].result.arm): arm for arm in arms if arm.runs[0].result.study}
+    by_name = {(arm.result.study, arm.result.arm): arm for arm in arms if arm.result.study}
     for arm in arms:
-        result = arm.runs[0].result
+        result = arm.result
         others = [by_name.get((result.study, name)) for name in (result.against or "", *result.also)]
         for other in others if result.study else arms[:1]:
             if other is None or other is arm:
                 continue
-            found = [paired(arm.results, other.results, at_end(key)) for key in MAIN]
-            if any(found):
+            differences = [paired(arm.by_seed(at_end(key)), other.by_seed(at_end(key))) for key in MAIN]
+            if any(differences):
                 rows.append(
                     {
                         "label": arm.label,
                         "against": other.label,
-                        "seeds": max(len(each.seeds) for each in found if each),
-                        "figures": [_difference(each) for each in found],
+                        "seeds": max(len(each.seeds) for each in differences if each),
+                        "figures": [_difference(each) for each in differences],
                     }
                 )
     return rows
 
 
-def _difference(found: Difference | None) -> Cell:
-    if found is None:
+def _difference(difference: Difference | None) -> Cell:
+    if difference is None:
         return Cell("-")
-    small = [_interval(found.estimate.low, found.estimate.high, "{:+.2f}")]
-    small += [f"p\u00a0{found.p:.2g}"] if found.p is not None else []
-    small += [f"g\u00a0{found.effect:+z.1f}"] if found.effect is not None else []
-    return Cell(f"{found.estimate.mean:+.2f}", ", ".join(part for part in small if part))
+    estimate, p, effect = difference.estimate, difference.p, difference.effect
+    small = [_interval(estimate.low, estimate.high, "{:+.2f}")]
+    small += [f"p\u00a0{p:.2g}"] if p is not None else []
+    small += [f"g\u00a0{effect:+z.1f}"] if effect is not None else []
+    return Cell(f"{estimate.mean:+.2f}", ", ".join(part for part in small if part))
+
+
+def estimates_at_end(run: Run) -> dict[str, dict[str, Estimate]]:
+    """Returns a run's held-out figures at its end: of each policy, their mean, and the chain's last answer.
+
+    Returns:
+        By who answered, each figure; an interval is over queries, and absent if single responses are not kept.
+    """
+    policies = run.settings.modules
+    estimates: dict[str, dict[str, Estimate]] = {}
+    if run.last_look is not None:
+        answers = {policy: [responses] for policy, responses in run.last_look["policy"].items()}
+        if all(policy in answers for policy in policies):
+            answers[MEAN] = [run.last_look["policy"][policy] for policy in policies]
+        answers[LAST] = list(run.last_look.get("last_answer", {}).values())
+        estimates = {who: _over_queries(responses) for who, responses in answers.items() if responses}
+    elif run.result.final is not None:
+        final = run.result.final
+        figures = {MEAN: final["mean"], **final["policy"]}
+        figures |= {LAST: final["last_answer"]} if "last_answer" in final else {}
+        estimates = {who: {name: _alone(known.get(name)) for name in MAIN} for who, known in figures.items()}
+    if len(policies) == 1:
+        estimates.pop(MEAN, None)  # that of one policy says nothing
+    rank = {MEAN: 0, LAST: 2}
+    return dict(sorted(estimates.items(), key=lambda item: rank.get(item[0], 1)))
+
+
+def _alone(value: float | None) -> Estimate:
+    return Estimate(math.nan if value is None else value, None, None, 0)
+
+
+def _over_queries(answers: Sequence[Sequence[EvaluatedResponse]]) -> dict[str, Estimate]:
+    """Returns the mean over those who answered, at each query that all of them answered, and its interval."""
+    tables = [
+        pd.DataFrame([each["metrics"] for each in responses], index=[each["query"] for each in responses], dtype=float)
+        for responses in answers
+    ]
+    joined = pd.concat([table[list(MAIN)] for table in tables], axis=1, join="inner", keys=range(len(tables)))
+    values = np.mean([joined[number].to_numpy() for number in range(len(tables))], axis=0)
+    return dict(zip(MAIN, column_cis(values, "bootstrap"), strict=True))
 
 
 class JudgedClaim(TypedDict):
@@ -147,21 +190,20 @@ def read_claims(file: Path) -> list[JudgedClaim]:
         ) from error
 
 
-def run_rows(arms: Sequence[ArmRuns]) -> list[dict[str, Any]]:
+def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     """Returns what is known of each run."""
     return [_run_row(run, arm) for arm in arms for run in arm.runs]
 
 
-def _run_row(run: Run, arm: ArmRuns) -> dict[str, Any]:
-    lines = [line for line in run.updates if "policy" in line]
+def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
     done = run.updates[-1]["update"] if run.updates else 0
-    known = {
-        update: value
-        for update, figures in run.held_out.items()
-        if (value := figures["mean"]["combined_reward"]) is not None
-    }
-    at = max(known, key=lambda update: known[update]) if known else None
-    times = [line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in lines if "seconds" in line]
+    times = [
+        line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in run.updates if "seconds" in line
+    ]
+    at_best = highest(
+        {line["update"]: line["evaluation"][MEAN]["combined_reward"] for line in run.updates if "evaluation" in line}
+    )
+    final = run.result.final
     return {
         "name": run.name,
         "arm": arm.label,
@@ -170,8 +212,8 @@ def _run_row(run: Run, arm: ArmRuns) -> dict[str, Any]:
         "state": run.state,
         "reason": run.result.reason or "",
         "signs": [sign.text for sign in collapse(run.result)],
-        "combined": written("combined_reward", at_end("combined_reward")(run.result)),
-        "best": "-" if at is None else f"{written('combined_reward', known[at])} (update {at})",
+        "combined": written("combined_reward", None if final is None else final["mean"].get("combined_reward")),
+        "best": "-" if at_best is None else f"{written('combined_reward', at_best[1])} (update {at_best[0]})",
         "seconds": cell(times, "{:.1f}").text,
     }
 
@@ -201,24 +243,10 @@ def evaluation_table(evaluation: Evaluation) -> dict[str, Any]:
     return {"headings": [shown(name).heading for name in names], "rows": rows}
 
 
-def settings_that_differ(arms: Sequence[ArmRuns]) -> list[tuple[str, list[str]]]:
-    """Returns each setting in which runs differ, with its values in every arm."""
-    keys = differing([run for arm in arms for run in arm.runs])
-    return [
-        (key, [", ".join(dict.fromkeys(show_value(getattr(run.settings, key)) for run in arm.runs)) for arm in arms])
-        for key in keys
-    ]
-
-
-def environments(runs: Sequence[Run]) -> list[tuple[str, dict[str, str]]]:
-    """Returns what is known of where runs ran, each with the runs that it holds for."""
-    groups: list[tuple[list[str], dict[str, str]]] = []
+def environments(runs: Sequence[Run]) -> list[tuple[str, Mapping[str, str]]]:
+    """Returns what is known of where runs ran, each with the runs that it holds for; "" stands for all of them."""
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        same = next((names for names, found in groups if found == run.environment), None)
-        if same is None:
-            groups.append(([run.name], run.environment))
-        else:
-            same.append(run.name)
-    if len(groups) == 1:
-        return [("", groups[0][1])]
-    return [(", ".join(names), found) for names, found in groups]
+        groups.setdefault(repr(run.environment), []).append(run)
+    names = [", ".join(run.name for run in some) for some in groups.values()] if len(groups) > 1 else [""]
+    return [(name, some[0].environment) for name, some in zip(names, groups.values(), strict=True)]

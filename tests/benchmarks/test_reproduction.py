@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -6,14 +7,20 @@ import pytest
 from benchmarks.reproduction.__main__ import claims, main
 from benchmarks.reproduction.claims import CLAIMS, judge_all
 from benchmarks.reproduction.findings import Finding, above, below, quoted, within
-from benchmarks.reproduction.sweeps import hypervolume, hypervolumes, matched, reference
+from benchmarks.reproduction.measures import unsteadiness
+from benchmarks.reproduction.sweeps import hypervolume, hypervolumes, matched, references
 from launch.commands.report import report
 from launch.console.errors import CommandError
-from launch.evaluation.intervals import Estimate
-from launch.experiments.measures import InPlane
+from launch.display.statistics import Estimate
+from launch.experiments.measures import ParetoPoint, metrics_of
 from launch.experiments.results import StudyRun
 from launch.run_folder.records import Update
 from tests.launch.results_of_studies import figures, keep, study_run
+
+
+def volatility(run: StudyRun) -> float:
+    metrics = metrics_of([run])
+    return float(unsteadiness(metrics).iloc[0])
 
 
 def findings(runs: list[StudyRun]) -> dict[str, Finding]:
@@ -221,14 +228,15 @@ def test_less_variance_comes_with_its_interval() -> None:
 
 
 def test_the_hypervolume_is_the_area_between_the_front_and_the_reference() -> None:
-    worst = InPlane(0.0, 10.0)
-    assert hypervolume([InPlane(1.0, 2.0)], worst) == 8.0
-    assert hypervolume([InPlane(1.0, 2.0), InPlane(2.0, 5.0), InPlane(0.5, 3.0)], worst) == 8.0 + 1.0 * 5.0
-    assert hypervolume([InPlane(3.0, 11.0), InPlane(-1.0, 1.0)], worst) == 0.0
+    worst = ParetoPoint(0.0, 10.0)
+    assert hypervolume([ParetoPoint(1.0, 2.0)], worst) == 8.0
+    assert hypervolume([ParetoPoint(1.0, 2.0), ParetoPoint(2.0, 5.0), ParetoPoint(0.5, 3.0)], worst) == 8.0 + 1.0 * 5.0
+    assert hypervolume([ParetoPoint(3.0, 11.0), ParetoPoint(-1.0, 1.0)], worst) == 0.0
 
 
 def test_the_reference_point_is_before_training_and_where_health_calls_it_collapse() -> None:
-    assert reference(study_run("ppo", 0, figures(1.0, 2.0), curve=(0.25, 1.0))) == InPlane(0.25, 2.0 * 12)
+    run = study_run("ppo", 0, figures(1.0, 2.0), curve=(0.25, 1.0))
+    assert references([run]) == {0: ParetoPoint(0.25, 2.0 * 12)}
 
 
 def test_claims_are_those_that_are_asked_of_the_studies_at_hand(
@@ -255,3 +263,14 @@ def test_verdicts_reach_a_report_as_a_file(tmp_path: Path, capsys: pytest.Captur
     file.write_text("[{}]")
     with pytest.raises(CommandError, match=r"claims\.json cannot be read: Field required"):
         report([tmp_path], tmp_path / "study.html", claims=file)
+
+
+def test_unsteadiness_is_of_successive_updates_not_of_the_trend() -> None:
+    alternating = study_run("ppo", 0, figures(1.0, 4.0), training=(0.0, 1.0, 0.0, 1.0))
+    assert volatility(alternating) == pytest.approx(math.sqrt(0.5))
+    steady = volatility(study_run("ppo", 0, figures(1.0, 4.0), training=tuple(0.1 * u for u in range(20))))
+    assert steady == pytest.approx(0.1 / math.sqrt(2))
+    exchanged = study_run("cory", 0, figures(1.0, 4.0), figures(2.0, 8.0), training=(0.0, 0.5, 9.0, 9.5))
+    for line in exchanged.metrics[:2]:
+        line["roles"] = {"pioneer": "llm_2", "observer": "llm_1"}
+    assert volatility(exchanged) == pytest.approx(0.5 / math.sqrt(2))  # without the step of 8.5 between the roles

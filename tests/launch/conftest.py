@@ -131,6 +131,7 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
             players = settings.modules[rotation:] + settings.modules[:rotation]
             learned = {module: {**found, "value_loss": 0.25} for module, found in figures.items()}
             line |= {"policy": learned, "roles": dict(zip(settings.roles, players, strict=True))}
+            line["role"] = {role: learned[policy] for role, policy in zip(settings.roles, players, strict=True)}
             line |= {
                 "exchanged": update % 5 == 0 and settings.num_agents > 1,
                 "tokens": 3000,

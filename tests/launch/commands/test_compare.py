@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from launch.commands.compare import main
-from launch.evaluation.intervals import over_queries
+from launch.display.statistics import mean_ci
 from launch.run_folder import final
 from launch.run_folder.final import Final
 from launch.run_folder.records import Evaluation
@@ -55,7 +55,7 @@ def test_it_tells_what_differs_how_runs_ended_with_intervals_where_known_and_wha
     assert ["setting", "whole", "part"] in rows
     assert ["lr", "1.41e-05", "3e-05"] in rows and ["num_agents", "2", "1"] in rows
     assert not [row for row in rows if row[:1] == ["updates"]]
-    mean = over_queries(np.mean(list(REWARDS.values()), axis=0)[:, None], seed=0)[0]
+    mean = mean_ci(np.mean(list(REWARDS.values()), axis=0), "bootstrap")
     assert f"whole mean 12 {mean.shown('{:+.2f}')}" in [" ".join(row[: 6 if len(row) > 5 else 0]) for row in rows]
     assert ["part", "llm_1", "0", "+0.00", "0.00", "+0.000"] in rows  # its last evaluation, which has no interval
     assert ["whole", "done", "12/12", "36,000", "24"] in rows and ["part", "unfinished", "3/12", "9,000", "6"] in rows

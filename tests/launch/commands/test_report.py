@@ -10,16 +10,17 @@ from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from matplotlib.image import imread
 
 from launch.commands.report import main, report
 from launch.console.errors import CommandError
+from launch.display.frame import over_seeds
 from launch.display.texts import visible
-from launch.report.ends import sweeps
+from launch.report.plots import sweeps
 from launch.report.runs import arms_of, names, read, read_run
 from launch.report.samples import moments_of
-from launch.report.series import curve_over_seeds
 from launch.report.tables import arm_rows, environments
 from launch.run_folder.environment import in_words
 from launch.run_folder.manifest import own_version
@@ -103,12 +104,14 @@ def test_names_are_as_short_as_tells_folders_apart() -> None:
 
 
 def test_means_and_intervals_are_over_the_seeds_that_have_a_value() -> None:
-    series = curve_over_seeds([{1: 1.0, 2: 4.0}, {1: 2.0, 2: math.nan}, {1: 3.0, 2: 6.0}])
-    assert series.x == [1, 2] and series.mean == [2.0, 5.0]
+    runs = {"a": {1: 1.0, 2: 4.0}, "b": {1: 2.0, 2: math.nan}, "c": {1: 3.0, 2: 6.0}}
+    values = pd.concat({run: pd.Series(curve) for run, curve in runs.items()}, names=["run", "update"])
+    means = over_seeds(values)
+    assert list(means.index) == [1, 2] and list(means["mean"]) == [2.0, 5.0]
     # t(0.975, 2) = 4.3027; the standard error of 1, 2 and 3 is 1 / √3.
-    assert series.low[0] == pytest.approx(2 - 4.3027 / math.sqrt(3), abs=1e-4)
-    assert series.high[0] == pytest.approx(2 + 4.3027 / math.sqrt(3), abs=1e-4)
-    assert math.isnan(series.low[1])  # of two seeds
+    assert means["low"][1] == pytest.approx(2 - 4.3027 / math.sqrt(3), abs=1e-4)
+    assert means["high"][1] == pytest.approx(2 + 4.3027 / math.sqrt(3), abs=1e-4)
+    assert math.isnan(means["low"][2])  # of two seeds
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +326,6 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
         ("run", "made"): "made is not a run's folder: it does not exist",
         ("run", "report.html"): "report.html is not a run's folder: it is a file",
         ("empty",): "empty has no metrics yet",
-        ("run", "run/../run"): "run/../run is named twice",
         ("run", "--out", "run/config.yaml/x.html"): "run/config.yaml cannot be made: File exists",
         ("run", "--out", "empty"): "empty is a folder",
         ("cut",): "cut/final.json is damaged: ",

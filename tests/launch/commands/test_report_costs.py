@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.report.costs import COSTS, over
+from launch.report.plots import COSTS, over_cost
 from launch.report.runs import arms_of, read_run
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
@@ -21,9 +21,9 @@ def test_curves_stand_over_the_mean_of_what_the_runs_had_cost_until_then(tmp_pat
             if "policy" in line:
                 line["tokens"] = 1000 * (1 + at)
                 line["seconds"] = {"total": 60.0, "evaluate": 30.0}
-    found = {cost: over(arm, each) for cost, each in COSTS.items()}
-    updates = sorted(arm.runs[0].held_out)
+    found = {cost: list(over_cost(arm, cost).index) for cost in COSTS}
+    updates = sorted(line["update"] for line in arm.runs[0].updates if "evaluation" in line)
     assert len(updates) > 1 and updates[0] == 0
-    assert found["1000 tokens generated"].x == pytest.approx([1.5 * update for update in updates])
-    assert found["1000 tokens learned from"].x == pytest.approx([4.5 * update for update in updates])
-    assert found["minutes"].x == pytest.approx([0.5 * update for update in updates])
+    assert found["1000 tokens generated"] == pytest.approx([1.5 * update for update in updates])
+    assert found["1000 tokens learned from"] == pytest.approx([4.5 * update for update in updates])
+    assert found["minutes"] == pytest.approx([0.5 * update for update in updates])

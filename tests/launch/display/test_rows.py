@@ -45,3 +45,13 @@ def test_what_is_not_finite_is_a_dash() -> None:
     update = line(1)
     update["policy"]["llm_1"] = {**FIGURES, "kl": None}
     assert Rows(Settings(num_agents=1), "→").update(update).plain.split()[3] == "-"
+
+
+def test_an_evaluation_has_rows_of_the_policies_of_the_last_answer_and_of_the_mean_llm() -> None:
+    evaluation = {**dict.fromkeys(("llm_1", "llm_2"), FIGURES), "llm_mean": {**FIGURES, "kl": None}}
+    rows = Rows(Settings(), "→").evaluation({"update": 6, "evaluation": evaluation, "last_answer": FIGURES})
+    assert [row.plain.split()[1:] for row in rows] == [
+        ["held-out", *["-12.35", "123.45", "-99.99"] * 2],
+        ["last", "answer", "-12.35", "123.45", "-99.99"],
+        ["llm_mean", "-12.35", "-", "-99.99"],
+    ]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from launch.console.errors import CommandError
-from launch.experiments.contrasts import Contrast, answers, holm, read_contrasts
+from launch.display.statistics import holm
+from launch.experiments.contrasts import Contrast, answers, read_contrasts
 from launch.experiments.results import StudyRun
 from launch.experiments.study import load
 from launch.experiments.tables import contrasts_table
@@ -93,7 +94,7 @@ def test_at_equal_tokens_the_arm_that_generates_more_is_asked_earlier() -> None:
     [
         ({"arm": "one"}, "says `arm` and `against`"),
         ({"arm": "one", "against": "two", "by": "kl"}, "says `arm` and `against`"),
-        ({"arm": "three", "against": "two"}, "names three, which is no arm of it: one, two"),
+        ({"arm": "three", "against": "two"}, "has arm: three, which is none of one, two"),
         ({"arm": "one", "against": "two", "of": "best"}, "has of: best, which is none of bare, last, mean"),
         ({"arm": "one", "against": "two", "at": "start"}, "has at: start, which is none of end, tokens"),
     ],

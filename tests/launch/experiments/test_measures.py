@@ -5,87 +5,58 @@ import math
 import pytest
 
 from launch.experiments.measures import (
-    InPlane,
+    Measure,
+    ParetoPoint,
     area,
     at_end,
     best,
     collapse,
     collapses,
     critic_loss,
-    curve,
-    hedges_g,
+    metrics_of,
     paired,
     pareto_front,
-    sign_flip_p,
-    unsteadiness,
     variance,
 )
+from launch.experiments.results import StudyRun
 from tests.launch.results_of_studies import figures, study_run
 
 ONE, TWO = figures(1.0, 4.0), figures(2.0, 8.0)
 
 
+def value(measure: Measure, run: StudyRun) -> float:
+    """A measure of one run, NaN if it has none."""
+    return metrics_of([run]).by_seed(measure).get(run.seed, math.nan)
+
+
 def test_a_run_s_figure_is_the_mean_over_its_policies_and_the_best_that_of_the_highest_combined_reward() -> None:
     run = study_run("cory", 0, ONE, TWO)
-    assert at_end("task_reward")(run) == 1.5
-    assert best("kl")(run) == 8.0  # combined 1.2 against 0.6
-    assert at_end("kl")(study_run("cory", 0, ONE, TWO, status="diverged")) is None
+    assert value(at_end("task_reward"), run) == 1.5
+    assert value(best, run) == 1.2  # against 0.6
+    assert math.isnan(value(at_end("kl"), study_run("cory", 0, ONE, TWO, status="diverged")))
 
 
 def test_the_area_under_a_curve_is_its_mean_height() -> None:
     run = study_run("ppo", 0, ONE, curve=(0.0, 2.0, 1.0))
-    assert curve(run, "task_reward") == [(0, 0.0), (5, 2.0), (10, 1.0)]
-    assert area()(run) == pytest.approx((5 * (0 + 2) / 2 + 5 * (2 + 1) / 2) / 10)
-    assert area()(run._replace(metrics=run.metrics[:2])) is None  # it ended early
+    assert value(area, run) == pytest.approx((5 * (0 + 2) / 2 + 5 * (2 + 1) / 2) / 10)
+    assert math.isnan(value(area, run._replace(metrics=run.metrics[:2])))  # it ended early
 
 
 def test_the_variance_over_seeds_has_n_less_one_below_it() -> None:
     runs = [study_run("cory", seed, figures(one, 0.0), figures(7.0, 0.0)) for seed, one in enumerate((1.0, 2.0, 6.0))]
-    assert variance(runs, "task_reward") == pytest.approx(((4 + 1 + 9) / 2 + 0) / 2)  # of one policy, of the other
-    assert variance(runs[:1], "task_reward") is None
-
-
-@pytest.mark.parametrize(
-    ("numbers", "p"),
-    [
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 2 / 32),  # as extreme as five can be
-        ([1.0, 2.0, 3.0], 2 / 8),
-        ([-1.0, 2.0, 3.0], 4 / 8),  # sums of 4 or more: 6 and 4
-        ([1.0, -1.0], 1.0),
-    ],
-)
-def test_the_sign_flip_test_counts_all_signs(numbers: list[float], p: float) -> None:
-    assert sign_flip_p(numbers) == pytest.approx(p)
-
-
-def test_many_pairs_are_tested_by_some_of_all_signs() -> None:
-    assert sign_flip_p([1.0, -1.0] * 20) == 1.0  # 2^40 signs would not fit into memory
-    assert 0 < (sign_flip_p([1.0] * 40) or 0) < 1e-3
-
-
-def test_the_effect_size_is_hedges_g_of_paired_values() -> None:
-    # mean 2, deviation 1; 1 - 3 / (4 · 2 - 1) = 4 / 7
-    assert hedges_g([1.0, 2.0, 3.0]) == pytest.approx(2 * 4 / 7)
-    assert hedges_g([1.0, 2.0]) is None and hedges_g([1.0, 1.0, 1.0]) is None
+    # of one policy, of the other
+    assert variance(metrics_of(runs), "task_reward") == pytest.approx(((4 + 1 + 9) / 2 + 0) / 2)
+    assert math.isnan(variance(metrics_of(runs[:1]), "task_reward"))
 
 
 def test_runs_are_compared_with_those_of_the_same_seed() -> None:
     cory = [study_run("cory", seed, figures(1.0 + seed, 0.0), figures(3.0 + seed, 0.0)) for seed in (0, 1, 3)]
     ppo = [study_run("ppo", seed, figures(float(seed), 0.0)) for seed in (3, 1, 2)]
-    found = paired(cory, ppo, at_end("task_reward"))
+    one, other, third = (metrics_of(runs).by_seed(at_end("task_reward")) for runs in (cory, ppo, ppo[2:]))
+    found = paired(one, other)
     assert found is not None
     assert found.seeds == (1, 3) and found.values == (2.0, 2.0)
-    assert paired(cory, ppo[2:], at_end("task_reward")) is None
-
-
-def test_unsteadiness_is_of_successive_updates_not_of_the_trend() -> None:
-    assert unsteadiness(study_run("ppo", 0, ONE, training=(0.0, 1.0, 0.0, 1.0))) == pytest.approx(math.sqrt(0.5))
-    steady = unsteadiness(study_run("ppo", 0, ONE, training=tuple(0.1 * u for u in range(20))))
-    assert steady == pytest.approx(0.1 / math.sqrt(2))
-    exchanged = study_run("cory", 0, ONE, TWO, training=(0.0, 0.5, 9.0, 9.5))
-    for line in exchanged.metrics[:2]:
-        line["roles"] = {"pioneer": "llm_2", "observer": "llm_1"}
-    assert unsteadiness(exchanged) == pytest.approx(0.5 / math.sqrt(2))  # without the step of 8.5 between the roles
+    assert paired(one, third) is None
 
 
 def test_collapse_is_found_by_health_s_limits_in_either_policy() -> None:
@@ -110,15 +81,21 @@ def test_runs_of_before_repetition_was_measured_show_no_sign() -> None:
 
 
 def test_the_pareto_front_holds_what_nothing_else_beats() -> None:
-    points = [InPlane(1.0, 2.0), InPlane(2.0, 6.0), InPlane(0.5, 3.0), InPlane(2.0, 5.0), InPlane(1.0, 2.0)]
-    assert pareto_front(points) == [InPlane(1.0, 2.0), InPlane(2.0, 5.0)]
+    points = [
+        ParetoPoint(1.0, 2.0),
+        ParetoPoint(2.0, 6.0),
+        ParetoPoint(0.5, 3.0),
+        ParetoPoint(2.0, 5.0),
+        ParetoPoint(1.0, 2.0),
+    ]
+    assert pareto_front(points) == [ParetoPoint(1.0, 2.0), ParetoPoint(2.0, 5.0)]
 
 
 def test_the_critic_s_loss_is_the_mean_over_updates_and_policies_and_not_of_runs_cut_short() -> None:
     run = study_run("cory", 0, ONE, TWO, training=(0.0, 0.0))
-    assert critic_loss(run) is None  # there is no critic, or an earlier version kept nothing of it
+    assert math.isnan(value(critic_loss, run))  # there is no critic, or an earlier version kept nothing of it
     lines = [line for line in run.metrics if "policy" in line]
     for line, (one, two) in zip(lines, ((0.1, 0.3), (0.5, 0.7)), strict=True):
         line["policy"] = {"llm_1": {"value_loss": one}, "llm_2": {"value_loss": two}}
-    assert critic_loss(run) == pytest.approx(0.4)
-    assert critic_loss(run._replace(metrics=run.metrics[:-1])) is None
+    assert value(critic_loss, run) == pytest.approx(0.4)
+    assert math.isnan(value(critic_loss, run._replace(metrics=run.metrics[:-1])))

@@ -12,7 +12,7 @@ import yaml
 
 from launch.commands.train import main as train
 from launch.console.errors import CommandError, FolderError
-from launch.experiments.measures import critic_loss
+from launch.experiments.measures import critic_loss, metrics_of
 from launch.experiments.results import final_figures, read, result_file, rounded, write
 from launch.experiments.study import load
 from launch.experiments.study_runs import Ended, Job, Performer, collect, keep_policies
@@ -94,7 +94,8 @@ def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(t
     assert json.loads(file.read_text()) == kept
     assert found._replace(metrics=[]) == made._replace(metrics=[])
     assert [line.get("tokens") for line in found.metrics] == [line.get("tokens") for line in made.metrics]
-    assert critic_loss(found) == 0.25
+    metrics = metrics_of([found])
+    assert critic_loss(metrics).tolist() == [0.25]
     assert (found.status, found.reason) == ("done", None)
     assert (found.cost["tokens"], found.cost["seconds"], found.cost["wall_seconds"]) == (45 * 3000, 90.0, 300.12)
 

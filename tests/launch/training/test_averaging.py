@@ -28,7 +28,7 @@ def scenario() -> None:
 def test_the_mean_is_told_and_evaluated_beside_the_llms_everywhere(tmp_path: Path) -> None:
     told = play("scenario", tmp_path, of="tests.launch.training.test_averaging").stdout
     assert "LLMs are averaged every 3" in told and told.count("LLMs averaged") == 1
-    assert len(re.findall(r"llm_mean: task -\d+\.\d+, KL \d+\.\d+, combined ", told)) == 3  # updates 0, 2 and 3
+    assert len(re.findall(r"/\d+ +llm_mean +-\d+\.\d+ +\d+\.\d+ +-\d+\.\d+", told)) == 3  # updates 0, 2 and 3
     run = Run(tmp_path / "run")
     lines: list[Any] = run.updates()
     assert [line.get("averaged") for line in lines] == [None, False, False, True]

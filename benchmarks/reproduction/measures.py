@@ -1,0 +1,96 @@
+"""Measures that claims are about, beside those of `launch.experiments.measures`: each of a data frame, by run."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from launch.display.statistics import Difference
+from launch.experiments.measures import Measure, StudyMetrics, metrics_of, paired
+from launch.experiments.results import StudyRun
+
+
+def values(runs: Iterable[StudyRun], measure: Measure) -> dict[int, float]:
+    """Returns a measure by seed, of the runs that have it."""
+    return metrics_of(runs).by_seed(measure).to_dict()
+
+
+def paired_runs(one: Iterable[StudyRun], other: Iterable[StudyRun], measure: Measure) -> Difference | None:
+    """Returns one arm's measure less another's, seed by seed; None without a seed that both have."""
+    return paired(metrics_of(one).by_seed(measure), metrics_of(other).by_seed(measure))
+
+
+def before(metric: str) -> Measure:
+    """Returns the measure of a held-out figure before training, the mean over the run's policies."""
+
+    def measure(metrics: StudyMetrics) -> "pd.Series[float]":
+        curve = metrics.get("validation", metric)
+        return curve[curve.index.get_level_values("update") == 0].droplevel("update")
+
+    return measure
+
+
+def gain(metric: str) -> Measure:
+    """Returns the measure of a held-out figure's change from before training to the last evaluation in training."""
+
+    def measure(metrics: StudyMetrics) -> "pd.Series[float]":
+        points = metrics.complete(metrics.get("validation", metric)).dropna().groupby("run")
+        return (points.last() - points.first())[points.size() > 1]
+
+    return measure
+
+
+def curve(run: StudyRun, metric: str) -> list[tuple[int, float]]:
+    """Returns a held-out figure of a run that did all its updates, at every evaluation: (update, value)."""
+    metrics = metrics_of([run])
+    points = metrics.complete(metrics.get("validation", metric)).dropna().droplevel("run")
+    return list(points.items())
+
+
+def in_roles(metrics: StudyMetrics, metric: str) -> pd.DataFrame:
+    """Returns a figure of the training responses in each role, by run and update, whichever policy played it."""
+    rows = metrics.frame.query("split == 'train' and role != '' and metric == @metric")
+    return rows.pivot(index=["run", "update"], columns="role", values="value")
+
+
+def trained(metric: str, last: int) -> Measure:
+    """Returns the measure of a figure of the `last` updates' responses in training, the mean over roles."""
+
+    def measure(metrics: StudyMetrics) -> "pd.Series[float]":
+        means = metrics.complete(in_roles(metrics, metric).mean(axis=1, skipna=False))
+        return means.groupby("run").tail(last).groupby("run").mean()
+
+    return measure
+
+
+def untrained(metric: str) -> Measure:
+    """Returns the measure of a figure of the first update's responses, before anything is learned, over roles."""
+    return lambda metrics: (
+        in_roles(metrics, metric).mean(axis=1, skipna=False).groupby("run").nth(0).droplevel("update")
+    )
+
+
+def unsteadiness(metrics: StudyMetrics) -> "pd.Series[float]":
+    """Returns the deviation of the training task reward from one update to the next, the mean over policies.
+
+    The root mean square of successive differences over √2, which a steady trend hardly adds to (von Neumann 1941).
+    Differences across a role exchange are left out: there a policy's prompts change, in some arms and not in others.
+    """
+    roles = {
+        (name, line["update"]): repr(line["roles"])
+        for name, run in metrics.runs.items()
+        for line in run.metrics
+        if "policy" in line
+    }
+    deviations = {}
+    for name, run in metrics.runs.items():
+        found = []
+        for policy in run.settings.modules:
+            rewards = metrics.get("train", "task_reward", policy)
+            rewards = rewards[rewards.index.get_level_values("run") == name]
+            playing = pd.Series([roles.get(key) for key in rewards.index], rewards.index, dtype=object)
+            steps = rewards.diff()[playing == playing.shift()]
+            found.append(math.sqrt(float(np.square(steps).mean()) / 2))
+        deviations[name] = float(np.mean(found))
+    return metrics.complete(pd.Series(deviations, dtype=float).rename_axis("run"))

@@ -1,0 +1,58 @@
+"""The data frame of metrics against lines written by hand."""
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from launch.display.frame import LAST, MEAN, TOKEN_KL, Metrics, metric_rows, over_seeds
+
+LINES: list[Any] = [
+    {"update": 0, "evaluation": {"llm_1": {"kl": 0.0}, MEAN: {"kl": 0.0}}},
+    {
+        "update": 1,
+        "policy": {"llm_1": {"kl": 4.0, "response_length": 8.0}, "llm_2": {"kl": None, "response_length": 0.0}},
+        "role": {"pioneer": {"kl": 4.0}},
+        "evaluation": {"llm_1": {"kl": 1.0}, MEAN: {"kl": None}},
+        "last_answer": {"kl": 2.0},
+        "tokens": 30,
+        "exchanged": True,
+        "seconds": {"total": 1.5},
+    },
+]
+FINAL = {"update": 1, "policy": {"llm_1": {"kl": 3.0}}, "mean": {"kl": 3.0}, "influence": {"share": 0.25}}
+
+
+def metrics(*runs: str) -> Metrics:
+    return Metrics([(run, seed, *row) for seed, run in enumerate(runs) for row in metric_rows(LINES, FINAL)])
+
+
+def test_each_split_policy_and_role_has_its_metric_by_run_and_update() -> None:
+    frame = metrics("a", "b")
+    assert frame.get("validation", "kl", "llm_1").to_dict() == {("a", 0): 0, ("a", 1): 1, ("b", 0): 0, ("b", 1): 1}
+    assert frame.get("train", "kl", "", "pioneer").to_dict() == {("a", 1): 4.0, ("b", 1): 4.0}
+    assert frame.get("validation", "kl", "", LAST)["a", 1] == 2.0
+    assert frame.get("test", "kl").to_dict() == {("a", 1): 3.0, ("b", 1): 3.0}
+    assert frame.get("test", "influence", "")["b", 1] == 0.25
+    assert [frame.get("run", name, "")["a", 1] for name in ("tokens", "exchanged", "seconds/total")] == [30, 1, 1.5]
+    assert frame.seeds.to_dict() == {"a": 0, "b": 1}
+
+
+def test_what_is_not_known_is_nan_where_its_split_was_measured_and_a_mean_needs_every_policy() -> None:
+    frame = metrics("a")
+    assert frame.get("train", TOKEN_KL, "llm_1")["a", 1] == 0.5
+    assert math.isnan(frame.get("train", "kl")["a", 1]) and math.isnan(frame.get("validation", "kl")["a", 1])
+    assert frame.get("train", "response_length")["a", 1] == 4.0
+    unknown = frame.get("validation", "task_reward")
+    assert list(unknown.index) == [("a", 0), ("a", 1)] and unknown.isna().all()
+    assert Metrics([]).get("test", "kl").empty and over_seeds(Metrics([]).get("train", "kl")).empty
+
+
+@pytest.mark.parametrize(
+    "module", ["launch.main", "launch.commands.train", "launch.experiments.tables", "launch.evaluation.figures"]
+)
+def test_what_does_not_read_runs_does_not_wait_for_pandas(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
