@@ -5,7 +5,7 @@ arithmetic that learning uses (MFU; the aim is 40 %), and peak memory beside wha
 shapes each of these is switched by itself: FSDP2 over one rank (NCCL), logits in parts, `micro_batch_tokens`,
 `gradient_checkpointing`, `offload_optimizer`.
 
-**It has never run on a GPU.** `--quick` shows that it runs: tiny shapes, on a CPU with gloo where there is no GPU.
+What an H200 reached is in docs/gpu.md. `--quick` shows that it runs: tiny shapes, on a CPU with gloo without a GPU.
 
 MFU counts the products that the method needs: two per weight and token forward, four backward (two where the weights
 are frozen), attention's, and the head's for response positions alone. What is computed twice does not count.

@@ -277,7 +277,7 @@ class Fields(BaseModel):
     """By how many standard deviations the roles' task rewards may differ."""
     max_sampler_gap: float | None = of_watching(None, gt=0, resume=True)
     """Most mean |sampler - learner| log-probability of a token under the same weights, in nats; more ends the run
-    (docs/health.md). Null: 0.001 in fp32, 0.05 in bf16."""
+    (docs/health.md). Null: 0.001 in fp32 (0.005 with vLLM on a GPU), 0.05 in bf16."""
 
     # What is written, and when.
     eval_every: int = of_watching(10, ge=1)

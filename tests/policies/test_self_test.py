@@ -12,7 +12,8 @@ from policies.generation.transformers_generator import TransformersGenerator
 from policies.learning.rows import Rows, make_rows
 from policies.models.weights import Weights, checksum
 from policies.rollout.runners import WeightSyncError
-from policies.self_test import perturb
+from policies.self_test import default_max_diff, perturb
+from policies.settings.settings import make_settings
 from tests.policies.conftest import MakeCory
 
 
@@ -75,6 +76,16 @@ def rows_apart(diff: float, logprob: float = -1.0) -> Rows:
     """A row of which sampler and learner differ by so much in each token."""
     rows = make_rows([[1]], [[2, 3]], [[logprob + diff] * 2], [0.0], [False])
     return rows | {"logprobs": torch.full((1, 2), logprob)}
+
+
+def test_vllm_on_a_gpu_may_differ_more_in_fp32_as_it_multiplies_in_tf32() -> None:
+    on_cpu = make_settings({"gpus_per_runner": 0, "backend": "vllm"})
+    on_gpu = make_settings({"gpus_per_runner": 0.5, "backend": "vllm"})
+    other_backend = make_settings({"gpus_per_runner": 0.5, "backend": "transformers"})
+    assert default_max_diff(torch.float32, on_cpu) == 0.001
+    assert default_max_diff(torch.float32, on_gpu) == 0.005
+    assert default_max_diff(torch.float32, other_backend) == 0.001
+    assert default_max_diff(torch.bfloat16, on_gpu) == 0.05
 
 
 def test_the_limit_follows_the_compute_type_unless_it_is_set(make_cory: MakeCory) -> None:
