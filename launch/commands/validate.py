@@ -5,13 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launch.console.errors import CommandError
 from launch.console.parser import Parser, local_path, run
-
-if TYPE_CHECKING:
-    from policies.settings.core_yaml import Value
 
 EPILOG = """It reads every query, shows each role's prompt, and calls the reward in its own process: on a few responses,
 and on all gold answers of a task that has them. Without max_prompt, it says which one the task needs.
@@ -64,17 +60,20 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
         debug: show libraries' logs.
 
     Raises:
-        CommandError: the task cannot be put together.
+        CommandError: no task is named, or it cannot be put together.
         SettingsError: a setting is wrong.
     """
     from launch.cluster import session
-    from launch.console.configuration import DEFAULT_PRESET, read_preset
-    from policies.settings.overrides import apply_overrides
-    from policies.settings.settings import make_settings
+    from launch.console.configuration import asked, presets, read_file, read_words
 
     session.quiet_libraries(debug)
-    base, given = _given(words, files)
-    settings = make_settings(apply_overrides(read_preset(base or DEFAULT_PRESET), given))
+    request = asked(words, files)
+    if request.preset is not None and request.preset not in presets():
+        request = request._replace(preset=None, pairs=[f"task={request.preset}", *request.pairs])
+    given = {*read_words(request.pairs), *(name for file in request.files for name in read_file(file))}
+    if "task" not in given and request.preset is None:
+        raise CommandError(f"Name the task, or a file that does: cory validate {' '.join(['TASK', *words])}")
+    settings = request.settings()
 
     from cory_env.validate import validate as examine
     from launch.training.preflight import load_task
@@ -106,29 +105,3 @@ def validate(words: Sequence[str], files: Sequence[Path], debug: bool) -> int:
         print(report)
         sound = sound and report.ok
     return 0 if sound else 2
-
-
-def _given(words: Sequence[str], files: Sequence[Path]) -> tuple[str | None, dict[str, Value]]:
-    """Returns the preset that the user names, if they do, and the settings that they give, a task's name included.
-
-    Raises:
-        CommandError: no task is named, or two; or a file cannot be read.
-    """
-    from cory_env.home import expand_home
-    from cory_env.tasks import TASKS
-    from launch.console.configuration import is_file, read_file, read_words
-    from policies.settings.files import presets
-
-    names = [expand_home(word) for word in words if "=" not in word]
-    if len(names) > 1:
-        raise CommandError(f"One task at a time: {' and '.join(names)} cannot be combined. Settings are key=value.")
-    base = names[0] if names and names[0] in presets() else None
-    given: dict[str, Value] = {}
-    if names and base is None:
-        given = read_file(Path(names[0])) if names[0] not in TASKS and is_file(names[0]) else {"task": names[0]}
-    for file in files:
-        given |= read_file(file)
-    given |= read_words([word for word in words if "=" in word])
-    if "task" not in given and base is None:
-        raise CommandError(f"Name the task, or a file that does: cory validate {' '.join(['TASK', *words])}")
-    return base, given

@@ -131,6 +131,7 @@ def write_weights(model: PreTrainedModel, tensors: Tensors, folder: Path, shard_
         stored = revert_weight_conversion(model, {name: tensors(name).to(state[name].dtype) for name in names})
         save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / file, _FORMAT)
         index |= dict.fromkeys(stored, file)
+        del stored  # before the next file's tensors are made
     if len(files) > 1:
         metadata = {"total_parameters": model.num_parameters(), "total_size": sum(x.nbytes for x in state.values())}
         text = json.dumps({"metadata": metadata, "weight_map": index}, indent=2, sort_keys=True)

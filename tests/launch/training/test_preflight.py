@@ -146,7 +146,7 @@ def test_validate_shows_the_prompts_of_a_file_of_settings(tmp_path: Path, capsys
     assert "Work out " in capsys.readouterr().out
     for words, said in (
         (["operations=sums"], "Name the task, or a file that does: cory validate TASK operations=sums"),
-        (["imdb", "gsm8k"], "One task at a time: imdb and gsm8k"),
+        (["imdb", "gsm8k"], "One preset or file: imdb and gsm8k cannot be combined."),
         (["-c", str(tmp_path / "none.yaml")], "none.yaml cannot be read"),
     ):
         assert validate(words) == 2
