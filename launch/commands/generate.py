@@ -157,18 +157,15 @@ def _answer_file(chain: TrainedChain, trained: Stored, options: argparse.Namespa
     """Answers the rows of a file."""
     from cory_env.tasks import DataError
     from cory_env.tasks.rows import read_queries
+    from launch.models.generators import choose_backend
     from launch.models.many import answer_file
-    from policies.generation.installed import vllm_installed
 
     try:
         queries = read_queries(options.source, chain.columns)
     except DataError as error:
         raise CommandError(str(error)) from error
     chain.fits(queries)
-    able = vllm_installed() and trained.settings.quantization == "none"
-    backend = options.backend or ("vllm" if able else "transformers")
-    if backend == "vllm" and not able:
-        raise CommandError("--backend vllm needs the package vllm, and a base that is not quantised. Leave it out.")
+    backend = choose_backend(options.backend, trained.settings)
     answer_file(trained, chain, queries, options.out, samples=options.samples, backend=backend, bar=not options.debug)
     print(f"{options.out}: {len(queries) * options.samples:,} answers, by {backend}.")
     return 0

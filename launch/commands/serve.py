@@ -95,6 +95,7 @@ def serve(options: argparse.Namespace) -> int:
         raise CommandError(
             f"`cory serve` needs the package {error.name}. Run `pip install 'cory-rllib[serve]'`."
         ) from error
+    from launch.models.generators import choose_backend
     from launch.models.trained import open_trained
     from launch.models.trained_chain import chain_of
     from launch.serving.request_queue import RequestQueue
@@ -119,7 +120,7 @@ def serve(options: argparse.Namespace) -> int:
             print(f"Warning: {change}", file=sys.stderr)
         if len(players) > 1:
             models[CHAIN] = ServedModel(CHAIN, players, chain_of(trained, players))
-        name = _backend(options.backend, trained)
+        name = choose_backend(options.backend, trained.settings)
         print(f"{' then '.join(players)}, after update {trained.update} of {options.run}: loading.", file=sys.stderr)
         quiet = contextlib.nullcontext() if options.debug else output.output_into(Path(os.devnull))
         usual = signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries that load may swallow a KeyboardInterrupt
@@ -146,24 +147,6 @@ def serve(options: argparse.Namespace) -> int:
         queue.close()
     print("Ended.", file=sys.stderr)
     return 0
-
-
-def _backend(wanted: str | None, trained: Trained) -> str:
-    """Returns the backend to generate with.
-
-    Raises:
-        CommandError: vLLM is asked for, but cannot.
-    """
-    from policies.generation.installed import vllm_installed
-
-    quantised = trained.settings.quantization != "none"
-    if wanted == "vllm" and not vllm_installed():
-        raise CommandError(
-            "vLLM is not installed. Run `pip install 'cory-rllib[vllm]'`, or use --backend transformers."
-        )
-    if wanted == "vllm" and quantised:
-        raise CommandError("vLLM does not serve a base that is quantised as in training. Use --backend transformers.")
-    return wanted or ("vllm" if vllm_installed() and not quantised else "transformers")
 
 
 def _load(name: str, trained: Trained, policies: tuple[str, ...], at_once: int) -> Backend:

@@ -9,14 +9,31 @@ import torch
 
 from launch.console.errors import CommandError
 from launch.models.trained import Trained
-from policies.generation.installed import vllm_build
+from policies.generation.installed import vllm_build, vllm_installed
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.adapters import adapted
 from policies.models.language_model import empty_language_model
 from policies.models.model_names import model_path
+from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
     from policies.generation.vllm_generator import VLLMGenerator
+
+
+def choose_backend(asked: str | None, settings: Settings) -> str:
+    """Returns what generates with a run's policies: `vllm` or `transformers`, or what was asked for.
+
+    Raises:
+        CommandError: vLLM was asked for, but cannot.
+    """
+    quantised = settings.quantization != "none"
+    if asked == "vllm" and not vllm_installed():
+        raise CommandError(
+            "vLLM is not installed. Run `pip install 'cory-rllib[vllm]'`, or use --backend transformers."
+        )
+    if asked == "vllm" and quantised:
+        raise CommandError("vLLM does not load a base that is quantised as in training. Use --backend transformers.")
+    return asked or ("vllm" if vllm_installed() and not quantised else "transformers")
 
 
 def transformers_generator(trained: Trained, policies: Sequence[str]) -> TransformersGenerator:

@@ -104,7 +104,8 @@ def make_app(
             return JSONResponse(Reply(request).whole(choices))
         stream = pieces(write)
         first = await _while_connected(http, anext(stream))  # what fails before is no stream, but an error
-        return StreamingResponse(_events(request, choices, first, stream), media_type="text/event-stream")
+        headers = {"Cache-Control": "no-cache"}
+        return StreamingResponse(_events(request, choices, first, stream), 200, headers, "text/event-stream")
 
     router = fastapi.APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
 
