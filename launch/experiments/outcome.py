@@ -65,7 +65,7 @@ class Point(NamedTuple):
         return over_seeds(getattr(trial, name) for trial in self.whole)
 
 
-def results_of(
+def collect_results(
     trials: "Sequence[Trial]",
     axes: Sequence[Axis],
     settings: Settings,
@@ -126,7 +126,7 @@ def _known(value: object) -> Figure:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def points_of(results: Sequence[TrialResult], apart: bool = False) -> list[Point]:
+def group_points(results: Sequence[TrialResult], apart: bool = False) -> list[Point]:
     """Groups trials by their values: complete points by their mean, best first, then the others likewise.
 
     Args:
@@ -138,11 +138,11 @@ def points_of(results: Sequence[TrialResult], apart: bool = False) -> list[Point
         key = result.trial if apart else repr(result.values)
         groups.setdefault(key, Point(result.values, [])).trials.append(result)
 
-    def worth(point: Point) -> tuple[bool, float]:
-        found = point.estimate("combined_reward")
-        return point.complete, -math.inf if found is None else found.mean
+    def selection_score(point: Point) -> tuple[bool, float]:
+        estimate = point.estimate("combined_reward")
+        return point.complete, -math.inf if estimate is None else estimate.mean
 
-    return sorted(groups.values(), key=worth, reverse=True)
+    return sorted(groups.values(), key=selection_score, reverse=True)
 
 
 def write_csv(results: Sequence[TrialResult], file: Path) -> None:
@@ -161,21 +161,21 @@ def points_table(points: Sequence[Point], axes: Sequence[Axis]) -> Table:
     """Returns the points, best first, with the mean over their seeds; of combined rewards with its interval."""
     several = any(len(point.trials) > 1 for point in points)
     figures = ("combined_reward", *(key for key in MAIN if key != "combined_reward"))
-    made = table(
+    rows = table(
         [axis.key for axis in axes], [*(["seeds"] if several else []), *(shown(key).heading for key in figures)]
     )
-    made.add_column("", no_wrap=True)
+    rows.add_column("", no_wrap=True)
     for point in points:
         count = f"{len(point.whole)}" if point.complete else f"{len(point.whole)} of {len(point.trials)}"
         combined, *others = [point.estimate(key) for key in figures]
-        made.add_row(
+        rows.add_row(
             *(axis.label(point.values[axis.key]) for axis in axes),
             *([count] if several else []),
             "-" if combined is None else combined.shown(FINE["combined_reward"]),
-            *(show(found and found.mean, FINE[key]) for key, found in zip(figures[1:], others, strict=True)),
+            *(show(estimate and estimate.mean, FINE[key]) for key, estimate in zip(figures[1:], others, strict=True)),
             ", ".join(_remark(trial) for trial in point.trials if trial.status != DONE),
         )
-    return made
+    return rows
 
 
 def _remark(trial: TrialResult) -> str:

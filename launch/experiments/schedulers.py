@@ -145,8 +145,8 @@ class Population(Stoppable, FIFOScheduler):
         if self._random.random() < RESAMPLE:
             return axis.domain(grid=False).sample(random_state=self._random)
         if axis.scale is None:
-            place = axis.values.index(value) + int(self._random.choice((-1, 1)))
-            return axis.values[min(max(place, 0), len(axis.values) - 1)]
+            index = axis.values.index(value) + int(self._random.choice((-1, 1)))
+            return axis.values[min(max(index, 0), len(axis.values) - 1)]
         low, high = axis.ends
         moved = value * float(self._random.choice(FACTORS))
         return min(max(round(moved) if isinstance(value, int) else moved, low), high)

@@ -182,7 +182,7 @@ class Ended(NamedTuple):
     """How the process of a run ended."""
 
     code: int
-    said: str
+    printed: str
     """What it printed."""
     resumed: bool
     """It went on with a run."""
@@ -286,8 +286,8 @@ class Performer:
             code = self._wait(self._process)
             self._process = None
             output.seek(before)
-            said = output.read()
-        return Ended(code, said, resumed, time.monotonic() - started)
+            printed = output.read()
+        return Ended(code, printed, resumed, time.monotonic() - started)
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int:
         while True:
@@ -342,8 +342,8 @@ def _status(run: RunDirectory, ended: Ended) -> tuple[Status, str | None]:
         return "collapsed", f"stop_on_collapse ended it after update {run.updates()[-1]['update']}."
     if ended.code < 0:
         return "failed", f"Its process was ended by {signal.Signals(-ended.code).name}."
-    said = [line for line in ended.said.splitlines() if line.strip()] or [f"exit code {ended.code}"]
-    reason = next((line.removeprefix("Error: ") for line in reversed(said) if line.startswith("Error: ")), said[-1])
+    lines = [line for line in ended.printed.splitlines() if line.strip()] or [f"exit code {ended.code}"]
+    reason = next((line.removeprefix("Error: ") for line in reversed(lines) if line.startswith("Error: ")), lines[-1])
     return "diverged" if divergence(run) else "failed", reason
 
 

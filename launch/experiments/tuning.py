@@ -15,10 +15,10 @@ from launch.cluster import room, session
 from launch.console import output
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
-from launch.experiments.callbacks import Budget, Progress, Stop, Tracking
-from launch.experiments.outcome import TrialResult, results_of
+from launch.experiments.callbacks import Budget, ProgressCallback, StopCallback, TrackerCallback
+from launch.experiments.outcome import TrialResult, collect_results
 from launch.experiments.schedulers import Asha, Fifo, Population
-from launch.experiments.search import LOG, REPORTS, Search, begun, check_room, recorded
+from launch.experiments.search import LOG, REPORTS, Search, begun, check_room, read_reports
 from launch.experiments.space import METRIC, TIME, points
 from launch.experiments.trials import Trials
 from launch.run_folder.journal import Journal
@@ -31,7 +31,7 @@ from policies.settings.settings import Settings
 def run_search(
     folder: Path,
     search: Search,
-    place: Callable[[Settings], Settings],
+    locate: Callable[[Settings], Settings],
     voice: Voice,
     interrupts: Interrupts,
     budget: Budget,
@@ -43,7 +43,7 @@ def run_search(
     Args:
         folder: of the search.
         search: what is searched.
-        place: finds the files that settings name.
+        locate: finds the files that settings name.
         voice: shows what happens.
         interrupts: entered, may ask to stop.
         budget: what may be spent.
@@ -75,15 +75,15 @@ def run_search(
         reports = Journal(folder / REPORTS, TIME)
         if resume := begun(folder):
             reports.cut_after(search.settings.updates)  # what a kill left of a line
-        trials = Trials(folder, search.settings, [axis.key for axis in search.axes], place)
-        stop = Stop(interrupts, budget, handle)
-        scheduler = make_scheduler(search, trials, stop.requested, recorded(folder))
-        callbacks = [Progress(reports, voice, trials), Tracking(folder), stop]
+        trials = Trials(folder, search.settings, [axis.key for axis in search.axes], locate)
+        stop = StopCallback(interrupts, budget, handle)
+        scheduler = make_scheduler(search, trials, stop.requested, read_reports(folder))
+        callbacks = [ProgressCallback(reports, voice, trials), TrackerCallback(folder), stop]
         voice.begin()
         interrupts.training = True
         space = CoryConfig().cory(**search.space())
         ended = run_trials(Cory, space, folder, search, scheduler, callbacks, budget, resume)
-        return results_of(ended, search.axes, search.settings, trials.values, stop.statuses)
+        return collect_results(ended, search.axes, search.settings, trials.values, stop.statuses)
 
 
 def run_trials(

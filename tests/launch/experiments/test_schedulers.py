@@ -19,7 +19,7 @@ from ray.tune.experiment import Trial
 from launch.cluster.room import node
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
-from launch.experiments.callbacks import Budget, Stop
+from launch.experiments.callbacks import Budget, StopCallback
 from launch.experiments.schedulers import Fifo
 from launch.experiments.search import Search, check_room
 from launch.experiments.space import read_axes
@@ -63,12 +63,12 @@ def climb(
     interrupts: Interrupts | None = None,
     resume: bool = False,
     trainable: Any = Climb,
-) -> tuple[list[Trial], Stop]:
+) -> tuple[list[Trial], StopCallback]:
     """Runs a search as `cory tune` does."""
     folder.mkdir(exist_ok=True)
     trials = Trials(folder, search.settings, [axis.key for axis in search.axes], lambda settings: settings)
     budget = Budget()
-    stop = Stop(interrupts or Interrupts(lambda: None), budget)
+    stop = StopCallback(interrupts or Interrupts(lambda: None), budget)
     scheduler = make_scheduler(search, trials, stop.requested)
     return run_trials(trainable, space, folder, search, scheduler, [*more, stop], budget, resume), stop
 
