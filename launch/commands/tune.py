@@ -206,7 +206,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             budget = Budget(options.max_updates or math.inf, options.max_minutes or math.inf)
             locate = functools.partial(placed_settings, sources=kinds.values())
             with folder_watched(folder, lambda path: f"Go on with: {resume_command(path)}") as handle:
-                results = run_search(folder, search, locate, voice, interrupts, budget, handle, options.debug)
+                results = run_search(search, handle, locate, voice, interrupts, budget, options.debug)
                 exit_code = report(results, search, folder, voice, time.monotonic() - started)
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)

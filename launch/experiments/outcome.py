@@ -14,10 +14,11 @@ from launch.display.tables import FINE, MAIN, show, shown, table
 from launch.evaluation.intervals import Estimate, over_seeds
 from launch.experiments.space import SEED, Axis, exact_value
 from launch.run_folder.journal import replace_text
-from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
+
+    from launch.experiments.trials import Trials
 
 DONE, COLLAPSED, STOPPED, FAILED, UNFINISHED = "done", "collapsed", "stopped early", "failed", "unfinished"
 WHOLE = (DONE, COLLAPSED)
@@ -66,32 +67,27 @@ class Point(NamedTuple):
 
 
 def collect_results(
-    trials: "Sequence[Trial]",
-    axes: Sequence[Axis],
-    settings: Settings,
-    values: Mapping[str, Mapping[str, Value]],
-    statuses: Mapping[str, str],
+    ended: "Sequence[Trial]", trials: "Trials", axes: Sequence[Axis], statuses: Mapping[str, str]
 ) -> list[TrialResult]:
     """Returns how a search's trials ended.
 
     Args:
-        trials: as Tune leaves them.
+        ended: as Tune leaves them.
+        trials: what is known of them.
         axes: what was searched.
-        settings: of all trials, but for what was searched.
-        values: of each trial, by its id: of the searched settings, and the seed.
         statuses: of trials, by their id, before Tune ended and called all of them finished.
     """
+    settings = trials.settings
     results = []
-    for trial in trials:
-        own, last = values[trial.trial_id], trial.last_result or {}
+    for trial in ended:
+        own, last = trials.values[trial.trial_id], trial.last_result or {}
         report = last.get("cory", {})
         figures = settings.choosing(report) if "evaluation" in report else {}
         # A warning that stood when a scheduler stopped the trial is not why it ended.
         collapsed = bool(report.get("collapsed")) and own.get("stop_on_collapse", settings.stop_on_collapse)
         done = int(last.get("updates", 0))
-        status, why = _status(
-            trial, statuses.get(trial.trial_id, trial.status), bool(collapsed), done, settings.updates
-        )
+        status = statuses.get(trial.trial_id, trial.status)
+        status, why = _status(trial, status, bool(collapsed), done, settings.updates)
         results.append(
             TrialResult(
                 trial=str(trial),

@@ -162,7 +162,7 @@ def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
 
 def begun(folder: Path) -> bool:
     """Tells whether a folder has a search that can go on."""
-    return (folder / SEARCH).exists() and any(folder.glob(STATE))
+    return any(folder.glob(STATE))
 
 
 def check_same(folder: Path, search: Search) -> None:

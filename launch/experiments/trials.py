@@ -23,14 +23,14 @@ CLONES = "clones.jsonl"
 _OF = "_of_"
 """What stands before the donor's name in that of the checkpoint that a clone continues from."""
 Values = dict[str, Value]
+Locate = Callable[[Settings], Settings]
+"""Finds the files that settings name."""
 
 
 class Trials:
     """What each trial of a search tries."""
 
-    def __init__(
-        self, folder: Path, settings: Settings, keys: Sequence[str], locate: Callable[[Settings], Settings]
-    ) -> None:
+    def __init__(self, folder: Path, settings: Settings, keys: Sequence[str], locate: Locate) -> None:
         """Reads what is known of the trials of a search that resumes.
 
         Args:

@@ -13,6 +13,7 @@ from launch.display.drawing import save
 from launch.experiments.objective_plot import draw_objective
 from launch.experiments.outcome import Point, TrialResult, collect_results, group_points, points_table, write_csv
 from launch.experiments.space import Axis, read_axes
+from launch.experiments.trials import Trials
 from policies.settings.settings import Settings, make_settings
 
 KEYS = ("exchange_period", "clip")
@@ -70,29 +71,34 @@ def test_the_table_says_what_failed_and_what_was_stopped() -> None:
     assert "trial_00002 failed, trial_00005 stopped early at update 3, +0.900" in last
 
 
+def trials(folder: Path, settings: Settings) -> Trials:
+    made = Trials(folder, settings, [axis.key for axis in AXES], lambda settings: settings)
+    made.values["t"] = {"seed": 0, "exchange_period": 5, "lr": 1e-5}
+    return made
+
+
 @pytest.mark.parametrize(("stop_on_collapse", "status"), [(True, "collapsed"), (False, "stopped early")])
 def test_a_trial_that_a_scheduler_stopped_is_not_whole_because_a_warning_stood(
-    stop_on_collapse: bool, status: str
+    stop_on_collapse: bool, status: str, tmp_path: Path
 ) -> None:
     trial = Trial("cory", stub=True, trial_id="t")
     trial.set_status(Trial.TERMINATED)
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
-    values = {"t": {"seed": 0, "exchange_period": 5, "lr": 1e-5}}
-    (found,) = collect_results([trial], AXES, Settings(updates=9, stop_on_collapse=stop_on_collapse), values, {})
+    known = trials(tmp_path, Settings(updates=9, stop_on_collapse=stop_on_collapse))
+    (found,) = collect_results([trial], known, AXES, {})
     assert (found.status, found.updates) == (status, 3)
 
 
 @pytest.mark.parametrize(("select_by", "task_reward"), [("bare", 1.0), ("chain", 2.0), ("mean", 3.0)])
 def test_the_figures_of_a_trial_are_of_those_whose_combined_reward_was_the_goal(
-    select_by: str, task_reward: float
+    select_by: str, task_reward: float, tmp_path: Path
 ) -> None:
     settings = make_settings({"select_by": select_by, "evaluate_average": True, "backend": "transformers"})
     trial = Trial("cory", stub=True, trial_id="t")
     evaluation = {"mean": {"task_reward": 1.0, "kl": 1.0}, "llm_mean": {"task_reward": 3.0, "kl": 3.0}}
     report = {"evaluation": evaluation, "last_answer": {"task_reward": 2.0, "kl": 2.0}}
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": report}
-    values = {"t": {"seed": 0, "exchange_period": 5, "lr": 1e-5}}
-    (found,) = collect_results([trial], AXES, settings, values, {"t": Trial.TERMINATED})
+    (found,) = collect_results([trial], trials(tmp_path, settings), AXES, {"t": Trial.TERMINATED})
     assert (found.task_reward, found.kl) == (task_reward, task_reward)
 
 

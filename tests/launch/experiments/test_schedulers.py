@@ -61,7 +61,6 @@ def climb(
     space: dict[str, Any],
     *more: tune.Callback,
     interrupts: Interrupts | None = None,
-    resume: bool = False,
     trainable: Any = Climb,
 ) -> tuple[list[Trial], StopCallback]:
     """Runs a search as `cory tune` does."""
@@ -70,7 +69,7 @@ def climb(
     budget = Budget()
     stop = StopCallback(interrupts or Interrupts(lambda: None), budget)
     scheduler = make_scheduler(search, trials, stop.requested)
-    return run_trials(trainable, space, folder, search, scheduler, [*more, stop], budget, resume), stop
+    return run_trials(trainable, space, folder, search, scheduler, [*more, stop], budget), stop
 
 
 def population(samples: int, **settings: Any) -> Search:
@@ -211,7 +210,7 @@ def test_a_search_that_is_stopped_saves_its_trials_and_resumes_in_another_folder
 
     moved = tmp_path / "elsewhere"
     (tmp_path / "climb").rename(moved)
-    trials, _ = climb(moved, search, whole, resume=True)
+    trials, _ = climb(moved, search, whole)
     assert not (tmp_path / "climb").exists()
     (clone,) = [trial for trial in trials if trial.trial_id.endswith("_00001")]
     updates, worth = reported(clone)
