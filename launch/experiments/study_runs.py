@@ -221,7 +221,7 @@ class Performer:
             paths: where files lay when the study began, by their names.
             allow_changes: runs may resume although what they are made from differs.
         """
-        self._paths = paths
+        self.paths = paths
         self._allowed = ["--allow-changes"] if allow_changes else []
         self.interrupts = Interrupts(self._pass_on)
         self.interrupts.training = True
@@ -271,7 +271,7 @@ class Performer:
         """Runs `cory train` in a process."""
         resumed = job.begun
         options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet", *self._allowed]
-        settings, present = job.settings, job.located(self._paths)
+        settings, present = job.settings, job.located(self.paths)
         files = [word(key, value) for key in NAMED if (value := getattr(present, key)) != getattr(settings, key)]
         command = [sys.executable, "-m", "launch.main", "train", *job.words, *files, *options]
         started = time.monotonic()
