@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from launch.display.terminal import Voice
     from launch.experiments.results import StudyRun
     from launch.experiments.study import Arm, Study
-    from launch.experiments.study_runs import Job
+    from launch.experiments.study_runs import Job, Performer
     from launch.run_folder.locks import FolderHandle
     from policies.settings.settings import Settings, Tokenizers
 
@@ -85,7 +85,7 @@ def _command(options: argparse.Namespace) -> int:
     from launch.display.terminal import Voice
     from launch.experiments.results import kept_results, write
     from launch.experiments.study import load
-    from launch.experiments.study_runs import Job, jobs
+    from launch.experiments.study_runs import Job, Performer, jobs
     from launch.experiments.tables import arms_table, plan_table
     from launch.run_folder.layout import SOURCES
     from launch.run_folder.locks import folder_watched
@@ -143,8 +143,10 @@ def _command(options: argparse.Namespace) -> int:
         )
         write_comparable(options.out, sources)
     paths = {name: path for each in sources.values() for name, path in each.paths.items()}
+    stopping = "Finishing this update, then saving. Ctrl-C again aborts at once."
+    performer = Performer(lambda: voice.say(stopping, True), paths, options.allow_changes)
     with folder_watched(options.out, lambda path: f"Give the same command with --out {path}.") as folder:
-        return _perform(todo, done, voice, folder, paths, options.allow_changes)
+        return _perform(todo, done, performer, voice, folder)
 
 
 def _prepared(settings: "Settings") -> "tuple[Task, Tokenizers] | None":
@@ -163,34 +165,26 @@ def _prepared(settings: "Settings") -> "tuple[Task, Tokenizers] | None":
 def _perform(
     todo: "Sequence[Job]",
     before: "Mapping[Job, StudyRun | None]",
+    performer: "Performer",
     voice: "Voice",
     folder: "FolderHandle",
-    paths: Mapping[str, str],
-    allow_changes: bool,
 ) -> int:
     """Does what is to be done and no other process does, and shows what was found.
 
     Args:
         todo: runs to be done.
         before: all runs that were asked for, with the results that they have had so far.
+        performer: does them.
         voice: tells of it.
         folder: the study's.
-        paths: where files lay when the study began, by their names.
-        allow_changes: runs may resume although what they are made from differs.
 
     Raises:
         FolderError: the study's folder was renamed or removed.
     """
     from launch.display.tables import shown
     from launch.experiments.contrasts import FIGURE, answers
-    from launch.experiments.study_runs import Performer
     from launch.experiments.tables import contrasts_table, result_line, summary_table
 
-    performer = Performer(
-        lambda: voice.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True),
-        paths,
-        allow_changes,
-    )
     elsewhere = 0
     with voice, performer:
         voice.begin()
@@ -204,7 +198,7 @@ def _perform(
                     voice.advance()
                     continue
                 voice.stage(f"{job.arm.name}, seed {job.seed}")
-                if (aside := job.set_aside(paths)) is not None:
+                if (aside := job.set_aside(performer.paths)) is not None:
                     voice.say(f"{job.run} held a run that this one cannot go on with. It is now {aside.name}.", True)
                 made = performer.perform(job, folder)
             if made is not None:

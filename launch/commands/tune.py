@@ -137,11 +137,11 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         check_free,
         check_same,
         create,
-        recorded,
+        read_reports,
+        resolve_start,
         resume_command,
-        with_start,
     )
-    from launch.experiments.space import asking, points
+    from launch.experiments.space import points, unique_kinds
     from launch.run_folder.layout import RUNS, new_folder
     from launch.run_folder.locks import folder_watched, lock_folder
     from launch.run_folder.manifest import own_version
@@ -167,17 +167,17 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
         elif folder is not None:
             check_free(folder)
     if not resume:
-        search = with_start(search)
+        search = resolve_start(search)
     checked = points(search.settings, search.axes)
     tracking.check(search.settings)
     session.quiet_libraries(options.debug)
-    for settings in asking(checked):
+    for settings in unique_kinds(checked):
         check_gpus(settings)
         if not resume:
             preflight.check(settings)
     kinds = check_comparable(
         folder if resume else None,
-        asking(checked),
+        unique_kinds(checked),
         preflight.check if resume else preflight.load_task,
         lambda text: print(text, file=sys.stderr),
         options.allow_changes,
@@ -189,10 +189,10 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     folder = folder or new_folder(name)
     lock = lock_folder(folder) if resume else create(folder, search, origin)
     write_comparable(folder, kinds)
-    past = len(recorded(folder)) if resume else 0
+    past = len(read_reports(folder)) if resume else 0
     total = search.trials * search.settings.updates
     voice = Voice(output.own_output(), total, done=past, quiet=options.quiet, bar=not options.debug)
-    voice.say(_what(search))
+    voice.say(_describe(search))
     voice.say(f"Search folder: {folder}" + (" (going on)" if resume else ""))
     stopping = "Running trials finish their update and are saved. Ctrl-C again aborts at once."
     interrupts = Interrupts(lambda: voice.say(stopping, True))
@@ -204,9 +204,9 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
             from launch.experiments.tuning import run_search
 
             budget = Budget(options.max_updates or math.inf, options.max_minutes or math.inf)
-            place = functools.partial(placed_settings, sources=kinds.values())
+            locate = functools.partial(placed_settings, sources=kinds.values())
             with folder_watched(folder, lambda path: f"Go on with: {resume_command(path)}") as handle:
-                results = run_search(folder, search, place, voice, interrupts, budget, handle, options.debug)
+                results = run_search(search, handle, locate, voice, interrupts, budget, options.debug)
                 exit_code = report(results, search, folder, voice, time.monotonic() - started)
         except KeyboardInterrupt:
             voice.say(f"Aborted. {go_on}" if begun(folder) else "Aborted.", True)
@@ -255,7 +255,7 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     """
     from launch.console.configuration import asked
     from launch.experiments.search import Search
-    from launch.experiments.space import SEED, check_evaluations, pinned, read_axes, refuse_unused
+    from launch.experiments.space import SEED, check_evaluations, pin_objective, read_axes, refuse_unused
     from policies.settings.settings import ABOUT
 
     request = asked(options.words, options.config, folder)
@@ -302,7 +302,13 @@ def read_search(options: argparse.Namespace, folder: Path = Path()) -> "tuple[Se
     if options.scheduler:
         check_evaluations(settings, options.scheduler, axes)
     found = Search(
-        pinned(settings), axes, options.scheduler, samples, options.seeds or 1, options.concurrent, options.algorithm
+        pin_objective(settings),
+        axes,
+        options.scheduler,
+        samples,
+        options.seeds or 1,
+        options.concurrent,
+        options.algorithm,
     )
     return found, request.name
 
@@ -324,7 +330,7 @@ def _check_optuna(options: argparse.Namespace, axes: "list[Axis]") -> None:
             raise CommandError(f"--over {axis.word}: --search optuna cannot choose among lists. Leave it out.")
 
 
-def _what(search: "Search") -> str:
+def _describe(search: "Search") -> str:
     axes = " and ".join(axis.word for axis in search.axes)
     seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
     chosen = " Each is chosen by how those before it ended." if search.algorithm else ""
@@ -348,7 +354,7 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     from launch.console.configuration import as_yaml
     from launch.display.drawing import save
     from launch.experiments.objective_plot import draw_objective
-    from launch.experiments.outcome import FAILED, points_of, points_table, write_csv
+    from launch.experiments.outcome import FAILED, group_points, points_table, write_csv
     from launch.experiments.search import RESULTS
     from launch.experiments.space import show_point
     from launch.run_folder.journal import replace_text
@@ -358,7 +364,7 @@ def report(results: "list[TrialResult]", search: "Search", folder: Path, voice: 
     if not results:
         return 0
     apart = search.scheduler == "pbt"
-    points = points_of(results, apart)
+    points = group_points(results, apart)
     save(draw_objective(points, search.axes, apart), folder / "objective.png")
     voice.say()
     voice.say(points_table(points, search.axes), True)

@@ -28,7 +28,7 @@ from policies.settings.settings import make_settings
 logger = logging.getLogger(__name__)
 
 
-class Progress(Callback):
+class ProgressCallback(Callback):
     """Shows a line per evaluation, and keeps a report per update. A step of the bar is an update."""
 
     def __init__(self, journal: Journal, voice: Voice, trials: Trials) -> None:
@@ -73,7 +73,7 @@ class Progress(Callback):
         self.voice.say(f"{trial}  failed  {show_point(self.trials.values[trial.trial_id])}")
 
 
-class Tracking(Callback):
+class TrackerCallback(Callback):
     """Sends what trials report to the trackers that their settings name, a run there for each trial.
 
     There they are a group that is called after the search's folder.
@@ -149,7 +149,7 @@ class Budget:
         return self.done >= self.updates or seconds > 60 * self.minutes
 
 
-class Stop(Callback):
+class StopCallback(Callback):
     """Ctrl-C, SIGTERM, a spent budget: running trials finish their update and are saved, then Tune ends."""
 
     def __init__(self, interrupts: Interrupts, budget: Budget, folder: FolderHandle | None = None) -> None:

@@ -14,10 +14,11 @@ from launch.display.statistics import Estimate, mean_ci
 from launch.display.tables import FINE, MAIN, show, shown, table
 from launch.experiments.space import SEED, Axis, exact_value
 from launch.run_folder.journal import replace_text
-from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
+
+    from launch.experiments.trials import Trials
 
 DONE, COLLAPSED, STOPPED, FAILED, UNFINISHED = "done", "collapsed", "stopped early", "failed", "unfinished"
 WHOLE = (DONE, COLLAPSED)
@@ -66,33 +67,28 @@ class Point(NamedTuple):
         return estimate if estimate.n else None
 
 
-def results_of(
-    trials: "Sequence[Trial]",
-    axes: Sequence[Axis],
-    settings: Settings,
-    values: Mapping[str, Mapping[str, Value]],
-    statuses: Mapping[str, str],
+def collect_results(
+    ended: "Sequence[Trial]", trials: "Trials", axes: Sequence[Axis], statuses: Mapping[str, str]
 ) -> list[TrialResult]:
     """Returns how a search's trials ended.
 
     Args:
-        trials: as Tune leaves them.
+        ended: as Tune leaves them.
+        trials: what is known of them.
         axes: what was searched.
-        settings: of all trials, but for what was searched.
-        values: of each trial, by its id: of the searched settings, and the seed.
         statuses: of trials, by their id, before Tune ended and called all of them finished.
     """
+    settings = trials.settings
     results = []
-    for trial in trials:
-        own, last = values[trial.trial_id], trial.last_result or {}
+    for trial in ended:
+        own, last = trials.values[trial.trial_id], trial.last_result or {}
         report = last.get("cory", {})
         figures = settings.choosing(report) if "evaluation" in report else {}
         # A warning that stood when a scheduler stopped the trial is not why it ended.
         collapsed = bool(report.get("collapsed")) and own.get("stop_on_collapse", settings.stop_on_collapse)
         done = int(last.get("updates", 0))
-        status, why = _status(
-            trial, statuses.get(trial.trial_id, trial.status), bool(collapsed), done, settings.updates
-        )
+        status = statuses.get(trial.trial_id, trial.status)
+        status, why = _status(trial, status, bool(collapsed), done, settings.updates)
         results.append(
             TrialResult(
                 trial=str(trial),
@@ -127,7 +123,7 @@ def _known(value: object) -> Figure:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def points_of(results: Sequence[TrialResult], apart: bool = False) -> list[Point]:
+def group_points(results: Sequence[TrialResult], apart: bool = False) -> list[Point]:
     """Groups trials by their values: complete points by their mean, best first, then the others likewise.
 
     Args:
@@ -139,11 +135,11 @@ def points_of(results: Sequence[TrialResult], apart: bool = False) -> list[Point
         key = result.trial if apart else repr(result.values)
         groups.setdefault(key, Point(result.values, [])).trials.append(result)
 
-    def worth(point: Point) -> tuple[bool, float]:
-        found = point.estimate("combined_reward")
-        return point.complete, -math.inf if found is None else found.mean
+    def selection_score(point: Point) -> tuple[bool, float]:
+        estimate = point.estimate("combined_reward")
+        return point.complete, -math.inf if estimate is None else estimate.mean
 
-    return sorted(groups.values(), key=worth, reverse=True)
+    return sorted(groups.values(), key=selection_score, reverse=True)
 
 
 def write_csv(results: Sequence[TrialResult], file: Path) -> None:
@@ -162,21 +158,21 @@ def points_table(points: Sequence[Point], axes: Sequence[Axis]) -> Table:
     """Returns the points, best first, with the mean over their seeds; of combined rewards with its interval."""
     several = any(len(point.trials) > 1 for point in points)
     figures = ("combined_reward", *(key for key in MAIN if key != "combined_reward"))
-    made = table(
+    rows = table(
         [axis.key for axis in axes], [*(["seeds"] if several else []), *(shown(key).heading for key in figures)]
     )
-    made.add_column("", no_wrap=True)
+    rows.add_column("", no_wrap=True)
     for point in points:
         count = f"{len(point.whole)}" if point.complete else f"{len(point.whole)} of {len(point.trials)}"
         combined, *others = [point.estimate(key) for key in figures]
-        made.add_row(
+        rows.add_row(
             *(axis.label(point.values[axis.key]) for axis in axes),
             *([count] if several else []),
             "-" if combined is None else combined.shown(FINE["combined_reward"]),
-            *(show(found and found.mean, FINE[key]) for key, found in zip(figures[1:], others, strict=True)),
+            *(show(estimate and estimate.mean, FINE[key]) for key, estimate in zip(figures[1:], others, strict=True)),
             ", ".join(_remark(trial) for trial in point.trials if trial.status != DONE),
         )
-    return made
+    return rows
 
 
 def _remark(trial: TrialResult) -> str:

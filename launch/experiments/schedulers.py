@@ -24,10 +24,16 @@ FACTORS = (0.8, 1.2)
 """PBT: a step in a range."""
 
 
+Stopping = Callable[[], bool]
+"""Tells whether a search is asked to stop."""
+Reports = Sequence[Mapping[str, Any]]
+"""What trials reported, in the order of time."""
+
+
 class Stoppable:
     """For a scheduler: pauses trials after their update, which saves them, once the search is asked to stop."""
 
-    def __init__(self, trials: Trials, stopping: Callable[[], bool], **arguments: Any) -> None:
+    def __init__(self, trials: Trials, stopping: Stopping, **arguments: Any) -> None:
         """Takes the trials, what tells whether to stop, and the scheduler's own arguments."""
         super().__init__(**arguments)
         self.trials = trials
@@ -55,13 +61,7 @@ class Fifo(Stoppable, FIFOScheduler):
 class Asha(Stoppable, ASHAScheduler):
     """Stops trials that are worse than others were after as many updates: rungs at eval_every times 1, 3, 9, ..."""
 
-    def __init__(
-        self,
-        trials: Trials,
-        stopping: Callable[[], bool],
-        settings: Settings,
-        reports: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
+    def __init__(self, trials: Trials, stopping: Stopping, settings: Settings, reports: Reports = ()) -> None:
         """Sets the rungs.
 
         Args:
@@ -95,7 +95,7 @@ class Population(Stoppable, FIFOScheduler):
     or has ended. Tune's own `PopulationBasedTraining` waits for those, and forgets its clones when it is killed.
     """
 
-    def __init__(self, trials: Trials, stopping: Callable[[], bool], settings: Settings, axes: Sequence[Axis]) -> None:
+    def __init__(self, trials: Trials, stopping: Stopping, settings: Settings, axes: Sequence[Axis]) -> None:
         """Takes the members, what tells whether to stop, the settings of all members, and what is searched."""
         super().__init__(trials, stopping)
         self._axes = axes
@@ -145,8 +145,8 @@ class Population(Stoppable, FIFOScheduler):
         if self._random.random() < RESAMPLE:
             return axis.domain(grid=False).sample(random_state=self._random)
         if axis.scale is None:
-            place = axis.values.index(value) + int(self._random.choice((-1, 1)))
-            return axis.values[min(max(place, 0), len(axis.values) - 1)]
+            index = axis.values.index(value) + int(self._random.choice((-1, 1)))
+            return axis.values[min(max(index, 0), len(axis.values) - 1)]
         low, high = axis.ends
         moved = value * float(self._random.choice(FACTORS))
         return min(max(round(moved) if isinstance(value, int) else moved, low), high)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from cory_env.pickled import shown
 from launch.cluster import room
 from launch.console.errors import CommandError
-from launch.experiments.space import SEED, TIME, Axis, asking, points, read_axes
+from launch.experiments.space import SEED, TIME, Axis, points, read_axes, unique_kinds
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
@@ -108,21 +108,21 @@ class Search(NamedTuple):
             raise CommandError(f"{file} cannot be read as a search: {error}") from error
 
 
-def with_start(search: Search) -> Search:
+def resolve_start(search: Search) -> Search:
     """Names the checkpoint that trials start from, where `start_from` is a run: a later one may become its best.
 
     Raises:
         CommandError: there is none, or it is in storage.
         SettingsError: its policies do not fit those of a trial.
     """
-    found = asking(points(search.settings, search.axes))
-    for settings in found:
+    kinds = unique_kinds(points(search.settings, search.axes))
+    for settings in kinds:
         if settings.start_from is not None and is_uri(settings.start_from):
             raise CommandError(
                 f"start_from={settings.start_from} is a URI, and trials start from a folder, which all nodes must "
                 "share. Copy that run there, and name the folder."
             )
-    starts = [starting_policies(settings) for settings in found]
+    starts = [starting_policies(settings) for settings in kinds]
     if "start_from" in (axis.key for axis in search.axes) or starts[0] is None:
         return search
     return search._replace(settings=search.settings.model_copy(update={"start_from": str(starts[0])}))
@@ -162,7 +162,7 @@ def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
 
 def begun(folder: Path) -> bool:
     """Tells whether a folder has a search that can go on."""
-    return (folder / SEARCH).exists() and any(folder.glob(STATE))
+    return any(folder.glob(STATE))
 
 
 def check_same(folder: Path, search: Search) -> None:
@@ -190,10 +190,10 @@ def resume_command(folder: Path) -> str:
     return f"cory tune --resume {shlex.quote(str(folder))}"
 
 
-def recorded(folder: Path) -> list[dict[str, Any]]:
+def read_reports(folder: Path) -> list[dict[str, Any]]:
     """Returns what trials reported, in the order of time; of an update that was done twice, the last report."""
-    found = {(report["trial_id"], report[TIME]): report for report in Journal(folder / REPORTS).read()}
-    return list(found.values())
+    reports = {(report["trial_id"], report[TIME]): report for report in Journal(folder / REPORTS).read()}
+    return list(reports.values())
 
 
 def check_room(settings: Sequence[Settings], nodes: Sequence[room.Node], beside: Sequence[Process] = ()) -> None:

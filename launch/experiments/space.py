@@ -137,7 +137,7 @@ def _is_whole(key: str) -> bool:
     return kind is int or kind == int | None
 
 
-def pinned(settings: Settings) -> Settings:
+def pin_objective(settings: Settings) -> Settings:
     """Fixes the combined reward at its KL weight before a search, which may vary `kl_coef`, but not its own goal."""
     return make_settings({**settings.model_dump(), "eval_kl_coef": settings.report_kl_coef})
 
@@ -165,7 +165,7 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
     return found
 
 
-def asking(found: Sequence[Settings]) -> list[Settings]:
+def unique_kinds(found: Sequence[Settings]) -> list[Settings]:
     """Returns of many settings those that differ in what is asked, who answers, or how: one of each kind."""
     keys = sorted(deciding("task", "policy", "sampling"))
     return list({repr([getattr(each, key) for key in keys]): each for each in found}.values())

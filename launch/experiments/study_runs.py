@@ -181,7 +181,7 @@ class Ended(NamedTuple):
     """How the process of a run ended."""
 
     code: int
-    said: str
+    printed: str
     """What it printed."""
     resumed: bool
     """It went on with a run."""
@@ -220,7 +220,7 @@ class Performer:
             paths: where files lay when the study began, by their names.
             allow_changes: runs may resume although what they are made from differs.
         """
-        self._paths = paths
+        self.paths = paths
         self._allowed = ["--allow-changes"] if allow_changes else []
         self.interrupts = Interrupts(self._pass_on)
         self.interrupts.training = True
@@ -270,7 +270,7 @@ class Performer:
         """Runs `cory train` in a process."""
         resumed = job.begun
         options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet", *self._allowed]
-        settings, present = job.settings, job.located(self._paths)
+        settings, present = job.settings, job.located(self.paths)
         files = [word(key, value) for key in NAMED if (value := getattr(present, key)) != getattr(settings, key)]
         command = [sys.executable, "-m", "cory_rllib", "train", *job.words, *files, *options]
         started = time.monotonic()
@@ -285,8 +285,8 @@ class Performer:
             code = self._wait(self._process)
             self._process = None
             output.seek(before)
-            said = output.read()
-        return Ended(code, said, resumed, time.monotonic() - started)
+            printed = output.read()
+        return Ended(code, printed, resumed, time.monotonic() - started)
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int:
         while True:
@@ -341,8 +341,8 @@ def _status(run: Run, ended: Ended) -> tuple[Status, str | None]:
         return "collapsed", f"stop_on_collapse ended it after update {run.updates()[-1]['update']}."
     if ended.code < 0:
         return "failed", f"Its process was ended by {signal.Signals(-ended.code).name}."
-    said = [line for line in ended.said.splitlines() if line.strip()] or [f"exit code {ended.code}"]
-    reason = next((line.removeprefix("Error: ") for line in reversed(said) if line.startswith("Error: ")), said[-1])
+    lines = [line for line in ended.printed.splitlines() if line.strip()] or [f"exit code {ended.code}"]
+    reason = next((line.removeprefix("Error: ") for line in reversed(lines) if line.startswith("Error: ")), lines[-1])
     return "diverged" if divergence(run) else "failed", reason
 
 

@@ -23,28 +23,28 @@ CLONES = "clones.jsonl"
 _OF = "_of_"
 """What stands before the donor's name in that of the checkpoint that a clone continues from."""
 Values = dict[str, Value]
+Locate = Callable[[Settings], Settings]
+"""Finds the files that settings name."""
 
 
 class Trials:
     """What each trial of a search tries."""
 
-    def __init__(
-        self, folder: Path, settings: Settings, keys: Sequence[str], place: Callable[[Settings], Settings]
-    ) -> None:
+    def __init__(self, folder: Path, settings: Settings, keys: Sequence[str], locate: Locate) -> None:
         """Reads what is known of the trials of a search that resumes.
 
         Args:
             folder: of the search.
             settings: of all trials, but for what is searched.
             keys: the settings that are searched.
-            place: finds the files that settings name.
+            locate: finds the files that settings name.
         """
         self.folder = folder
         self.settings = settings
         self.values: dict[str, Values] = {}
         """Of each trial, by its id: of the searched settings, and the seed."""
         self._keys = dict.fromkeys([*keys, SEED])
-        self._place = place
+        self._locate = locate
         self._journal = Journal(folder / CLONES)
 
     def add(self, trial: Trial) -> None:
@@ -90,8 +90,8 @@ class Trials:
 
     def _set(self, trial: Trial, values: Values) -> None:
         self.values[trial.trial_id] = values
-        placed = self._place(self.settings.model_copy(update=values)).model_dump()
-        trial.set_config({**trial.config, "cory_settings": placed})
+        located = self._locate(self.settings.model_copy(update=values)).model_dump()
+        trial.set_config({**trial.config, "cory_settings": located})
 
 
 def failure(trial: Trial) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +15,36 @@ from launch.cluster import room, session
 from launch.console import output
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
-from launch.experiments.callbacks import Budget, Progress, Stop, Tracking
-from launch.experiments.outcome import TrialResult, results_of
-from launch.experiments.schedulers import Asha, Fifo, Population
-from launch.experiments.search import LOG, REPORTS, Search, begun, check_room, recorded
+from launch.experiments.callbacks import Budget, ProgressCallback, StopCallback, TrackerCallback
+from launch.experiments.outcome import TrialResult, collect_results
+from launch.experiments.schedulers import Asha, Fifo, Population, Reports, Stopping
+from launch.experiments.search import LOG, REPORTS, Search, begun, check_room, read_reports
 from launch.experiments.space import METRIC, TIME, points
-from launch.experiments.trials import Trials
+from launch.experiments.trials import Locate, Trials
 from launch.run_folder.journal import Journal
 from launch.run_folder.locks import FolderHandle
 from policies.cory import Cory, CoryConfig
 from policies.settings.placement import cpus, processes
-from policies.settings.settings import Settings
 
 
 def run_search(
-    folder: Path,
     search: Search,
-    place: Callable[[Settings], Settings],
+    handle: FolderHandle,
+    locate: Locate,
     voice: Voice,
     interrupts: Interrupts,
     budget: Budget,
-    handle: FolderHandle,
     debug: bool,
 ) -> list[TrialResult]:
     """Runs all trials in a locked folder, or those that are left, as far as the budget goes.
 
     Args:
-        folder: of the search.
         search: what is searched.
-        place: finds the files that settings name.
+        handle: of its folder.
+        locate: finds the files that settings name.
         voice: shows what happens.
         interrupts: entered, may ask to stop.
         budget: what may be spent.
-        handle: of the folder.
         debug: show libraries' logs.
 
     Returns:
@@ -60,7 +57,7 @@ def run_search(
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` has it
-    checked = points(search.settings, search.axes)
+    folder, checked = handle.path, points(search.settings, search.axes)
     largest = max((processes(settings, trial=True) for settings in checked), key=cpus)
     with contextlib.ExitStack() as around:
         if not debug:
@@ -73,17 +70,16 @@ def run_search(
             check_room(checked, room.living_nodes())
         voice.stage("Running trials")
         reports = Journal(folder / REPORTS, TIME)
-        if resume := begun(folder):
-            reports.cut_after(search.settings.updates)  # what a kill left of a line
-        trials = Trials(folder, search.settings, [axis.key for axis in search.axes], place)
-        stop = Stop(interrupts, budget, handle)
-        scheduler = make_scheduler(search, trials, stop.requested, recorded(folder))
-        callbacks = [Progress(reports, voice, trials), Tracking(folder), stop]
+        reports.cut_after(search.settings.updates)  # what a kill left of a line
+        trials = Trials(folder, search.settings, [axis.key for axis in search.axes], locate)
+        stop = StopCallback(interrupts, budget, handle)
+        scheduler = make_scheduler(search, trials, stop.requested, read_reports(folder))
+        callbacks = [ProgressCallback(reports, voice, trials), TrackerCallback(folder), stop]
         voice.begin()
         interrupts.training = True
         space = CoryConfig().cory(**search.space())
-        ended = run_trials(Cory, space, folder, search, scheduler, callbacks, budget, resume)
-        return results_of(ended, search.axes, search.settings, trials.values, stop.statuses)
+        ended = run_trials(Cory, space, folder, search, scheduler, callbacks, budget)
+        return collect_results(ended, trials, search.axes, stop.statuses)
 
 
 def run_trials(
@@ -94,7 +90,6 @@ def run_trials(
     scheduler: TrialScheduler,
     callbacks: Sequence[tune.Callback],
     budget: Budget,
-    resume: bool,
 ) -> list[Trial]:
     """Lets Tune run trials, or go on with those of a folder, whose path may have changed.
 
@@ -129,23 +124,14 @@ def run_trials(
         callbacks=list(callbacks),
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
-        resume_config=tune.ResumeConfig(errored=tune.ResumeConfig.ResumeType.RESUME) if resume else None,
+        resume_config=tune.ResumeConfig(errored=tune.ResumeConfig.ResumeType.RESUME) if begun(folder) else None,
         raise_on_failed_trial=False,
         verbose=0,
     ).trials
 
 
-def make_scheduler(
-    search: Search, trials: Trials, stopping: Callable[[], bool], reports: Sequence[dict[str, Any]] = ()
-) -> TrialScheduler:
-    """Returns the scheduler of a search.
-
-    Args:
-        search: what is searched.
-        trials: of the search.
-        stopping: tells whether the search is asked to stop.
-        reports: of a search that resumes.
-    """
+def make_scheduler(search: Search, trials: Trials, stopping: Stopping, reports: Reports = ()) -> TrialScheduler:
+    """Returns the scheduler of a search, which resumes after these reports."""
     if search.scheduler == "pbt":
         return Population(trials, stopping, search.settings, search.axes)
     return Asha(trials, stopping, search.settings, reports) if search.scheduler == "asha" else Fifo(trials, stopping)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from launch.console.errors import CommandError
 from launch.experiments import outcome
-from launch.experiments.search import ORIGIN, REPORTS, RESULTS, SEARCH, Search, recorded
+from launch.experiments.search import ORIGIN, REPORTS, RESULTS, SEARCH, Search, read_reports
 from launch.experiments.space import METRIC, TIME
 from launch.run_folder.layout import CONFIG, FROM_PYTHON
 from launch.run_folder.locks import lock_holder
@@ -113,7 +113,7 @@ def _run(place: str) -> Listed:
 
 def _trials(folder: Path) -> Iterator[Listed]:
     try:
-        search, reports, ends = Search.read(folder), recorded(folder), _ends(folder / RESULTS)
+        search, reports, ends = Search.read(folder), read_reports(folder), _ends(folder / RESULTS)
     except CommandError as error:
         yield Listed(str(folder), "trial", UNREADABLE, problem=str(error))
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.experiments.search import recorded
+from launch.experiments.search import read_reports
 from launch.run_folder.run import Run
 from tests.cluster.head import SECRET, Head
 from tests.launch.conftest import CHECKOUT
@@ -175,5 +175,5 @@ def test_a_search_as_a_job_is_stopped_and_its_command_given_again_goes_on(
             ("0.0001", "done", "16"),
             ("0.001", "done", "16"),
         ]
-    of_first = [report["updates"] for report in recorded(found) if report["trial"] == "trial_00000"]
+    of_first = [report["updates"] for report in read_reports(found) if report["trial"] == "trial_00000"]
     assert of_first == list(range(1, 17))

@@ -12,7 +12,7 @@ from launch.commands.train import _same
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Plan
 from launch.experiments.search import Search, check_same
-from launch.experiments.space import pinned, read_axes
+from launch.experiments.space import pin_objective, read_axes
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
@@ -64,7 +64,8 @@ def test_messages_have_its_name(runs: list[Run], tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"holds a run with reward=near, start_from=null, and"):
         _same(runs[0], settings(5).model_copy(update={"start_from": "runs/other"}))
     kept, asked = (
-        Search(pinned(settings(length, ["a:b"])), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None) for length in (4, 5)
+        Search(pin_objective(settings(length, ["a:b"])), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None)
+        for length in (4, 5)
     )
     kept.write(tmp_path, "cory tune")
     with pytest.raises(CommandError, match=r"holds a search with reward=\['near', 'a:b'\]\. Ask for just"):

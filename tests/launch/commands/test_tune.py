@@ -15,8 +15,8 @@ import yaml
 
 from launch.commands.tune import main, parse, read_search
 from launch.console.errors import CommandError
-from launch.experiments.search import Search, begun, check_same, recorded
-from launch.experiments.space import pinned, read_axes
+from launch.experiments.search import Search, begun, check_same, read_reports
+from launch.experiments.space import pin_objective, read_axes
 from launch.experiments.tuning import optuna_search
 from launch.run_folder.layout import LOCK
 from policies.settings.settings import Settings
@@ -71,7 +71,7 @@ def test_a_search_whose_driver_was_killed_goes_on_where_it_was_moved_and_a_trial
     again = cory(*command, "--continue")
     assert again.returncode == 1 and "trial_00001  goes on from trial_00001 after update 1" in again.stdout
 
-    of_good = [report for report in recorded(moved) if report["trial"] == "trial_00000"]
+    of_good = [report for report in read_reports(moved) if report["trial"] == "trial_00000"]
     assert [report["updates"] for report in of_good] == [1, 2, 3]
     assert [report["cory"]["roles"]["pioneer"] for report in of_good] == ["llm_1", "llm_2", "llm_1"]
     assert float(good["combined_reward"]) == of_good[-1]["combined_reward"]
@@ -87,7 +87,7 @@ def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_bet
     population = ("--over", "clip=uniform:0.1:0.3", "--scheduler", "pbt", "--samples", "2")
     result = cory("tune", *settings, *population, "--out", "found")
     assert result.returncode == 0, result.stderr
-    reports = recorded(tmp_path / "found")
+    reports = read_reports(tmp_path / "found")
     second, third = (
         {report["trial"]: report for report in reports if report["updates"] == update} for update in (2, 3)
     )
@@ -109,20 +109,25 @@ def params(trial: Path) -> dict[str, Any]:
 
 
 def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
-    asked = Search(pinned(Settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None)
+    asked = Search(
+        pin_objective(Settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None
+    )
     asked.write(tmp_path, "cory tune")
     assert not begun(tmp_path)
     (tmp_path / "experiment_state-1.json").touch()
     assert begun(tmp_path)
     check_same(tmp_path, asked)  # no digit is lost on the way
     dated = Settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search filled in
-    asked._replace(settings=pinned(dated)).write(tmp_path, "cory tune")
-    check_same(tmp_path, asked._replace(settings=pinned(dated.model_copy(update={"chat_date": None}))))
+    asked._replace(settings=pin_objective(dated)).write(tmp_path, "cory tune")
+    check_same(tmp_path, asked._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
     asked.write(tmp_path, "cory tune")
     with pytest.raises(CommandError, match=r"holds a search with over lr=0\.000123456,0\.0001, seeds 2\. Ask"):
         check_same(tmp_path, asked._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
     with pytest.raises(CommandError, match="holds a search with queries=256, minibatch=256"):
-        check_same(tmp_path, asked._replace(settings=pinned(Settings(queries=8, minibatch=8, backend="transformers"))))
+        check_same(
+            tmp_path,
+            asked._replace(settings=pin_objective(Settings(queries=8, minibatch=8, backend="transformers"))),
+        )
 
 
 @pytest.mark.parametrize("option", ["--out", "--resume"])

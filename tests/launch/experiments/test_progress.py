@@ -8,8 +8,8 @@ import pytest
 from ray.tune.experiment import Trial
 
 from launch.display.terminal import Voice
-from launch.experiments.callbacks import Progress
-from launch.experiments.search import recorded
+from launch.experiments.callbacks import ProgressCallback
+from launch.experiments.search import read_reports
 from launch.experiments.trials import Trials
 from launch.run_folder.journal import Journal
 from policies.settings.settings import Settings
@@ -19,10 +19,10 @@ def trial() -> Trial:
     return Trial("Cory", stub=True, trial_id="a_00000")
 
 
-def progress(journal: Journal, voice: Voice, updates: int) -> Progress:
+def progress(journal: Journal, voice: Voice, updates: int) -> ProgressCallback:
     trials = Trials(journal.path.parent, Settings(updates=updates), ["lr"], lambda settings: settings)
     trials.values["a_00000"] = {"lr": 1e-4, "seed": 0}
-    return Progress(journal, voice, trials)
+    return ProgressCallback(journal, voice, trials)
 
 
 def result(update: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def test_an_update_is_told_with_the_values_that_it_was_done_with(journal: Journa
     told.on_trial_result(2, [], trial(), result(2))
     first, second = output.getvalue().splitlines()
     assert "lr=0.0001 seed=0" in first and "lr=0.0002 seed=1" in second
-    assert [report["values"]["lr"] for report in recorded(tmp_path)] == [1e-4, 2e-4]
+    assert [report["values"]["lr"] for report in read_reports(tmp_path)] == [1e-4, 2e-4]
 
 
 def test_an_update_that_is_done_again_is_counted_once(journal: Journal) -> None:

@@ -73,7 +73,7 @@ def last_responses(settings: Settings, count: int) -> Final:
     )
 
 
-DONE = Ended(code=0, said="", resumed=False, wall_seconds=300.123456)
+DONE = Ended(code=0, printed="", resumed=False, wall_seconds=300.123456)
 
 
 def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_of_the_samples_those_before_after_and_midway_are_kept(tmp_path: Path) -
     ("ended", "status", "reason"),
     [
         (DONE._replace(code=3), "collapsed", "stop_on_collapse ended it after update 15."),
-        (DONE._replace(code=2, said="x\nError: No room.\nUpdate 3 is saved.\n"), "failed", "No room."),
-        (DONE._replace(code=1, said="Traceback\nKeyError: 3\n"), "failed", "KeyError: 3"),
+        (DONE._replace(code=2, printed="x\nError: No room.\nUpdate 3 is saved.\n"), "failed", "No room."),
+        (DONE._replace(code=1, printed="Traceback\nKeyError: 3\n"), "failed", "KeyError: 3"),
         (DONE._replace(code=-9), "failed", "Its process was ended by SIGKILL."),
     ],
 )
@@ -140,10 +140,12 @@ def test_a_result_says_how_its_run_ended(tmp_path: Path, ended: Ended, status: s
 def test_a_gradient_that_was_not_finite_is_a_result(tmp_path: Path) -> None:
     one = job(tmp_path)
     (one.run / "refused_update_000016_llm_1.safetensors").touch()
-    made = collect(one, DONE._replace(code=2, said="Error: The gradient of llm_1 is not finite.\n"))
+    made = collect(one, DONE._replace(code=2, printed="Error: The gradient of llm_1 is not finite.\n"))
     assert (made.status, made.reason) == ("diverged", "The gradient of llm_1 is not finite.")
     (one.run / "refused_update_000016_llm_1.safetensors").rename(one.run / "refused_update_000009_llm_1.safetensors")
-    assert collect(one, DONE._replace(code=2, said="Error: No room.\n")).status == "failed"  # it went on after that one
+    assert (
+        collect(one, DONE._replace(code=2, printed="Error: No room.\n")).status == "failed"
+    )  # it went on after that one
 
 
 def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:

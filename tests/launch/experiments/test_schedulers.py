@@ -19,7 +19,7 @@ from ray.tune.experiment import Trial
 from launch.cluster.room import node
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
-from launch.experiments.callbacks import Budget, Stop
+from launch.experiments.callbacks import Budget, StopCallback
 from launch.experiments.schedulers import Fifo
 from launch.experiments.search import Search, check_room
 from launch.experiments.space import read_axes
@@ -61,16 +61,15 @@ def climb(
     space: dict[str, Any],
     *more: tune.Callback,
     interrupts: Interrupts | None = None,
-    resume: bool = False,
     trainable: Any = Climb,
-) -> tuple[list[Trial], Stop]:
+) -> tuple[list[Trial], StopCallback]:
     """Runs a search as `cory tune` does."""
     folder.mkdir(exist_ok=True)
     trials = Trials(folder, search.settings, [axis.key for axis in search.axes], lambda settings: settings)
     budget = Budget()
-    stop = Stop(interrupts or Interrupts(lambda: None), budget)
+    stop = StopCallback(interrupts or Interrupts(lambda: None), budget)
     scheduler = make_scheduler(search, trials, stop.requested)
-    return run_trials(trainable, space, folder, search, scheduler, [*more, stop], budget, resume), stop
+    return run_trials(trainable, space, folder, search, scheduler, [*more, stop], budget), stop
 
 
 def population(samples: int, **settings: Any) -> Search:
@@ -211,7 +210,7 @@ def test_a_search_that_is_stopped_saves_its_trials_and_resumes_in_another_folder
 
     moved = tmp_path / "elsewhere"
     (tmp_path / "climb").rename(moved)
-    trials, _ = climb(moved, search, whole, resume=True)
+    trials, _ = climb(moved, search, whole)
     assert not (tmp_path / "climb").exists()
     (clone,) = [trial for trial in trials if trial.trial_id.endswith("_00001")]
     updates, worth = reported(clone)

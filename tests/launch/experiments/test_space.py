@@ -9,7 +9,7 @@ from ray.tune.experiment import Trial
 from launch.console.errors import CommandError
 from launch.experiments.schedulers import Asha, Population
 from launch.experiments.search import Search
-from launch.experiments.space import Axis, pinned, points, read_axes
+from launch.experiments.space import Axis, pin_objective, points, read_axes
 from launch.experiments.trials import Trials
 from policies.settings.core_yaml import Value
 from policies.settings.settings import Settings
@@ -93,13 +93,13 @@ def test_every_whole_number_of_a_range_must_be_a_setting_and_those_that_can_be_a
 
 
 def test_the_goal_is_fixed_at_the_kl_coef_from_before_the_search() -> None:
-    for trial in points(pinned(SETTINGS), read_axes(["kl_coef=0,0.9"])):
+    for trial in points(pin_objective(SETTINGS), read_axes(["kl_coef=0,0.9"])):
         assert trial.report_kl_coef == 0.1
 
 
 def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
     axes = read_axes(["exchange_period=1,2,null", "lr=log:1e-6:1e-4"])
-    search = Search(pinned(SETTINGS), axes, "asha", samples=2, seeds=3, concurrent=None)
+    search = Search(pin_objective(SETTINGS), axes, "asha", samples=2, seeds=3, concurrent=None)
     assert search.trials == 18
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search

@@ -11,7 +11,7 @@ from tests.launch.training.test_tracking import exit_code_in, record_in
 
 TRIALS = """
 import json, pathlib, sys
-from launch.experiments.callbacks import Tracking
+from launch.experiments.callbacks import TrackerCallback
 from policies.settings.settings import Settings
 
 class Trial:
@@ -22,7 +22,7 @@ class Trial:
         return self.trial_id
 
 folder = pathlib.Path(sys.argv[1])
-tracked, trials = Tracking(folder), [Trial("trial_0"), Trial("trial_1")]
+tracked, trials = TrackerCallback(folder), [Trial("trial_0"), Trial("trial_1")]
 lines = [json.loads(line) for line in sys.stdin]
 for line in lines:
     for trial in trials:

@@ -8,7 +8,7 @@ import pytest
 from launch.commands import study, tune
 from launch.console.errors import CommandError
 from launch.experiments.search import Search
-from launch.experiments.space import asking, pinned, points, read_axes
+from launch.experiments.space import pin_objective, points, read_axes, unique_kinds
 from launch.experiments.study import load
 from launch.training.comparable import check_comparable, placed_settings, read_comparable, write_comparable
 from launch.training.preflight import load_task
@@ -76,11 +76,11 @@ def test_trials_find_their_data_from_any_folder_but_in_a_job_in_that_of_each_nod
 
 
 def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    search = Search(pinned(make_settings(VALUES)), read_axes(["temperature=0.5,1.0"]), None, 1, 1, None)
+    search = Search(pin_objective(make_settings(VALUES)), read_axes(["temperature=0.5,1.0"]), None, 1, 1, None)
     (folder / "search").mkdir()
     search.write(folder / "search", "cory tune")
     (folder / "search" / "experiment_state-1.json").touch()
-    made = check_comparable(None, asking(points(search.settings, search.axes)), load_task, print, allow=False)
+    made = check_comparable(None, unique_kinds(points(search.settings, search.axes)), load_task, print, allow=False)
     write_comparable(folder / "search", made)
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
     assert tune.main(["--resume", "search"]) == 2

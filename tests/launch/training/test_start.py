@@ -10,8 +10,8 @@ import pytest
 
 from launch.commands import train
 from launch.console.errors import CommandError
-from launch.experiments.search import Search, check_same, with_start
-from launch.experiments.space import pinned, read_axes
+from launch.experiments.search import Search, check_same, resolve_start
+from launch.experiments.space import pin_objective, read_axes
 from launch.models.trained import POLICIES, open_trained
 from launch.run_folder.checkpoints import BEST
 from launch.run_folder.run import Run
@@ -61,8 +61,8 @@ def test_one_checkpoint_of_a_run_is_taken_unless_it_is_damaged(like: Settings, t
 def test_a_search_names_the_checkpoint_that_its_trials_start_from_and_goes_on_with_it(
     like: Settings, tmp_path: Path
 ) -> None:
-    asked = Search(pinned(like), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None)
-    search = with_start(asked)
+    asked = Search(pin_objective(like), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None)
+    search = resolve_start(asked)
     assert search.settings.start_from == str(tmp_path / "run" / "checkpoints" / "update_000001")
     (tmp_path / "found").mkdir()
     search.write(tmp_path / "found", "cory tune")
