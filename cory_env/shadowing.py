@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 
@@ -27,12 +28,14 @@ def shadowing_modules(folders: Iterable[str | Path] | None = None) -> dict[str, 
     """Finds regular modules that have the name of one of our packages.
 
     Args:
-        folders: where to look; None: in the present folder and in this process's search path.
+        folders: where to look; None: in the present folder, and in those of the search path that come before ours.
 
     Returns:
         Their files, by name.
     """
-    specs = {name: _users_spec(name, _search_path() if folders is None else folders) for name in PACKAGES}
+    if folders is None:
+        folders = list(takewhile(lambda folder: Path(folder).resolve() != ROOT, _search_path()))
+    specs = {name: _users_spec(name, folders) for name in PACKAGES}
     return {name: Path(spec.origin) for name, spec in specs.items() if spec is not None and spec.origin is not None}
 
 

@@ -1,4 +1,7 @@
-"""Ray (2.60) beside its public interface: how it starts on this machine, and what it uploads of a folder."""
+"""Ray (2.60) beside its public interface: how it starts on this machine, and what it uploads of a folder.
+
+Importing this imports nothing of Ray: `cory submit` answers sooner.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_job_has_the_secret_of_its_node_and_the_job_list_has_not(head: Head, w
     assert job.returncode == 2, output + errors  # the driver's own, not Ray's 1
     assert "HF_TOKEN" in output
 
-    code = "from launch.cluster.client import connect; print([job.json() for job in connect(None).list_jobs()])"
+    code = "import cory_rllib; from launch.cluster.client import connect; print(connect(None).list_jobs())"
     listing = head.python("-c", code, cwd=work)
     told, errors = listing.communicate(timeout=120)
     assert "proof" in told and "CORY_SECRETS" in told, errors
@@ -74,6 +74,7 @@ def test_a_job_has_the_secret_of_its_node_and_the_job_list_has_not(head: Head, w
 
 PROBE = """
 import os, ray
+import cory_rllib
 from launch.commands import train
 from launch.console.credentials import on_workers
 

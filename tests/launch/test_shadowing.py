@@ -1,5 +1,6 @@
 """A user's folder with modules that have the names of our packages: ours train, the user's compute the reward."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,10 @@ def test_folders_without_code_and_checkouts_of_ours_shadow_nothing(tmp_path: Pat
     (tmp_path / "policies").mkdir()
     assert not shadowing_modules([tmp_path])
     assert not shadowing_modules([CHECKOUT])
+
+
+def test_the_command_s_own_module_can_be_run_beside_the_user_s(project: Path) -> None:
+    shutil.rmtree(project / "launch")
+    command = [sys.executable, "-m", "launch.main", "--version"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
