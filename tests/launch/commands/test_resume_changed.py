@@ -104,14 +104,14 @@ def test_a_reward_may_be_corrected_between_two_resumes(project: Path, capsys: py
     assert code == 0 and "Warning: The code of kind_words:score has changed. The figures up to update 4 do not" in text
 
 
-def test_a_run_of_an_earlier_version_resumes_unchecked_and_says_so(
+def test_a_run_without_its_record_resumes_only_if_that_is_allowed(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "run" / "sources.json").unlink()
     code, text = said(capsys, "--resume", "run")
-    assert code == 0 and "Warning: run has no sources.json: whether its data" in text
-    code, text = said(capsys, "--resume", "run", "data=other.jsonl")
-    assert code == 2 and "`data` cannot change in a run that goes on" in text
+    assert code == 2 and "Error: run has no sources.json, so nothing tells whether its data" in text
+    code, text = said(capsys, "--resume", "run", "--allow-changes")
+    assert code == 0 and "is done" in text
 
 
 def test_a_resume_in_another_folder_finds_data_model_and_reward_where_they_were(

@@ -15,8 +15,10 @@ from launch.console.interrupts import Interrupts
 from launch.display import curves
 from launch.display.terminal import Terminal
 from launch.run_folder.run import Run
+from launch.run_folder.sources import Sources
 from launch.training import training
 from launch.training.saving import Saving
+from launch.training.summary import summarise
 from policies.settings.settings import Settings
 from tests.forked import forked
 from tests.launch.conftest import ENVIRONMENT, record
@@ -183,3 +185,16 @@ def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: 
         training._Run(run, settings, terminal, interrupts, debug=True)._loop(cast(Any, algo), saving)
     assert interrupts.requested == signal.SIGTERM and algo.updates == 2
     assert run.checkpoints.updates() == [2] and [line["update"] for line in run.updates()] == [0, 1, 2]
+
+
+def test_the_summary_says_which_figures_do_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = record(tmp_path / "run", Settings(updates=12))
+    changes = [{"update": 6, "part": part, "text": "q.jsonl differs"} for part in ("train", "test")]
+    Sources({}, None, {}, {}, [], tuple(changes)).write(run.path)
+    for update, text in ((0, "before"), (12, "after")):
+        response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
+        run.samples.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
+    summarise(run, Settings(updates=12), Terminal(Settings(updates=12), sys.stdout, bar=False))
+    output = capsys.readouterr().out
+    assert output.count("Warning: figures before and after update 6 do not compare. q.jsonl differs.") == 1
+    assert "before" in output and "after" in output and "from update " in output

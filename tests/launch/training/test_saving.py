@@ -78,7 +78,7 @@ def test_training_goes_on_beside_one_checkpoint_which_is_published_when_it_is_wh
     resumed = make_cory(lr=1e-3, num_agents=1, eval_every=100)
     for update in (1, 2):
         place = run.checkpoints.place(update)
-        assert manifest.fault(place) is None
+        assert manifest.verify(place) is None
         resumed.restore_from_path(str(place))
         while resumed.updates < 3:
             resumed.train()
@@ -101,7 +101,7 @@ def test_a_full_disk_is_heard_of_at_the_next_look_and_leaves_the_checkpoints_bef
         algorithm.train()
         saving.finish()
     assert raised.value.errno == errno.ENOSPC and str(raised.value.filename).endswith("update_000001")
-    assert names(run) == ["update_000000"] and manifest.fault(run.checkpoints.place(0)) is None
+    assert names(run) == ["update_000000"] and manifest.verify(run.checkpoints.place(0)) is None
 
 
 @pytest.mark.parametrize(("what", "left"), [(RuntimeError, ["update_000000"]), (KeyboardInterrupt, [])])
