@@ -23,7 +23,7 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, sources_of
 from launch.run_folder.status import read_run
 from launch.training.preflight import load_task
-from launch.training.training import _Run
+from launch.training.training import Trainer
 from policies.settings.settings import make_settings
 from tests.launch.conftest import record, write_policies
 
@@ -265,7 +265,7 @@ def test_what_a_run_in_storage_is_made_from_is_there_too(project: Path, monkeypa
 
 def test_data_that_change_while_a_run_trains_end_it_when_an_attempt_after_a_failure_reads_them(project: Path) -> None:
     run, settings = Run.open(Path("run")), make_settings(VALUES)
-    attempt = _Run(run, settings, Terminal(settings, sys.stdout), Interrupts(lambda: None), debug=False)
+    attempt = Trainer(run, settings, Terminal(settings, sys.stdout), Interrupts(lambda: None), debug=False)
     attempt.check_queries(settings.make_task())
     write_rows(project / "q.jsonl", ROWS[::-1])
     with pytest.raises(

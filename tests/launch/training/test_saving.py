@@ -11,7 +11,7 @@ import pytest
 
 from launch.run_folder import manifest
 from launch.run_folder.run import Run
-from launch.training.saving import Saving
+from launch.training.saving import CheckpointWriter
 from policies.cory import Cory
 from policies.learning import stored_policy
 from policies.models.weights import checksum
@@ -63,7 +63,7 @@ def names(run: Run) -> list[str]:
 def test_training_goes_on_beside_one_checkpoint_which_is_published_when_it_is_whole(
     algorithm: Cory, run: Run, disk: Disk, make_cory: MakeCory
 ) -> None:
-    with Saving(run, 2, pytest.fail) as saving:
+    with CheckpointWriter(run, 2, pytest.fail) as saving:
         algorithm.train()
         saving.begin(algorithm)
         saving.begin(algorithm)  # the same
@@ -89,7 +89,7 @@ def test_a_full_disk_is_heard_of_at_the_next_look_and_leaves_the_checkpoints_bef
     algorithm: Cory, run: Run, disk: Disk
 ) -> None:
     disk.ready.set()
-    with pytest.raises(OSError) as raised, Saving(run, 2, pytest.fail) as saving:
+    with pytest.raises(OSError) as raised, CheckpointWriter(run, 2, pytest.fail) as saving:
         saving.begin(algorithm)
         saving.finish()
         algorithm.train()
@@ -108,7 +108,7 @@ def test_a_full_disk_is_heard_of_at_the_next_look_and_leaves_the_checkpoints_bef
 def test_what_fails_meanwhile_loses_no_checkpoint_that_was_begun_but_an_abort_does(
     algorithm: Cory, run: Run, disk: Disk, what: type[BaseException], left: list[str]
 ) -> None:
-    with pytest.raises(what), Saving(run, 2, pytest.fail) as saving:
+    with pytest.raises(what), CheckpointWriter(run, 2, pytest.fail) as saving:
         saving.begin(algorithm)
         if what is RuntimeError:
             disk.ready.set()
