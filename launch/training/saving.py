@@ -25,8 +25,8 @@ class _Begun(NamedTuple):
     """When it is left, the folder gets its name; or goes, after an exception."""
 
 
-class Saving:
-    """The checkpoints of a run that is trained, while it is entered as a context.
+class CheckpointWriter:
+    """Writes the checkpoints of a run that is trained, while it is entered as a context.
 
     When that is left, the one that was begun is published, after a failure too if it can still be; not so where the
     user aborts.

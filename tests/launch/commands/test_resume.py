@@ -79,7 +79,7 @@ def test_devices_that_a_run_cannot_have_are_refused_when_it_goes_on_too(
     same.write_text(as_yaml(SETTINGS))
     words = ["--resume", str(run.path)] if command == "--resume" else ["-c", str(same), "--out", str(run.path), command]
     before = run.updates()
-    assert main([*words, *gpus]) == 2
+    assert main([*words, *gpus, "--allow-changes"]) == 2
     assert "the driver learns on the first GPU, which Ray gives to runners too" in capsys.readouterr().err
     assert run.updates() == before and run.settings() == SETTINGS
 
