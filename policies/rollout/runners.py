@@ -62,7 +62,7 @@ class Runners:
 
         Args:
             group: the algorithm's env runners.
-            settings: names the LLMs and the longest waits. RolloutScheduler may take so much longer than `generation_timeout`
+            settings: names the LLMs and the longest waits. Playing may take so much longer than `generation_timeout`
                 that a runner whose reward hangs can say so.
             learners: have the present weights. They are fetched when they are sent, one LLM at a time, so that the
                 driver keeps no copy; with `weight_transfer` the learners send them.

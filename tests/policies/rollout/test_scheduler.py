@@ -45,13 +45,13 @@ def test_an_update_is_played_by_the_weights_before_the_last_update_in_the_roles_
     expected = [played_by(calm, update, roles[update]) for update in (0, 1)]
     calm.train()
     expected.append(played_by(calm, 2, roles[2]))
-    play, taken = ahead.scheduler.generate, []
+    generate, taken = ahead.scheduler.generate, []
 
     def recorded(*of: Any) -> Any:
-        taken.append(play(*of))
+        taken.append(generate(*of))
         return taken[-1]
 
-    monkeypatch.setattr(ahead.scheduler, "play", recorded)
+    monkeypatch.setattr(ahead.scheduler, "generate", recorded)
     found = [ahead.train()["cory"] for _ in range(3)]
     assert [texts(report) for report in found] == expected
     assert [report["roles"] for report in found] == [mapping.as_dict() for mapping in roles]
