@@ -1,7 +1,7 @@
 """What a run writes down: the lines of `metrics.jsonl` and `samples.jsonl`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NotRequired, TypedDict
 
 from cory_env.message import Message
@@ -120,12 +120,11 @@ def mean_over_policies(policies: Sequence[Figures]) -> Figures:
     return means
 
 
-def best_of(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
-    """Returns the update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
-    scores = {line["update"]: settings.worth(line) for line in lines if "evaluation" in line}
-    known = {update: score for update, score in scores.items() if score is not None}
-    best = max(known, key=lambda update: known[update], default=None)
-    return None if best is None else (best, known[best])
+def highest(values: Mapping[int, float | None]) -> tuple[int, float] | None:
+    """Returns the update of the highest known value, and that; of equals, the first; None if none is known."""
+    known = {update: value for update, value in values.items() if value is not None}
+    update = max(known, key=lambda update: known[update]) if known else None
+    return None if update is None else (update, known[update])
 
 
 def plain(value: object) -> object:
@@ -138,3 +137,8 @@ def plain(value: object) -> object:
         return value
     number = float(value)  # type: ignore[arg-type]
     return number if math.isfinite(number) else None
+
+
+def best_of(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
+    """Returns the update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
+    return highest({line["update"]: settings.worth(line) for line in lines if "evaluation" in line})

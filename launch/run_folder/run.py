@@ -132,8 +132,9 @@ class Run:
             raise CommandError(f"{uri} has no run with a checkpoint to go on from. Correct it, or start a new run.")
         storage = Storage(uri)
         run = cls._work_on(storage)
-        local, remote = run.checkpoints.latest_whole(), max(storage.updates(), default=-1)
-        if remote < 0 or (local >= remote and run.read(RUN_ID) == storage.read(RUN_ID)):
+        remote = max(storage.updates(), default=-1)
+        is_same = run.read(RUN_ID) == storage.read(RUN_ID)
+        if remote < 0 or (is_same and run.checkpoints.latest_whole() >= remote):
             run.upload()
         else:
             _empty(run.path)

@@ -211,16 +211,20 @@ class Storage:
         Raises:
             StorageError: storage cannot be written; what is there still is a whole, older state of the run.
         """
+        for update in sorted(self._damaged):
+            self.remove(f"{CHECKPOINTS}/{name_of(update)}/{manifest.NAME}")
+            self._damaged.remove(update)
         remote = self.files()
         local = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        saved = set(updates_in(remote)) - self._damaged
+        saved = set(updates_in(remote))
         updates = sorted(saved.union(updates_in(local)))
         kept = {*updates[-keep:], *([best] if best in updates else [])}
         missing = set(map(name_of, kept - saved))
         # Metrics before manifests, as on the disk: a checkpoint never lacks its lines.
         for name in sorted(local, key=lambda name: PurePosixPath(name).name == manifest.NAME):
             parts = PurePosixPath(name).parts
-            if parts[1] in missing if parts[0] == CHECKPOINTS else not any(part.startswith(".") for part in parts):
+            is_hidden = any(part.startswith(".") for part in parts)
+            if parts[1] in missing if parts[0] == CHECKPOINTS else not is_hidden:
                 self._upload_changed(local[name], name)
         if best in kept:
             self.write(f"{CHECKPOINTS}/{BEST}", f"{name_of(best)}\n".encode())
@@ -230,7 +234,6 @@ class Storage:
                 self.remove(f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}")
             with self._reported("written"):
                 self._files.delete_dir(self._at(f"{CHECKPOINTS}/{checkpoint}"))
-        self._damaged.clear()
 
     def download(self, folder: Path, patterns: Sequence[str], files: "Mapping[str, FileInfo] | None" = None) -> None:
         """Makes the files of a folder what storage has: downloads those that differ, removes those that it lacks.

@@ -46,8 +46,7 @@ class CheckpointWriter:
         if kind is None:
             self.finish()
         elif issubclass(kind, Exception):
-            with contextlib.suppress(Exception):
-                self.finish()
+            self.abandon()
         elif self._begun is not None:
             self._begun.publishing.__exit__(kind, error, at)
 
@@ -70,9 +69,9 @@ class CheckpointWriter:
             folder = publishing.enter_context(self._run.checkpoints.saving(algo.updates))
             checkpoint = Checkpoint(algo, folder.resolve())
             self._begun = _Begun(algo.updates, best, checkpoint, publishing.pop_all())
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Publishes the checkpoint that was begun, if it is written.
 
         Raises:
@@ -94,7 +93,7 @@ class CheckpointWriter:
             self._published(begun.best)
 
     def abandon(self) -> None:
-        """Drops the checkpoint that was begun, if it cannot be published as the run's folder was renamed."""
+        """Publishes the checkpoint that was begun if it still can be, as not if the run's folder was renamed."""
         with contextlib.suppress(Exception):
             self.finish()
 

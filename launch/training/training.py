@@ -253,7 +253,7 @@ class Trainer:
             better = "evaluation" in line and self.run.best_update() == update
             if better or update % settings.checkpoint_every == 0:
                 saving.begin(algo)
-            saving.look()
+            saving.poll()
         # Whatever ended the loop: a signal may have come after the look at the period, and before the look at signals.
         if not self.run.checkpoints.place(algo.updates).exists():
             saving.begin(algo)

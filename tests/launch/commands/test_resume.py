@@ -109,6 +109,13 @@ def test_settings_that_are_newer_than_the_run_take_their_defaults(run: Run) -> N
     assert _resumed(run, []) == SETTINGS
 
 
+@pytest.mark.parametrize("word", ["lr=3", "seed=2"])
+def test_what_would_change_the_training_is_refused(run: Run, word: str) -> None:
+    with pytest.raises(CommandError, match=r"holds a run with .*cannot change in .*, only .*updates.* or start a new"):
+        _resumed(run, [word])
+    assert _resumed(run, ["updates=20", f"seed={SETTINGS.seed}"]).updates == 20
+
+
 def test_a_damaged_line_of_the_metrics_is_named(run: Run) -> None:
     lines = run.metrics.path.read_text().splitlines()
     run.metrics.path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")

@@ -68,7 +68,7 @@ def test_training_goes_on_beside_one_checkpoint_which_is_published_when_it_is_wh
         saving.begin(algorithm)
         saving.begin(algorithm)  # the same
         algorithm.train()
-        saving.look()
+        saving.poll()
         assert names(run) == [".unfinished-update_000001"]
         disk.ready.set()
         saving.begin(algorithm)  # never two at once
