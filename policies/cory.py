@@ -38,9 +38,9 @@ from policies.report import PhaseTimer, Report, log_update, measure_roles, updat
 from policies.rllib.learners import LearnerError, Learners
 from policies.rllib.token_batch import rows_of
 from policies.role_exchange import exchange_due
-from policies.rollout.playing import Playing
 from policies.rollout.role_mapping import RoleMapping
-from policies.rollout.runners import Runners, WeightSyncError, check_started, end
+from policies.rollout.runners import Runners, WeightSyncError, check_started, shutdown
+from policies.rollout.scheduler import RolloutScheduler
 from policies.self_test import SyncCheck
 from policies.settings.start import find_start
 from policies.warm_start import WarmStart
@@ -122,7 +122,7 @@ class Cory(TemporaryLogdir, Algorithm):
         self.runners.task_checksum = self.task.checksum
         self.start = WarmStart(s, self.learners)
         self.runners.send(self.updates)
-        self.playing = Playing(s, self.runners, len(self.task.train))
+        self.scheduler = RolloutScheduler(s, self.runners, len(self.task.train))
         self.sync_check = SyncCheck(s, self.task, self.runners, self.learners)
         self.evaluator = Evaluator(s, self.task, self.runners, self.learners, self.sync_check)
 
@@ -153,7 +153,7 @@ class Cory(TemporaryLogdir, Algorithm):
         """One update.
 
         Raises:
-            RewardError: as of `Playing.play`; such an update does not count.
+            RewardError: as of `RolloutScheduler.generate`; such an update does not count.
             NonFiniteUpdate: a gradient was NaN or infinite.
             LearnerError: a learner's process died, or stands still.
         """
@@ -162,12 +162,12 @@ class Cory(TemporaryLogdir, Algorithm):
 
         # 1. The chain answers: pioneer, then observer.
         with timer.phase("rollout"):
-            rollout = self.playing.play(update, mapping)
+            rollout = self.scheduler.generate(update, mapping)
         rows = rows_of(rollout.episodes)
 
         if s.max_lag and update + 1 < s.updates:  # the runners go on with the next update
             due = exchange_due(s, self.updates_since_exchange + 1)
-            self.playing.begin(update + 1, mapping.rotated() if due else mapping)
+            self.scheduler.prefetch(update + 1, mapping.rotated() if due else mapping)
 
         with timer.phase("learn"):
             # 2. Every LLM scores its own responses.
@@ -202,7 +202,7 @@ class Cory(TemporaryLogdir, Algorithm):
 
         # 6. The runners get the new weights.
         with timer.phase("rollout"):
-            self.playing.finish()
+            self.scheduler.wait()
         with timer.phase("sync"):
             self.runners.send(self.updates)
             self.sync_check.check_learned()
@@ -237,7 +237,7 @@ class Cory(TemporaryLogdir, Algorithm):
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Finds runners that came back, and gives them the present weights."""
-        return self.runners.welcome_back()
+        return self.runners.restore_runners()
 
     def weights(self, module_id: str) -> Weights:
         """An LLM's present weights, without its value head, by Hugging Face names."""
@@ -248,7 +248,7 @@ class Cory(TemporaryLogdir, Algorithm):
     def cleanup(self) -> None:
         """Stops runners and learners, and removes the folder that RLlib makes for each algorithm, if it is empty."""
         if self.env_runner_group is not None:
-            end(self.env_runner_group)
+            shutdown(self.env_runner_group)
         super().cleanup()
         with suppress(OSError):
             os.rmdir(self.logdir)
@@ -259,7 +259,7 @@ class Cory(TemporaryLogdir, Algorithm):
         state["cory"] = {name: getattr(self, name) for name in _COUNTERS} | {
             "total_updates": self.settings.updates,
             "rotation": self.mapping.rotation,
-            "skipped_batches": self.playing.skipped_batches,
+            "skipped_batches": self.scheduler.skipped_batches,
             "health": self.health.state,
             "estimations": {name: estimation.state() for name, estimation in self.estimations.items()},
         }
@@ -279,7 +279,7 @@ class Cory(TemporaryLogdir, Algorithm):
                 setattr(self, name, kept[name])
             self.settings.hyperparameters.warn_if_rescheduled(kept["total_updates"], self.updates)
             self.health.state = kept["health"]
-            self.playing.skipped_batches = kept["skipped_batches"]
+            self.scheduler.skipped_batches = kept["skipped_batches"]
             self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
             for name, estimation in kept["estimations"].items():
                 self.estimations[name].load(estimation)
@@ -305,5 +305,5 @@ class Cory(TemporaryLogdir, Algorithm):
         """
         super().restore_from_path(path, *args, **kwargs)
         self.start.error = None
-        self.playing.forget()
+        self.scheduler.discard_prefetched()
         self.runners.send(self.updates)

@@ -28,7 +28,7 @@ LONGEST = (
     "test_learner_killed",
     "test_scale",
     "test_mesh",
-    "test_playing",
+    "test_scheduler",
     "test_runners",
     "test_cory_vllm",
     "test_vllm_generator",

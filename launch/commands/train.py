@@ -13,7 +13,6 @@ from policies.settings.settings import BY_CONTENT, RESUMABLE
 
 if TYPE_CHECKING:
     from launch.run_folder.run import Run
-    from policies.settings.core_yaml import Value
     from policies.settings.settings import Settings
 
 CHANGEABLE = (*RESUMABLE, *BY_CONTENT)
@@ -141,7 +140,6 @@ def _train(options: argparse.Namespace, words: Sequence[str], stack: contextlib.
     place = options.resume or options.out
     run: Run | None = None
     if options.resume:
-        _changes(request.pairs)  # before anything is fetched
         check_place(place)
         run = Run.open(place)
         stack.callback(run.unlock)
@@ -211,27 +209,15 @@ def _same(run: "Run", settings: "Settings") -> "Settings":
     other = [f"{key}={shown(as_word(old[key]))}" for key in changed_settings(kept, settings) if key not in CHANGEABLE]
     if other:
         raise CommandError(
-            f"{run.place} holds a run with {', '.join(other)}, and that cannot change in a run that goes on. Ask for "
-            f"just that, go on with it by `{run.resume_command()}`, or name another folder with --out."
+            f"{run.place} holds a run with {', '.join(other)}, and that cannot change in a run that goes on, only "
+            f"{', '.join(CHANGEABLE)} can. Go on with it by `{run.resume_command()}`, or start a new run."
         )
     return make_settings({**old, **{key: new[key] for key in CHANGEABLE}})
 
 
 def _resumed(run: "Run", pairs: Sequence[str]) -> "Settings":
     """Returns the settings of a run, with the few that may change changed."""
+    from launch.console.configuration import read_words
     from policies.settings.settings import make_settings
 
-    return make_settings({**run.settings().model_dump(), **_changes(pairs)})
-
-
-def _changes(pairs: Sequence[str]) -> "dict[str, Value]":
-    """Reads settings for a run that resumes, and refuses those that cannot change."""
-    from launch.console.configuration import read_words
-
-    changes = read_words(pairs)
-    for key in changes:
-        if key not in CHANGEABLE:
-            raise CommandError(
-                f"`{key}` cannot change in a run that goes on, only {', '.join(CHANGEABLE)} can. Start a new run."
-            )
-    return changes
+    return _same(run, make_settings({**run.settings().model_dump(), **read_words(pairs)}))

@@ -57,11 +57,11 @@ def main(argv: list[str] | None = None) -> int:
     return run(lambda: watch(options.run, once=options.once, follow=options.follow), debug=options.debug)
 
 
-def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
+def watch(place: str, *, once: bool = False, follow: bool = False) -> int:
     """Shows a run, and what comes, until it is done.
 
     Args:
-        where: the run's folder or URI.
+        place: the run's folder or URI.
         once: show what is there, and return.
         follow: go on also while nothing trains it.
 
@@ -75,8 +75,8 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
     from launch.run_folder.storage import StorageError
     from launch.training.training import COLLAPSED
 
-    seen = read_status(where)
-    with Terminal(seen.settings, sys.stdout, bar=not once) as terminal:
+    status = read_status(place)
+    with Terminal(status.settings, sys.stdout, bar=not once) as terminal:
         shown: list[Update] = []
         training: bool | None = None
 
@@ -84,31 +84,31 @@ def watch(where: str, *, once: bool = False, follow: bool = False) -> int:
             terminal.say(f"Warning: {error} Looking again for a minute.")
 
         while True:
-            _show_new(terminal, shown, seen)
-            shown = seen.updates
-            last = once or seen.done or not (follow or seen.process or seen.stored)
+            _show_new(terminal, shown, status)
+            shown = status.updates
+            last = once or status.done or not (follow or status.process or status.stored)
             if terminal.has_bar and not last:
-                terminal.stage(_state(seen))
-            elif last or training != bool(seen.process):
-                terminal.say(_state(seen))
-            training = bool(seen.process)
+                terminal.stage(_state(status))
+            elif last or training != bool(status.process):
+                terminal.say(_state(status))
+            training = bool(status.process)
             if last:
-                return COLLAPSED if seen.collapsed else 0 if seen.done or seen.process else STOPPED
-            time.sleep(STORAGE_SECONDS if seen.stored else SECONDS)
-            seen = patiently(lambda: read_status(where), PATIENCE, StorageError, tell)
+                return COLLAPSED if status.collapsed else 0 if status.done or status.process else STOPPED
+            time.sleep(STORAGE_SECONDS if status.stored else SECONDS)
+            status = patiently(lambda: read_status(place), PATIENCE, StorageError, tell)
 
 
-def _show_new(terminal: Terminal, shown: list[Update], seen: RunStatus) -> None:
+def _show_new(terminal: Terminal, shown: list[Update], status: RunStatus) -> None:
     """Shows the updates that were not shown yet. A run that was resumed may have gone back before those that were."""
     kept = 0
-    while kept < min(len(shown), len(seen.updates)) and shown[kept] == seen.updates[kept]:
+    while kept < min(len(shown), len(status.updates)) and shown[kept] == status.updates[kept]:
         kept += 1
     done = shown[kept - 1]["update"] if kept else 0
-    terminal.set_settings(seen.settings, done)
+    terminal.set_settings(status.settings, done)
     if kept < len(shown):
         terminal.say(f"Going on after update {done}.")
     before = shown[kept - 1].get("health", []) if kept else []
-    for line in seen.updates[kept:]:
+    for line in status.updates[kept:]:
         if "policy" in line:
             terminal.update(line, line["seconds"]["total"])
         else:
@@ -123,16 +123,16 @@ def _name(warning: HealthWarning) -> tuple[str, str]:
     return warning["signature"], warning["of"]
 
 
-def _state(seen: RunStatus) -> str:
+def _state(status: RunStatus) -> str:
     """Returns how far the run is, how long ago that was, and who trains it."""
-    count = seen.updates[-1]["update"] if seen.updates else 0
-    parts = [f"Update {count} of {seen.settings.updates}"]
-    if seen.written is not None:
-        parts.append(f"{max(time.time() - seen.written, 0):.0f} s ago")
-    if seen.process:
-        parts.append(f"process {seen.process} trains it")
-    elif not (seen.done or seen.stored):
+    count = status.updates[-1]["update"] if status.updates else 0
+    parts = [f"Update {count} of {status.settings.updates}"]
+    if status.written is not None:
+        parts.append(f"{max(time.time() - status.written, 0):.0f} s ago")
+    if status.process:
+        parts.append(f"process {status.process} trains it")
+    elif not (status.done or status.stored):
         parts.append("no process on this machine trains it")
-    if seen.done:
-        parts.append("stopped, as a policy has collapsed" if seen.collapsed else "done")
+    if status.done:
+        parts.append("stopped, as a policy has collapsed" if status.collapsed else "done")
     return ", ".join(parts)

@@ -1,7 +1,8 @@
 """Checkpoints on disk: whole or absent, the last few and the best.
 
-A checkpoint is written into a hidden folder beside its place, sealed, forced to the disk, and then renamed. So whatever
-has a checkpoint's name was whole, a kill at any moment leaves the previous one, and the seal shows later damage.
+A checkpoint is written into a hidden folder beside its place, gets a manifest, is forced to the disk, and then renamed.
+So whatever has a checkpoint's name was whole, and a kill at any moment leaves the previous one. The manifest shows
+later damage.
 """
 
 import contextlib
@@ -25,18 +26,18 @@ class Checkpoints:
     """The `checkpoints` folder of a run: `update_000010`, ..., and the link `best`."""
 
     def __init__(
-        self, folder: Path, shown: Callable[[Path], str] = str, bring: Callable[[Path, str], object] | None = None
+        self, folder: Path, shown: Callable[[Path], str] = str, fetch: Callable[[Path, str], object] | None = None
     ) -> None:
         """Names the folder.
 
         Args:
             folder: may not exist yet.
             shown: how a user finds a path in it.
-            bring: fills the folder of a checkpoint that is chosen, with the part of it that is asked for.
+            fetch: fills the folder of a checkpoint that is chosen, with the part of it that is asked for.
         """
         self.folder = folder
         self._shown = shown
-        self._bring = bring
+        self._fetch = fetch
 
     def save(self, update: int, write: Callable[[Path], object]) -> Path:
         """Saves a checkpoint, unless it exists.
@@ -64,7 +65,7 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         with whole_folder(self.place(update)) as unfinished:
             yield unfinished
-            manifest.seal(unfinished)
+            manifest.write(unfinished)
 
     def name_best(self, update: int) -> None:
         """Points `best` to the checkpoint of an update, if that is saved."""
@@ -114,14 +115,14 @@ class Checkpoints:
         if wanted not in choices:
             raise CommandError(f"{self._shown(self.folder)} has no checkpoint `{wanted}`. It has: {offer}.")
         place = self.place(choices[wanted])
-        if self._bring is not None:
-            self._bring(place, part)
-        fault = manifest.fault(place, part)
+        if self._fetch is not None:
+            self._fetch(place, part)
+        fault = manifest.verify(place, part)
         if fault is not None:
             raise CommandError(f"{self._shown(place)} {fault}. Name another one with --checkpoint: {offer}.")
         return choices[wanted], place
 
-    def set_damaged_aside(self) -> list[str]:
+    def quarantine_damaged(self) -> list[str]:
         """Renames the latest checkpoints until one is whole. Only the run that holds the lock may call this.
 
         Returns:
@@ -138,7 +139,7 @@ class Checkpoints:
                 "`cory evaluate`, `generate` and `export` work. For more updates, start a new run."
             )
         sentences = []
-        while (latest := self.latest()) and (fault := manifest.fault(latest[1])):
+        while (latest := self.latest()) and (fault := manifest.verify(latest[1])):
             aside = latest[1].with_name(f"{_DAMAGED}{latest[1].name}")
             shutil.rmtree(aside, ignore_errors=True)  # the same update's, damaged before
             latest[1].rename(aside)
@@ -152,7 +153,7 @@ class Checkpoints:
             FormatError: a later one was written in another format.
         """
         updates = reversed(self.updates())
-        return next((update for update in updates if manifest.fault(self.place(update)) is None), -1)
+        return next((update for update in updates if manifest.verify(self.place(update)) is None), -1)
 
     def empty(self) -> bool:
         """Tells whether there is no checkpoint, not even a damaged one."""

@@ -1,4 +1,4 @@
-"""The seal on a checkpoint: its format, who wrote it, and a checksum of every file.
+"""The manifest of a checkpoint: its format, who wrote it, and a checksum of every file.
 
 A rename makes a checkpoint whole when it is written. What a disk, a copy or a hand does to it later shows here.
 """
@@ -26,17 +26,17 @@ def own_version() -> str:
         return "(a checkout)"
 
 
-def seal(folder: Path) -> None:
+def write(folder: Path) -> None:
     """Writes the manifest of all files that are in the folder now."""
     entries = {"format": FORMAT, "cory-rllib": own_version(), "files": _checksums(folder)}
     (folder / NAME).write_text(json.dumps(entries, indent=1), encoding="utf-8")
 
 
-def fault(folder: Path, part: str = "") -> str | None:
-    """Returns what is wrong with a sealed folder, to follow its name in a sentence, or None.
+def verify(folder: Path, part: str = "") -> str | None:
+    """Returns what is wrong with a folder, to follow its name in a sentence, or None.
 
     Args:
-        folder: with the seal in it.
+        folder: with a manifest.
         part: look only at files whose path begins like this.
 
     Raises:

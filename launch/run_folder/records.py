@@ -121,11 +121,6 @@ def mean_over_policies(policies: Sequence[Figures]) -> Figures:
     return means
 
 
-def best_of(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
-    """Returns the update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
-    return highest({line["update"]: settings.worth(line) for line in lines if "evaluation" in line})
-
-
 def highest(values: Mapping[int, float | None]) -> tuple[int, float] | None:
     """Returns the update of the highest known value, and that; of equals, the first; None if none is known."""
     known = {update: value for update, value in values.items() if value is not None}
@@ -143,3 +138,8 @@ def plain(value: object) -> object:
         return value
     number = float(value)  # type: ignore[arg-type]
     return number if math.isfinite(number) else None
+
+
+def best_of(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
+    """Returns the update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
+    return highest({line["update"]: settings.worth(line) for line in lines if "evaluation" in line})

@@ -34,8 +34,8 @@ from launch.run_folder.layout import (
 )
 from launch.run_folder.lease import Lease, Lost
 from launch.run_folder.locks import FolderHandle, NoLocks, lock_folder
-from launch.run_folder.records import SampleLine, Update, best_of
-from launch.run_folder.storage import Storage, StorageError, is_uri
+from launch.run_folder.records import Update, best_of
+from launch.run_folder.storage import Storage, StorageError, is_uri, updates_in
 from policies.settings.settings import Settings, SettingsError, kept_settings
 
 
@@ -132,8 +132,9 @@ class Run:
             raise CommandError(f"{uri} has no run with a checkpoint to go on from. Correct it, or start a new run.")
         storage = Storage(uri)
         run = cls._work_on(storage)
-        local, remote = run.checkpoints.latest_whole(), max(storage.updates(), default=-1)
-        if remote < 0 or (local >= remote and run.read(RUN_ID) == storage.read(RUN_ID)):
+        remote = max(storage.updates(), default=-1)
+        is_same = run.read(RUN_ID) == storage.read(RUN_ID)
+        if remote < 0 or (is_same and run.checkpoints.latest_whole() >= remote):
             run.upload()
         else:
             _empty(run.path)
@@ -246,11 +247,6 @@ class Run:
         best = best_of(self.updates(), self.settings())
         return best and best[0]
 
-    def held_out_samples(self, update: int) -> list[SampleLine]:
-        """Returns the chain's responses to the held-out queries after `update`."""
-        samples = cast(list[SampleLine], self.samples.read())
-        return [sample for sample in samples if sample["held_out"] and sample["update"] == update]
-
     def cut_after(self, update: int) -> None:
         """Removes what was recorded after `update`, from which training continues, and what was left unfinished."""
         self.checkpoints.clean()
@@ -335,7 +331,7 @@ class Run:
     def abort(self) -> None:
         """Removes a locked run that was refused before anything of it was recorded, also from storage.
 
-        Not if its folder is gone: what was recorded of it is then not known, and another run may have its path.
+        Not if its folder is gone: what was recorded is then not known, and another run may have its path.
         """
         if self.metrics.path.exists() or not self.in_place:
             return
@@ -380,9 +376,10 @@ def is_begun(place: str) -> bool:
         run = Run(Path(place))
         return run.exists() and not run.checkpoints.empty()
     storage = Storage(place)
-    if storage.files() and not storage.is_run():
+    files = storage.files()
+    if files and not storage.is_run():
         raise CommandError(f"{storage.uri} is not empty and holds no run: empty it, or name another place.")
-    return bool(storage.updates()) or not Run(storage.cache("runs")).checkpoints.empty()
+    return bool(updates_in(files)) or not Run(storage.cache("runs")).checkpoints.empty()
 
 
 def _make_folder(path: Path, hint: str = "") -> None:

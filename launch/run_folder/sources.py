@@ -102,7 +102,9 @@ class Sources:
         try:
             return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise CommandError(f"{file} is damaged ({error}). Restore it, or remove it to resume unchecked.") from error
+            raise CommandError(
+                f"{file} is damaged ({error}). Restore it, or remove it and resume with --allow-changes."
+            ) from error
 
     def write(self, folder: Path) -> None:
         """Writes `sources.json`, in one step."""

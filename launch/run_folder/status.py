@@ -13,7 +13,7 @@ from launch.run_folder.lease import Owner
 from launch.run_folder.locks import lock_holder
 from launch.run_folder.records import Update, best_of
 from launch.run_folder.run import Run
-from launch.run_folder.storage import LOOKED_AT, REFUSED_FILES, Storage, check_place, is_uri
+from launch.run_folder.storage import LOOKED_AT, REFUSED_FILES, Storage, check_place, is_uri, updates_in
 from policies.models.cached_folder import locked
 from policies.settings.settings import Settings
 
@@ -105,8 +105,9 @@ def read_run(place: str | Path, files: Sequence[str] = LOOKED_AT) -> Run:
 
     run.checkpoints = Checkpoints(run.checkpoints.folder, run.shown, fetch)
     with lock:
-        storage.download(run.path, files)
-        saved = storage.updates()
+        remote = storage.files()
+        storage.download(run.path, files, remote)
+        saved = updates_in(remote)
         for update in {*run.checkpoints.updates()}.difference(saved):
             shutil.rmtree(run.checkpoints.place(update))
         for update in saved:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -140,7 +140,7 @@ class Storage:
         Raises:
             StorageError: storage cannot be read.
         """
-        return _updates_in(self.files())
+        return updates_in(self.files())
 
     def is_run(self) -> bool:
         """Tells whether a run was started there.
@@ -211,16 +211,20 @@ class Storage:
         Raises:
             StorageError: storage cannot be written; what is there still is a whole, older state of the run.
         """
+        for update in sorted(self._damaged):
+            self.remove(f"{CHECKPOINTS}/{name_of(update)}/{manifest.NAME}")
+            self._damaged.remove(update)
         remote = self.files()
         local = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        saved = set(_updates_in(remote)) - self._damaged
-        updates = sorted(saved.union(_updates_in(local)))
+        saved = set(updates_in(remote))
+        updates = sorted(saved.union(updates_in(local)))
         kept = {*updates[-keep:], *([best] if best in updates else [])}
         missing = set(map(name_of, kept - saved))
         # Metrics before manifests, as on the disk: a checkpoint never lacks its lines.
         for name in sorted(local, key=lambda name: PurePosixPath(name).name == manifest.NAME):
             parts = PurePosixPath(name).parts
-            if parts[1] in missing if parts[0] == CHECKPOINTS else not any(part.startswith(".") for part in parts):
+            is_hidden = any(part.startswith(".") for part in parts)
+            if parts[1] in missing if parts[0] == CHECKPOINTS else not is_hidden:
                 self._upload_changed(local[name], name)
         if best in kept:
             self.write(f"{CHECKPOINTS}/{BEST}", f"{name_of(best)}\n".encode())
@@ -230,19 +234,19 @@ class Storage:
                 self.remove(f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}")
             with self._reported("written"):
                 self._files.delete_dir(self._at(f"{CHECKPOINTS}/{checkpoint}"))
-        self._damaged.clear()
 
-    def download(self, folder: Path, patterns: Sequence[str]) -> None:
+    def download(self, folder: Path, patterns: Sequence[str], files: "Mapping[str, FileInfo] | None" = None) -> None:
         """Makes the files of a folder what storage has: downloads those that differ, removes those that it lacks.
 
         Args:
             folder: local; only one process may do this at a time, others may read meanwhile.
             patterns: of the files: `*` stands for no `/`, and `**` at the end for anything.
+            files: all that are there, as `files` returns them; None: they are listed.
 
         Raises:
             StorageError: storage cannot be read.
         """
-        remote = {name: file for name, file in self.files().items() if _matches(name, patterns)}
+        remote = {name: file for name, file in (files or self.files()).items() if _matches(name, patterns)}
         for path in list(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
             if name not in remote and _is_of_run(name) and _matches(name, patterns) and path.is_file():
@@ -264,7 +268,7 @@ class Storage:
         for update in reversed(self.updates()):
             checkpoint = f"{CHECKPOINTS}/{name_of(update)}"
             self.download(folder, [f"{checkpoint}/**"])
-            if manifest.fault(folder / checkpoint) is None:
+            if manifest.verify(folder / checkpoint) is None:
                 return
             self._damaged.add(update)
 
@@ -320,7 +324,7 @@ class Storage:
             raise StorageError(f"{self.uri} cannot be {what}: {_reason(error)}.") from error
 
 
-def _updates_in(names: Iterable[str]) -> list[int]:
+def updates_in(names: Iterable[str]) -> list[int]:
     """Returns the updates of the checkpoints of which there is a manifest among `names`, in order."""
     paths = [PurePosixPath(name).parts for name in names]
     whole = [path[1] for path in paths if len(path) == 3 and path[0] == CHECKPOINTS and path[2] == manifest.NAME]

@@ -25,8 +25,8 @@ class _Begun(NamedTuple):
     """When it is left, the folder gets its name; or goes, after an exception."""
 
 
-class Saving:
-    """The checkpoints of a run that is trained, while it is entered as a context.
+class CheckpointWriter:
+    """Writes the checkpoints of a run that is trained, while it is entered as a context.
 
     When that is left, the one that was begun is published, after a failure too if it can still be; not so where the
     user aborts.
@@ -46,8 +46,7 @@ class Saving:
         if kind is None:
             self.finish()
         elif issubclass(kind, Exception):
-            with contextlib.suppress(Exception):
-                self.finish()
+            self.abandon()
         elif self._begun is not None:
             self._begun.publishing.__exit__(kind, error, at)
 
@@ -70,9 +69,9 @@ class Saving:
             folder = publishing.enter_context(self._run.checkpoints.saving(algo.updates))
             checkpoint = Checkpoint(algo, folder.resolve())
             self._begun = _Begun(algo.updates, best, checkpoint, publishing.pop_all())
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Publishes the checkpoint that was begun, if it is written.
 
         Raises:
@@ -94,7 +93,7 @@ class Saving:
             self._published(begun.best)
 
     def abandon(self) -> None:
-        """Drops the checkpoint that was begun, if it cannot be published as the run's folder was renamed."""
+        """Publishes the checkpoint that was begun if it still can be, as not if the run's folder was renamed."""
         with contextlib.suppress(Exception):
             self.finish()
 

@@ -57,7 +57,7 @@ def starting_policies(settings: Settings) -> Path | None:
         checkpoint = find_start(settings)
         assert checkpoint is not None
         has_manifest = (checkpoint / manifest.NAME).exists()  # not so one that an algorithm's `save_to_path` wrote
-        if has_manifest and (fault := manifest.fault(checkpoint, POLICIES)) is not None:
+        if has_manifest and (fault := manifest.verify(checkpoint, POLICIES)) is not None:
             raise CommandError(f"start_from={settings.start_from} {fault}. Name another checkpoint.")
         return checkpoint
     run = read_run(settings.start_from)
@@ -75,7 +75,7 @@ def last_whole(run: Run, tell: Callable[[str], None]) -> int | None:
     Raises:
         FormatError: the latest checkpoint was written by another version.
     """
-    for sentence in run.checkpoints.set_damaged_aside():
+    for sentence in run.checkpoints.quarantine_damaged():
         tell(f"Warning: {sentence}")
     latest = run.checkpoints.latest()
     return None if latest is None else latest[0]

@@ -64,11 +64,10 @@ def train_run(
         for change in changes:
             print(consequence(change, reached), file=sys.stderr)
         sources = sources.continuing(before, settings, changes, reached)
-    elif run is not None:
-        print(
-            f"Warning: {run.place} has no {SOURCES}: whether its data and model are those that it began with is not "
-            "checked.",
-            file=sys.stderr,
+    elif run is not None and not allow_changes:
+        raise CommandError(
+            f"{run.place} has no {SOURCES}, so nothing tells whether its data and model are those that it began with. "
+            "Restore it, or resume with --allow-changes."
         )
     if IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
         session.check_driver(settings)

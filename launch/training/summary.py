@@ -1,12 +1,14 @@
 """What a finished run says: held-out figures and sample texts before and after, and where everything lies."""
 
+from typing import cast
+
 from rich.table import Table
 from rich.text import Text
 
 from launch.display.tables import MAIN, shown, table, written
 from launch.display.terminal import Terminal
 from launch.display.texts import before_and_after
-from launch.run_folder.records import Update
+from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
 from policies.settings.settings import Settings
@@ -28,9 +30,10 @@ def summarise(run: Run, settings: Settings, terminal: Terminal) -> None:
     sources = Sources.read(run.path)
     changes = [] if sources is None else [change for change in sources.changes if change["part"] != "train"]
     for update in dict.fromkeys(change["update"] for change in changes):
-        first = next(change["text"] for change in changes if change["update"] == update)
-        terminal.say(f"Warning: figures before and after update {update} do not compare. {first}.", True)
-    before, after = run.held_out_samples(first["update"]), run.held_out_samples(last["update"])
+        text = next(change["text"] for change in changes if change["update"] == update)
+        terminal.say(f"Warning: figures before and after update {update} do not compare. {text}.", True)
+    samples = [sample for sample in cast(list[SampleLine], run.samples.read()) if sample["held_out"]]
+    before, after = ([sample for sample in samples if sample["update"] == at["update"]] for at in (first, last))
     if before and after:
         terminal.say(Text("\nThe chain on such queries, before and after", style="bold"))
         for earlier, later in list(zip(before, after, strict=False))[: max(6 // settings.num_agents, 1)]:

@@ -21,7 +21,7 @@ from launch.run_folder.records import Sample, Update, plain
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, queries_of
 from launch.run_folder.storage import StorageError
-from launch.training.saving import Saving
+from launch.training.saving import CheckpointWriter
 from launch.training.start import last_whole, may_pass, starting_policies
 from launch.training.tracking import Trackers, figures_of, open_trackers
 from policies.settings.placement import processes
@@ -70,7 +70,7 @@ def train(run: Run, settings: Settings, done: int | None, *, max_failures: int =
                         around.enter_context(output.output_into(run.log))
                     around.enter_context(output.warnings_told(lambda text: terminal.say(text, True)))
                     around.enter_context(terminal)
-                    reached = _Run(run, settings, terminal, interrupts, debug).work(done, max_failures)
+                    reached = Trainer(run, settings, terminal, interrupts, debug).work(done, max_failures)
                 return _end(run, settings, terminal, interrupts, reached)
         except KeyboardInterrupt:
             terminal.say(f"Aborted. {_how_to_resume(run)}", True)
@@ -131,8 +131,8 @@ def _renamed(run: Run) -> FolderError:
     return FolderError(f"The run's folder was renamed to {run.path} during training, so training has stopped.")
 
 
-class _Run:
-    """The algorithm's life within a run."""
+class Trainer:
+    """Trains an algorithm in a run's folder, through failures that may pass."""
 
     def __init__(self, run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupts, debug: bool) -> None:
         self.run = run
@@ -141,8 +141,6 @@ class _Run:
         self.interrupts = interrupts
         self.debug = debug
         self.trackers = Trackers([])
-        self.complete = True
-        """No update is half done."""
 
     def work(self, done: int | None, max_failures: int) -> int:
         """Trains, through failures that may pass; returns the number of updates that are done and saved."""
@@ -154,12 +152,12 @@ class _Run:
                 failures += 1
                 if failures > max_failures or self.interrupts.requested is not None or not may_pass(error):
                     raise
-                done = last_whole(self.run, lambda text: self.terminal.say(text, True))
+                done = last_whole(self.run, self._warn)
                 if done is None and not self.run.checkpoints.empty():  # all are damaged, and worth a look
                     raise
                 what = (str(error).strip() or type(error).__name__).splitlines()[0]
             where = "Starting anew." if done is None else f"Going on after update {done}."
-            self.terminal.say(f"Failure {failures} of at most {max_failures}: {what} {where}", True)
+            self._warn(f"Failure {failures} of at most {max_failures}: {what} {where}")
             self.terminal.set_back(done or 0)
             self.run.cut_after(-1 if done is None else done)
             self.interrupts.training = False
@@ -181,7 +179,7 @@ class _Run:
             if done is not None and latest is not None:
                 algo.restore_from_path(str(latest[1].resolve()))
             self.trackers = ending.enter_context(open_trackers(self.run.path, self.settings, after=done))
-            saving = ending.enter_context(Saving(self.run, self.settings.keep_checkpoints, self._warn))
+            saving = ending.enter_context(CheckpointWriter(self.run, self.settings.keep_checkpoints, self._warn))
             if done is None:
                 self._start(algo, saving)
             self._loop(algo, saving)
@@ -207,7 +205,7 @@ class _Run:
                 f"The data of task {task.name} changed while this run was training. Put them back, then resume it."
             )
 
-    def _start(self, algo: "Cory", saving: Saving) -> None:
+    def _start(self, algo: "Cory", saving: CheckpointWriter) -> None:
         """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""
         self.terminal.stage("Evaluating the start")
         line = cast(Update, plain({"update": 0, **algo.evaluator.held_out()}))
@@ -216,7 +214,7 @@ class _Run:
         self.terminal.start(line)
         saving.begin(algo)
 
-    def _loop(self, algo: "Cory", saving: Saving) -> None:
+    def _loop(self, algo: "Cory", saving: CheckpointWriter) -> None:
         """Trains until all updates are done or the user asks to stop; either way the last update is saved.
 
         An update's metrics are on the disk before its checkpoint is, so a resumed run never misses a line.
@@ -224,33 +222,12 @@ class _Run:
         Raises:
             FolderError: the run's folder was renamed, and the last update is saved there; or it is gone.
         """
-        try:
-            renamed = self._updates(algo, saving)
-        except Exception:
-            if not self.run.follow():
-                raise
-            renamed = True
-        if renamed:
-            saving.abandon()
-            if self.complete and self.run.updates()[-1]["update"] == algo.updates:
-                saving.begin(algo)
-                saving.finish()
-            raise _renamed(self.run)
-
-    def _updates(self, algo: "Cory", saving: Saving) -> bool:
-        """Does the updates, and saves the last one.
-
-        Returns:
-            Whether it has stopped before that, as the run's folder was renamed.
-        """
         settings = self.settings
         self.interrupts.training = True
         self.terminal.begin()
         ended = False
         while algo.updates < settings.updates and self.interrupts.requested is None and not ended:
-            self.complete = False
             result = algo.train()["cory"]
-            self.complete = True
             renamed = self.run.follow()
             ended = settings.stop_on_collapse and result["collapsed"]
             update, done = algo.updates, ended or algo.updates == settings.updates
@@ -269,16 +246,18 @@ class _Run:
             if update % settings.samples_every == 0:
                 self.terminal.samples(samples)
             if renamed:
-                return True
+                saving.abandon()
+                saving.begin(algo)
+                saving.finish()
+                raise _renamed(self.run)
             better = "evaluation" in line and self.run.best_update() == update
             if better or update % settings.checkpoint_every == 0:
                 saving.begin(algo)
-            saving.look()
+            saving.poll()
         # Whatever ended the loop: a signal may have come after the look at the period, and before the look at signals.
         if not self.run.checkpoints.place(algo.updates).exists():
             saving.begin(algo)
         saving.finish()
-        return False
 
     def _warn(self, text: str) -> None:
         self.terminal.say(text, True)

@@ -199,10 +199,8 @@ class ChainRunner(StatelessRunner):
             self._versions[module_id] = version
         return loaded
 
-    # What else RLlib asks.
-
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """Observation and action space of every LLM, and of the environment as a whole."""
+        """What RLlib asks: observation and action space of every LLM, and of the environment as a whole."""
         observation, action = self.env.observation_space(), self.env.action_space()
         whole = (dict.fromkeys(self.env.roles, observation), dict.fromkeys(self.env.roles, action))
         chains = {name: self.chain((name,)) for name in self.settings.modules}

@@ -38,7 +38,7 @@ class TaskChangedError(RuntimeError):
     """A runner has read other queries than the algorithm."""
 
 
-class Begun(NamedTuple):
+class PendingRollout(NamedTuple):
     """Queries that remote runners were asked to play."""
 
     shares: dict[int, Share]
@@ -103,46 +103,46 @@ class Runners:
         if self.local is not None:
             rollout: Rollout = self._call_local("sample", "queries are played", deals=deals, **arguments)
             return rollout
-        return self.finish(self._deal([(0, list(deals))], self.alive(), arguments))
+        return self.wait(self._deal([(0, list(deals))], self.wait_for_healthy(), arguments))
 
-    def begin(self, deals: Sequence[Deal], **arguments: Any) -> Begun:
+    def begin(self, deals: Sequence[Deal], **arguments: Any) -> PendingRollout:
         """Lets the remote runners begin to play queries, and waits for none; the arguments are those of `play`.
 
         A runner does one thing after another, so whatever it is called for next waits until it has played.
         """
-        return self._deal([(0, list(deals))], self.healthy(), {**arguments, "version": self.version})
+        return self._deal([(0, list(deals))], self.healthy_ids(), {**arguments, "version": self.version})
 
-    def finish(self, begun: Begun, *, ahead: bool = False) -> Rollout:
+    def wait(self, pending: PendingRollout, *, prefetched: bool = False) -> Rollout:
         """Waits for queries that runners were asked to play; what it returns and raises is as of `play`.
 
         Args:
-            begun: what `begin` returned.
-            ahead: the learner has moved on meanwhile: a runner that comes back cannot get the weights, so that queries
+            pending: what `begin` returned.
+            prefetched: the learner has moved on meanwhile: a runner that comes back cannot get the weights, so queries
                 of one that failed are left to the others.
         """
         done: dict[int, Rollout] = {}  # by the place of the first query
         failures = 0
         while True:
-            answers = self._wait(begun.calls, self.play_timeout)
+            answers = self._wait(pending.calls, self.play_timeout)
             failures = 0 if answers else failures + 1
             if failures == _ATTEMPTS:
                 raise GenerationError(
                     f"All runners failed {_ATTEMPTS} times in a row on the same queries. Check their logs and memory; "
                     "queries, max_prompt or num_runners may be too large for this machine."
                 )
-            done |= {begun.shares[runner][0]: rollout for runner, rollout in answers.items()}
-            pending = [share for runner, share in begun.shares.items() if runner not in answers] + begun.unsent
-            if not pending:
+            done |= {pending.shares[runner][0]: rollout for runner, rollout in answers.items()}
+            open_shares = [share for runner, share in pending.shares.items() if runner not in answers] + pending.unsent
+            if not open_shares:
                 return join([done[first] for first in sorted(done)], parallel=True)
-            runners = self.healthy() if ahead else self.alive()
+            runners = self.healthy_ids() if prefetched else self.wait_for_healthy()
             if not runners:
                 raise GenerationError("All runners died while they played ahead.")
-            begun = self._deal(pending, runners, begun.arguments)
+            pending = self._deal(open_shares, runners, pending.arguments)
 
-    def _deal(self, pending: Sequence[Share], runners: Sequence[int], arguments: dict[str, Any]) -> Begun:
+    def _deal(self, pending: Sequence[Share], runners: Sequence[int], arguments: dict[str, Any]) -> PendingRollout:
         shares = dict(zip(runners, split(pending, len(runners)), strict=False))
         calls = self._begin("sample", {runner: {"deals": deals, **arguments} for runner, (_, deals) in shares.items()})
-        return Begun(shares, list(pending[len(shares) :]), calls, arguments)
+        return PendingRollout(shares, list(pending[len(shares) :]), calls, arguments)
 
     # Weights.
 
@@ -157,7 +157,7 @@ class Runners:
             WeightSyncError: an engine read something else than was sent.
         """
         self.version = version
-        self._send_to(self.healthy(), module_ids)
+        self._send_to(self.healthy_ids(), module_ids)
 
     def _send_to(self, runners: Sequence[int], module_ids: Sequence[str] | None = None) -> None:
         for module_id in self.modules if module_ids is None else module_ids:
@@ -183,7 +183,7 @@ class Runners:
             GenerationError: it died or hung.
         """
         if self.transfer:
-            self._transfer(module_id, self.alive()[:1], weights)
+            self._transfer(module_id, self.wait_for_healthy()[:1], weights)
         else:
             self.call_one("load_weights", weights={module_id: weights}, version=self.version)
 
@@ -227,29 +227,29 @@ class Runners:
 
     # Who is there.
 
-    def healthy(self) -> list[int]:
+    def healthy_ids(self) -> list[int]:
         """Remote runners that can be called, as far as is known."""
         return sorted(self.group.healthy_env_runner_ids())
 
     def _healthy_of(self, runners: Sequence[int]) -> list[int]:
         return [runner for runner in runners if self.manager.is_actor_healthy(runner)]
 
-    def alive(self) -> list[int]:
+    def wait_for_healthy(self) -> list[int]:
         """Remote runners that can be called; while there are none, waits for restarts.
 
         Raises:
             GenerationError: none came back within twice the timeout.
         """
         deadline = time.monotonic() + 2 * self.timeout
-        while not (runners := self.healthy()):
+        while not (runners := self.healthy_ids()):
             if time.monotonic() > deadline:
                 raise GenerationError("All runners are gone and none came back. Check their logs, memory and devices.")
             time.sleep(1.0)
             check_started(self.group, wait=0.1)
-            self.welcome_back()
+            self.restore_runners()
         return runners
 
-    def welcome_back(self) -> list[int]:
+    def restore_runners(self) -> list[int]:
         """Finds runners that were restarted, gives them the present weights, and returns them.
 
         Raises:
@@ -284,7 +284,7 @@ class Runners:
         """
         if self.local is not None:
             return getattr(self.local, method)(**arguments)
-        runner = self.alive()[0]
+        runner = self.wait_for_healthy()[0]
         answers = self._call(method, {runner: arguments})
         if not answers:
             raise GenerationError(f"Runner {runner} failed. Check its log, memory and device.")
@@ -311,7 +311,7 @@ class Runners:
 
         Returns:
             Answers by runner. Those that died, hung (they are restarted) or lost their engine gave none, and count as
-            gone until `welcome_back` finds them and gives them their weights.
+            gone until `restore_runners` finds them and gives them their weights.
         """
         ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout) if calls else ([], [])
         answers: dict[int, Any] = {}
@@ -356,7 +356,7 @@ def check_started(group: EnvRunnerGroup, wait: float | None = None) -> None:
                 raise error.args[0].cause from error
 
 
-def end(group: EnvRunnerGroup) -> None:
+def shutdown(group: EnvRunnerGroup) -> None:
     """Ends all remote runners by their own `stop`, and those that do not answer all the same; RLlib would wait."""
     manager = actor_manager(group)
     manager.foreach_actor("stop", timeout_seconds=_FAREWELL)

@@ -79,7 +79,7 @@ def test_devices_that_a_run_cannot_have_are_refused_when_it_goes_on_too(
     same.write_text(as_yaml(SETTINGS))
     words = ["--resume", str(run.path)] if command == "--resume" else ["-c", str(same), "--out", str(run.path), command]
     before = run.updates()
-    assert main([*words, *gpus]) == 2
+    assert main([*words, *gpus, "--allow-changes"]) == 2
     assert "the driver learns on the first GPU, which Ray gives to runners too" in capsys.readouterr().err
     assert run.updates() == before and run.settings() == SETTINGS
 
@@ -107,6 +107,13 @@ def test_settings_that_are_newer_than_the_run_take_their_defaults(run: Run) -> N
     config = run.path / "config.yaml"
     config.write_text("".join(line + "\n" for line in config.read_text().splitlines() if not line.startswith("lam:")))
     assert _resumed(run, []) == SETTINGS
+
+
+@pytest.mark.parametrize("word", ["lr=3", "seed=2"])
+def test_what_would_change_the_training_is_refused(run: Run, word: str) -> None:
+    with pytest.raises(CommandError, match=r"holds a run with .*cannot change in .*, only .*updates.* or start a new"):
+        _resumed(run, [word])
+    assert _resumed(run, ["updates=20", f"seed={SETTINGS.seed}"]).updates == 20
 
 
 def test_a_damaged_line_of_the_metrics_is_named(run: Run) -> None:

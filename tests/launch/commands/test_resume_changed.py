@@ -23,7 +23,7 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, sources_of
 from launch.run_folder.status import read_run
 from launch.training.preflight import load_task
-from launch.training.training import _Run
+from launch.training.training import Trainer
 from policies.settings.settings import make_settings
 from tests.launch.conftest import record, write_policies
 
@@ -104,14 +104,14 @@ def test_a_reward_may_be_corrected_between_two_resumes(project: Path, capsys: py
     assert code == 0 and "Warning: The code of kind_words:score has changed. The figures up to update 4 do not" in text
 
 
-def test_a_run_of_an_earlier_version_resumes_unchecked_and_says_so(
+def test_a_run_without_its_record_resumes_only_if_that_is_allowed(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "run" / "sources.json").unlink()
     code, text = said(capsys, "--resume", "run")
-    assert code == 0 and "Warning: run has no sources.json: whether its data" in text
-    code, text = said(capsys, "--resume", "run", "data=other.jsonl")
-    assert code == 2 and "`data` cannot change in a run that goes on" in text
+    assert code == 2 and "Error: run has no sources.json, so nothing tells whether its data" in text
+    code, text = said(capsys, "--resume", "run", "--allow-changes")
+    assert code == 0 and "is done" in text
 
 
 def test_a_resume_in_another_folder_finds_data_model_and_reward_where_they_were(
@@ -265,7 +265,7 @@ def test_what_a_run_in_storage_is_made_from_is_there_too(project: Path, monkeypa
 
 def test_data_that_change_while_a_run_trains_end_it_when_an_attempt_after_a_failure_reads_them(project: Path) -> None:
     run, settings = Run.open(Path("run")), make_settings(VALUES)
-    attempt = _Run(run, settings, Terminal(settings, sys.stdout), Interrupts(lambda: None), debug=False)
+    attempt = Trainer(run, settings, Terminal(settings, sys.stdout), Interrupts(lambda: None), debug=False)
     attempt.check_queries(settings.make_task())
     write_rows(project / "q.jsonl", ROWS[::-1])
     with pytest.raises(

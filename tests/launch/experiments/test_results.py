@@ -330,7 +330,7 @@ def test_of_a_run_s_checkpoints_the_last_policies_are_kept(tmp_path: Path) -> No
     with pytest.raises(
         CommandError, match=r"No training can go on from .*update_000006: .* only the policies were kept"
     ):
-        run.checkpoints.set_damaged_aside()  # as `--resume` does
+        run.checkpoints.quarantine_damaged()  # as `--resume` does
     assert run.checkpoints.choose(None, POLICIES) == (6, run.checkpoints.place(6))
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -14,9 +15,10 @@ from launch.commands.train import _find
 from launch.run_folder import lease
 from launch.run_folder.lease import Held, Lease, Lost
 from launch.run_folder.run import Run
-from tests.launch.conftest import ENVIRONMENT
+from tests.launch.conftest import ENVIRONMENT, Cory, begin
 from tests.launch.run_folder.conftest import SETTINGS, on_another_machine, stored_run
 from tests.launch.run_folder.test_checkpoints import write
+from tests.launch.training.test_training import BREVITY, SMALL, updates_in
 
 HOLD = """
 import sys
@@ -176,3 +178,26 @@ def test_a_run_that_is_handed_over_leaves_no_lease(place: Path) -> None:
     run.finalize_upload()
     assert not (place / ".lease").exists() and not run.path.exists()
     assert Run.open(place).checkpoints.updates() == [0, 6]
+
+
+@pytest.mark.slow
+def test_a_run_whose_machine_is_lost_is_continued_by_the_same_command_on_another(
+    place: Path, cory: Cory, tmp_path: Path
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    words = ("train", *SMALL, "updates=4", "checkpoint_every=1", "--out", uri_of(place), "--continue")
+    process = begin(tmp_path, *words, XDG_CACHE_HOME=str(tmp_path / "one"))
+    assert process.stdout and process.stderr
+    for line in process.stdout:
+        if line.lstrip().startswith("3/4"):
+            break
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    record = json.loads((place / ".lease").read_text())
+    (place / ".lease").write_text(json.dumps({**record, "time": record["time"] - 2 * lease.STALE}))
+    again = cory(*words, XDG_CACHE_HOME=str(tmp_path / "another"))
+    assert again.returncode == 0 and "(going on after update " in again.stdout, again.stderr
+    assert updates_in(place / "metrics.jsonl") == [0, 1, 2, 3, 4] and Run.open(place).checkpoints.choose("4")
+    assert not (place / ".lease").exists() and not list((tmp_path / "another" / "cory-rllib" / "runs").iterdir())
+    done = cory(*words, XDG_CACHE_HOME=str(tmp_path / "one"))
+    assert done.returncode == 0 and "is done: it has all of its 4 updates" in done.stdout

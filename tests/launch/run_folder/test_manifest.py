@@ -48,20 +48,20 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
 ) -> None:
     checkpoints = Checkpoints(tmp_path)
     sound, latest = checkpoints.save(1, write), checkpoints.save(2, write)
-    assert checkpoints.set_damaged_aside() == []
+    assert checkpoints.quarantine_damaged() == []
     damage(latest)
-    told = checkpoints.set_damaged_aside()
+    told = checkpoints.quarantine_damaged()
     assert told == [f"{latest} {what}; it is now damaged_update_000002."]
     assert checkpoints.latest() == (1, sound)
     assert names(tmp_path) == ["damaged_update_000002", "update_000001"]
-    assert checkpoints.save(2, write) == latest and manifest.fault(latest) is None
+    assert checkpoints.save(2, write) == latest and manifest.verify(latest) is None
 
 
 def test_where_all_are_damaged_there_is_none_to_go_on_from_but_the_folder_is_not_empty(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for update in (1, 2):
         cut(checkpoints.save(update, write))
-    assert len(checkpoints.set_damaged_aside()) == 2
+    assert len(checkpoints.quarantine_damaged()) == 2
     assert checkpoints.latest() is None and not checkpoints.empty()
 
 
@@ -71,5 +71,5 @@ def test_a_checkpoint_of_another_format_is_left_alone_and_says_which_version_wro
     entries = json.loads((latest / manifest.NAME).read_text())
     (latest / manifest.NAME).write_text(json.dumps({**entries, "format": 99, "cory-rllib": "9.9.0"}))
     with pytest.raises(manifest.FormatError, match=r"checkpoint format 99, written by cory-rllib 9\.9\.0; this is 0\."):
-        checkpoints.set_damaged_aside()
+        checkpoints.quarantine_damaged()
     assert checkpoints.latest() == (1, latest)

@@ -44,7 +44,7 @@ def test_a_damaged_checkpoint_in_storage_is_told_of_and_replaced_when_the_run_co
     (place / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
     again = Run.open(f"file://{place}")
     again.download_checkpoint()
-    assert "update_000006 has a damaged file" in again.checkpoints.set_damaged_aside()[0]
+    assert "update_000006 has a damaged file" in again.checkpoints.quarantine_damaged()[0]
     assert again.checkpoints.updates() == [0]
     again.checkpoints.save(6, write)
     again.upload()
@@ -213,7 +213,7 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     uri, settings = f"file://{tmp_path / 'storage' / 'run'}", tmp_path / "same.yaml"
     settings.write_text(as_yaml(SETTINGS.model_copy(update={"updates": 6})))
     return (
-        ["--resume", uri, "updates=6"]
+        ["--resume", uri, "updates=6", "--allow-changes"]
         if request.param == "--resume"
         else ["-c", str(settings), "--out", uri, "--continue"]
     )

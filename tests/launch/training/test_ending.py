@@ -15,8 +15,10 @@ from launch.console.interrupts import Interrupts
 from launch.display import curves
 from launch.display.terminal import Terminal
 from launch.run_folder.run import Run
+from launch.run_folder.sources import Sources
 from launch.training import training
-from launch.training.saving import Saving
+from launch.training.saving import CheckpointWriter
+from launch.training.summary import summarise
 from policies.settings.settings import Settings
 from tests.forked import forked
 from tests.launch.conftest import ENVIRONMENT, record
@@ -32,7 +34,7 @@ def ending(uri: str, recorded: Path, happens: str) -> int:
         run.metrics.append(line)
     run.checkpoints.save(12, write)
 
-    def work(self: training._Run, *_: object) -> int:
+    def work(self: training.Trainer, *_: object) -> int:
         self.interrupts.training = True
         return 12
 
@@ -43,7 +45,7 @@ def ending(uri: str, recorded: Path, happens: str) -> int:
         if happens == "signals":
             signal.raise_signal(signal.SIGTERM)
 
-    training._Run.work, curves.draw = work, draw  # type: ignore[assignment, method-assign]
+    training.Trainer.work, curves.draw = work, draw  # type: ignore[assignment, method-assign]
     return training.train(run, SETTINGS, 0, quiet=True, debug=True)
 
 
@@ -98,8 +100,8 @@ def train_while(run: Run, happens: Callable[[int], object], begun: bool = False)
     algo.train = learn
     terminal = Terminal(settings, sys.stdout, bar=False)
     interrupts = Interrupts(lambda: None)
-    with terminal, Saving(run, 2, pytest.fail) as saving:
-        training._Run(run, settings, terminal, interrupts, debug=True)._loop(algo, saving)
+    with terminal, CheckpointWriter(run, 2, pytest.fail) as saving:
+        training.Trainer(run, settings, terminal, interrupts, debug=True)._loop(algo, saving)
     return int(algo.updates)
 
 
@@ -146,7 +148,7 @@ def test_an_update_that_failed_half_way_is_not_saved_where_the_folder_was_rename
         run.path.rename(tmp_path / "kept")
         raise ValueError("half way")
 
-    with pytest.raises(FolderError, match="was renamed"):
+    with pytest.raises(FolderError, match="was renamed"), training._failure_explained(run):
         train_while(run, fail)
     assert Run(tmp_path / "kept").checkpoints.updates() == []
 
@@ -179,7 +181,20 @@ def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: 
     algo.train = learn
     terminal = Terminal(settings, sys.stdout, bar=False)
     interrupts = Interrupts(lambda: None)
-    with terminal, interrupts, Saving(run, 2, pytest.fail) as saving:
-        training._Run(run, settings, terminal, interrupts, debug=True)._loop(cast(Any, algo), saving)
+    with terminal, interrupts, CheckpointWriter(run, 2, pytest.fail) as saving:
+        training.Trainer(run, settings, terminal, interrupts, debug=True)._loop(cast(Any, algo), saving)
     assert interrupts.requested == signal.SIGTERM and algo.updates == 2
     assert run.checkpoints.updates() == [2] and [line["update"] for line in run.updates()] == [0, 1, 2]
+
+
+def test_the_summary_says_which_figures_do_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = record(tmp_path / "run", Settings(updates=12))
+    changes = [{"update": 6, "part": part, "text": "q.jsonl differs"} for part in ("train", "test")]
+    Sources({}, None, {}, {}, [], tuple(changes)).write(run.path)
+    for update, text in ((0, "before"), (12, "after")):
+        response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
+        run.samples.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
+    summarise(run, Settings(updates=12), Terminal(Settings(updates=12), sys.stdout, bar=False))
+    output = capsys.readouterr().out
+    assert output.count("Warning: figures before and after update 6 do not compare. q.jsonl differs.") == 1
+    assert "before" in output and "after" in output and "from update " in output

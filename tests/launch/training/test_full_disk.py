@@ -35,7 +35,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_ones_and_the_room_it_
     message = capsys.readouterr().err
     assert "update_000002" in message and "No space left on device. Make room there" in message
     assert [entry.name for entry in disk.iterdir()] == ["update_000001"]
-    assert manifest.fault(disk / "update_000001") is None
+    assert manifest.verify(disk / "update_000001") is None
 
 
 def test_a_line_that_a_full_disk_cut_is_no_record_and_goes_when_the_run_goes_on(disk: Path) -> None:
@@ -83,4 +83,4 @@ def test_a_disk_that_turns_read_only_ends_the_save_and_leaves_what_is_there(
         message = capsys.readouterr().err
         assert str(disk) in message and "Read-only file system. Use another folder." in message
     assert [record["update"] for record in journal.read()] == [1]
-    assert manifest.fault(disk / "checkpoints" / "update_000001") is None
+    assert manifest.verify(disk / "checkpoints" / "update_000001") is None

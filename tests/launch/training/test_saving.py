@@ -11,7 +11,7 @@ import pytest
 
 from launch.run_folder import manifest
 from launch.run_folder.run import Run
-from launch.training.saving import Saving
+from launch.training.saving import CheckpointWriter
 from policies.cory import Cory
 from policies.learning import stored_policy
 from policies.models.weights import checksum
@@ -63,12 +63,12 @@ def names(run: Run) -> list[str]:
 def test_training_goes_on_beside_one_checkpoint_which_is_published_when_it_is_whole(
     algorithm: Cory, run: Run, disk: Disk, make_cory: MakeCory
 ) -> None:
-    with Saving(run, 2, pytest.fail) as saving:
+    with CheckpointWriter(run, 2, pytest.fail) as saving:
         algorithm.train()
         saving.begin(algorithm)
         saving.begin(algorithm)  # the same
         algorithm.train()
-        saving.look()
+        saving.poll()
         assert names(run) == [".unfinished-update_000001"]
         disk.ready.set()
         saving.begin(algorithm)  # never two at once
@@ -78,7 +78,7 @@ def test_training_goes_on_beside_one_checkpoint_which_is_published_when_it_is_wh
     resumed = make_cory(lr=1e-3, num_agents=1, eval_every=100)
     for update in (1, 2):
         place = run.checkpoints.place(update)
-        assert manifest.fault(place) is None
+        assert manifest.verify(place) is None
         resumed.restore_from_path(str(place))
         while resumed.updates < 3:
             resumed.train()
@@ -89,7 +89,7 @@ def test_a_full_disk_is_heard_of_at_the_next_look_and_leaves_the_checkpoints_bef
     algorithm: Cory, run: Run, disk: Disk
 ) -> None:
     disk.ready.set()
-    with pytest.raises(OSError) as raised, Saving(run, 2, pytest.fail) as saving:
+    with pytest.raises(OSError) as raised, CheckpointWriter(run, 2, pytest.fail) as saving:
         saving.begin(algorithm)
         saving.finish()
         algorithm.train()
@@ -101,14 +101,14 @@ def test_a_full_disk_is_heard_of_at_the_next_look_and_leaves_the_checkpoints_bef
         algorithm.train()
         saving.finish()
     assert raised.value.errno == errno.ENOSPC and str(raised.value.filename).endswith("update_000001")
-    assert names(run) == ["update_000000"] and manifest.fault(run.checkpoints.place(0)) is None
+    assert names(run) == ["update_000000"] and manifest.verify(run.checkpoints.place(0)) is None
 
 
 @pytest.mark.parametrize(("what", "left"), [(RuntimeError, ["update_000000"]), (KeyboardInterrupt, [])])
 def test_what_fails_meanwhile_loses_no_checkpoint_that_was_begun_but_an_abort_does(
     algorithm: Cory, run: Run, disk: Disk, what: type[BaseException], left: list[str]
 ) -> None:
-    with pytest.raises(what), Saving(run, 2, pytest.fail) as saving:
+    with pytest.raises(what), CheckpointWriter(run, 2, pytest.fail) as saving:
         saving.begin(algorithm)
         if what is RuntimeError:
             disk.ready.set()

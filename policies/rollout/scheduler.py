@@ -1,4 +1,4 @@
-"""When the queries of an update are played: as it needs them, or ahead, while the learners learn the one before."""
+"""When the queries of an update are played: as it needs them, or before, while the learners learn the one before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.generation.generator import GenerationError
 from policies.rollout.dealing import Deal, deal
 from policies.rollout.episodes import Rollout, join
 from policies.rollout.role_mapping import RoleMapping
-from policies.rollout.runners import Begun, Runners
+from policies.rollout.runners import PendingRollout, Runners
 from policies.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -22,11 +22,11 @@ Of = tuple[int, RoleMapping]
 """What is played: an update's number, from 0, and who plays which role."""
 
 
-class Playing:
-    """Plays the queries of updates.
+class RolloutScheduler:
+    """Plays the queries of updates, and prefetches those of the next.
 
-    Playing ahead needs no thread: runners are asked, and later their answers are fetched. What was played ahead counts
-    only for the update and the roles that it was played for.
+    Prefetching needs no thread: runners are asked, and later their answers are fetched. What was prefetched counts only
+    for the update and the roles that it was played for.
     """
 
     def __init__(self, settings: Settings, runners: Runners, queries: int) -> None:
@@ -42,10 +42,10 @@ class Playing:
         self.queries = queries
         self.skipped_batches = 0
         """So far. Query order and sampling seeds follow from their number and the update's."""
-        self._begun: dict[Of, list[Begun]] = {}
-        self._ahead: dict[Of, list[Rollout] | Exception] = {}
+        self._pending: dict[Of, list[PendingRollout]] = {}
+        self._prefetched: dict[Of, list[Rollout] | Exception] = {}
 
-    def play(self, update: int, mapping: RoleMapping) -> Rollout:
+    def generate(self, update: int, mapping: RoleMapping) -> Rollout:
         """The chains of an update, of all teams, each of which has queries of its own.
 
         A batch of which all rewards of a team failed is skipped (`on_reward_error=skip`), and the next one played.
@@ -56,11 +56,11 @@ class Playing:
 
         Raises:
             RewardError: more than `MAX_SKIPPED_BATCHES` batches in a row would be skipped.
-            RewardError, QueryTooLong, GenerationError, …: as of `Runners.play`, also where they were played ahead.
+            RewardError, QueryTooLong, GenerationError, …: as of `Runners.play`, also where they were prefetched.
         """
         skipped: list[Rollout] = []
         for count in range(MAX_SKIPPED_BATCHES + 1):
-            batch = self._play(update, mapping)
+            batch = self._batch(update, mapping)
             failed = [team for team, rollout in zip(mapping.teams(), batch, strict=True) if not rollout.episodes]
             if not failed:
                 played = join([*skipped, *batch])
@@ -75,35 +75,35 @@ class Playing:
             f"{update + 1}, so there is nothing to learn from. Correct the reward, or what it depends on."
         )
 
-    def _play(self, update: int, mapping: RoleMapping) -> list[Rollout]:
-        """A batch by team: as it was played ahead, if it was."""
-        ahead = self._ahead.get((update, mapping))
-        self.forget()
-        if isinstance(ahead, Exception):
-            raise ahead
-        if ahead is not None:
-            return ahead
+    def _batch(self, update: int, mapping: RoleMapping) -> list[Rollout]:
+        """A batch by team: as it was prefetched, if it was."""
+        prefetched = self._prefetched.get((update, mapping))
+        self.discard_prefetched()
+        if isinstance(prefetched, Exception):
+            raise prefetched
+        if prefetched is not None:
+            return prefetched
         return [self.runners.play(deals, **arguments) for deals, arguments in self._work(update, mapping)]
 
-    def begin(self, update: int, mapping: RoleMapping) -> None:
-        """Lets the runners play ahead, with the weights that they have."""
+    def prefetch(self, update: int, mapping: RoleMapping) -> None:
+        """Lets the runners begin with an update, with the weights that they have."""
         work = self._work(update, mapping)
-        self._begun = {(update, mapping): [self.runners.begin(deals, **arguments) for deals, arguments in work]}
+        self._pending = {(update, mapping): [self.runners.begin(deals, **arguments) for deals, arguments in work]}
 
-    def finish(self) -> None:
-        """Waits for what was begun, so that runners can get new weights. What fails is raised by `play`."""
-        for of, teams in self._begun.items():
+    def wait(self) -> None:
+        """Waits for what is prefetched, so that runners can get new weights. What fails is raised by `generate`."""
+        for of, teams in self._pending.items():
             try:
-                self._ahead[of] = [self.runners.finish(begun, ahead=True) for begun in teams]
+                self._prefetched[of] = [self.runners.wait(pending, prefetched=True) for pending in teams]
             except GenerationError as error:
                 logger.warning("%s The queries are played again.", error)
             except Exception as error:
-                self._ahead[of] = error
-        self._begun = {}
+                self._prefetched[of] = error
+        self._pending = {}
 
-    def forget(self) -> None:
-        """Forgets what was played ahead."""
-        self._ahead, self._begun = {}, {}
+    def discard_prefetched(self) -> None:
+        """Forgets what was prefetched."""
+        self._prefetched, self._pending = {}, {}
 
     def _work(self, update: int, mapping: RoleMapping) -> Iterator[tuple[Sequence[Deal], dict[str, Any]]]:
         """Yields each team's queries, and the other arguments of `ChainRunner.sample`."""

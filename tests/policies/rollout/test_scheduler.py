@@ -20,7 +20,7 @@ AHEAD: dict[str, Any] = {"num_runners": 1, "max_lag": 1, "queries": 4, "minibatc
 
 def played_by(algorithm: Cory, update: int, mapping: RoleMapping) -> list[list[str]]:
     """What the algorithm's present weights answer to the queries of an update."""
-    return texts({"samples": algorithm.playing.play(update, mapping).samples})
+    return texts({"samples": algorithm.scheduler.generate(update, mapping).samples})
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_an_update_is_played_by_the_weights_before_the_last_update_in_the_roles_
     expected = [played_by(calm, update, roles[update]) for update in (0, 1)]
     calm.train()
     expected.append(played_by(calm, 2, roles[2]))
-    play, taken = ahead.playing.play, []
+    generate, taken = ahead.scheduler.generate, []
 
     def recorded(*of: Any) -> Any:
-        taken.append(play(*of))
+        taken.append(generate(*of))
         return taken[-1]
 
-    monkeypatch.setattr(ahead.playing, "play", recorded)
+    monkeypatch.setattr(ahead.scheduler, "generate", recorded)
     found = [ahead.train()["cory"] for _ in range(3)]
     assert [texts(report) for report in found] == expected
     assert [report["roles"] for report in found] == [mapping.as_dict() for mapping in roles]
@@ -63,7 +63,7 @@ def test_an_update_is_played_by_the_weights_before_the_last_update_in_the_roles_
         assert min(phases) >= 0 and sum(phases) <= total
         seconds = rollout.counters["rollout_seconds"]  # of playing, not of waiting
         assert report["tokens_per_second"] == pytest.approx(report["tokens"] / seconds)
-    assert not ahead.playing._ahead and not ahead.playing._begun  # the last update has none after it
+    assert not ahead.scheduler._prefetched and not ahead.scheduler._pending  # the last update has none after it
 
 
 def test_what_was_played_ahead_counts_for_the_weights_and_roles_of_then_alone(
