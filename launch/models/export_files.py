@@ -18,6 +18,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from launch.console.errors import CommandError
 from launch.models.trained import Trained
+from policies.compat.transformers import unsaved_weights
 from policies.models.adapters import adapted, added, peft_config, peft_names
 from policies.models.average import scaled
 from policies.models.language_model import empty_language_model, load_language_model
@@ -114,7 +115,8 @@ def write_weights(model: PreTrainedModel, tensors: Tensors, folder: Path, shard_
     Raises:
         OSError: the folder cannot be written.
     """
-    state = {name: own for name, own in model.state_dict().items() if name not in (model._keys_to_ignore_on_save or ())}
+    unsaved = unsaved_weights(model)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in unsaved}
     state = remove_tied_weights_from_state_dict(state, model)
     layers: dict[str, list[str]] = {}  # some families store parts of a layer's tensors, or several in one
     for name in state:

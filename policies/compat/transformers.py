@@ -26,6 +26,11 @@ def ignored_weights(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(model._keys_to_ignore_on_load_unexpected or ())
 
 
+def unsaved_weights(model: PreTrainedModel) -> frozenset[str]:
+    """Returns the names of weights that `save_pretrained` leaves out, such as those that are tied to others."""
+    return frozenset(model._keys_to_ignore_on_save or ())
+
+
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Lets the layers of an adapted model compute as their base does.

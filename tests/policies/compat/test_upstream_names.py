@@ -16,7 +16,7 @@ from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 from ray.tune import Trainable
 
 from policies.compat.rllib import keep_runner_states
-from policies.compat.transformers import attention_of, block_classes, ignored_weights, without_adapters
+from policies.compat.transformers import attention_of, block_classes, ignored_weights, unsaved_weights, without_adapters
 from policies.generation.installed import vllm_installed
 
 HIDDEN = 8
@@ -47,6 +47,9 @@ def test_transformers_models_tell_their_attention_blocks_and_ignored_weights() -
     model.set_attn_implementation("eager")
     assert attention_of(model) == "eager"
     assert isinstance(ignored_weights(model), tuple) and hasattr(model, "_keys_to_ignore_on_load_unexpected")
+    assert unsaved_weights(model) == frozenset() and "_keys_to_ignore_on_save" in inspect.getsource(
+        transformers.PreTrainedModel.save_pretrained
+    )
 
 
 def test_adapters_are_off_meanwhile_and_stay_trainable() -> None:
