@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from ray import tune
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
@@ -25,6 +26,8 @@ from policies.settings.gpus import GPU_SETTINGS
 from policies.settings.overrides import apply_overrides
 from policies.settings.placement import named_resources, processes
 from policies.settings.settings import Settings, SettingsError, make_settings, refuse_unknown
+from policies.settings.start import find_start
+from policies.worker_setup import check_workers
 
 ENV = "cory_v0"
 
@@ -65,6 +68,18 @@ class ChainConfig(AlgorithmConfig):
         refuse_unknown(settings)
         self.cory_settings = alike_measured(self.cory_settings, settings)
         return self
+
+    def build_algo(self, *args: Any, **kwargs: Any) -> Algorithm:
+        """Builds the algorithm after checks that need no process.
+
+        Raises:
+            SettingsError: a setting is wrong; nothing is at `start_from`; Ray's workers would import a module of the
+                user's in the place of our package.
+        """
+        find_start(self.settings)
+        if self.settings.num_runners or self.settings.num_learners:
+            check_workers()
+        return super().build_algo(*args, **kwargs)
 
     @property
     def settings(self) -> Settings:

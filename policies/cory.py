@@ -42,9 +42,7 @@ from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners, WeightSyncError, check_started, shutdown
 from policies.rollout.scheduler import RolloutScheduler
 from policies.self_test import SyncCheck
-from policies.settings.start import find_start
 from policies.warm_start import WarmStart
-from policies.worker_setup import check_workers
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
@@ -69,15 +67,7 @@ class CoryConfig(ChainConfig):
         super().__init__(algo_class=algo_class or Cory)
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Cory:
-        """Builds the algorithm, for which Ray starts on this machine unless it was started or joined before.
-
-        Raises:
-            SettingsError: a setting is wrong; nothing is at `start_from`; Ray's workers would import a module of the
-                user's in the place of our package.
-        """
-        find_start(self.settings)
-        if self.settings.num_runners or self.settings.num_learners:
-            check_workers()
+        """Builds the algorithm, for which Ray starts on this machine unless it was started or joined before."""
         algorithm: Cory = super().build_algo(*args, **kwargs)
         return algorithm
 
