@@ -237,8 +237,8 @@ def _check_resume(options: argparse.Namespace) -> None:
     given = [*options.words, *(f"--{SPELLED.get(name, name)}" for name in fixed)]
     if given:
         raise CommandError(
-            f"A search goes on as it was: leave out {', '.join(given)}. Only a budget, --quiet and --debug go with "
-            "--resume."
+            f"A search goes on as it was: leave out {', '.join(given)}. Only a budget, "
+            "--allow-changes, --quiet and --debug go with --resume."
         )
     _check_numbers(options)
 

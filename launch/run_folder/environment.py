@@ -84,7 +84,14 @@ def _gpu() -> str | None:
 def _said_by(*command: str) -> str:
     """Returns what a program prints, or nothing if there is none, it fails, or it hangs, as on an ill GPU."""
     try:
-        process = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=PATIENCE)
-    except (OSError, subprocess.TimeoutExpired):
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
         return ""
-    return process.stdout if process.returncode == 0 else ""
+    try:
+        output, _ = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()  # without a wait, as `subprocess.run` has: nothing ends a process that waits for an ill device
+        return ""
+    return output if process.returncode == 0 else ""

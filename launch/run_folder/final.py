@@ -139,6 +139,8 @@ def read(file: Path) -> Final | None:
         for key in ("last_answer", "influence"):
             if key in found:
                 kept[key] = dict(found[key])
+        for responses in (*kept["policy"].values(), *kept.get("last_answer", {}).values()):
+            _ = responses[0]["metrics"]
         return kept
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(

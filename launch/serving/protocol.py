@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
 from launch.serving.responses import Choice
@@ -64,9 +64,22 @@ class Request(BaseModel):
     # ... and these only with another value than the one that is allowed.
     top_p: Literal[1] | None = None
     top_k: Literal[0, -1] | None = None
+    min_p: Literal[0] | None = None
+    best_of: Literal[1] | None = None
     frequency_penalty: Literal[0] | None = None
     presence_penalty: Literal[0] | None = None
+    repetition_penalty: Literal[1] | None = None
     logit_bias: dict[str, Literal[0]] | None = None
+    echo: Literal[False] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none"] | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, body: Any) -> Any:
+        """Leaves out what is null, as clients that send all they have mean it."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
     @property
     def stops(self) -> list[str]:
@@ -99,17 +112,13 @@ class ChatRequest(Request):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    logprobs: Literal[False] | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none"] | None = None
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
+    logprobs: Literal[False] | None = None  # of completions it is a number, and 0 asks for some
 
 
 class CompletionRequest(Request):
     """`POST /v1/completions`."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    echo: Literal[False] | None = None
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:

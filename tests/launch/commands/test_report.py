@@ -322,6 +322,8 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
     record(tmp_path / "empty", Settings(), updates=[])
     (tmp_path / "report.html").write_text("an older one")
     record(tmp_path / "cut", Settings(updates=12)).final.write_text('{"update": 12, "pol')
+    columns = {"update": 12, "policy": {"llm_1": {"query": [0], "figures": {"task_reward": [1.0]}}}}
+    record(tmp_path / "columns", Settings(updates=12)).final.write_text(json.dumps(columns))
     for words, reason in {
         ("run", "made"): "made is not a run's folder: it does not exist",
         ("run", "report.html"): "report.html is not a run's folder: it is a file",
@@ -329,6 +331,7 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
         ("run", "--out", "run/config.yaml/x.html"): "run/config.yaml cannot be made: File exists",
         ("run", "--out", "empty"): "empty is a folder",
         ("cut",): "cut/final.json is damaged: ",
+        ("columns",): "columns/final.json is damaged: ",
     }.items():
         assert main(list(words)) == 2
         assert reason in capsys.readouterr().err

@@ -193,6 +193,14 @@ def test_completions_refuse_what_they_would_leave_out_or_could_not_read(asked: A
             asked.completions.create(**{"model": model, "prompt": QUERY, **fields})
 
 
+def test_what_clients_send_although_it_changes_nothing_is_taken(asked: Any) -> None:
+    neutral: dict[str, Any] = {"logprobs": None, "echo": False, "tools": [], "tool_choice": "none", "min_p": 0}
+    neutral |= {"best_of": 1, "repetition_penalty": 1.0, "response_format": {"type": "text"}, "suffix": None}
+    for endpoint, query in (("chat/completions", {"messages": user()}), ("completions", {"prompt": QUERY})):
+        body = {"model": "llm_1", "max_tokens": 1, "service_tier": None, **query, **neutral}
+        assert asked.post(f"/{endpoint}", body=body, cast_to=object)["choices"]
+
+
 def test_a_prompt_with_several_answers_is_counted_once(asked: Any) -> None:
     alone, both, other = (
         asked.completions.create(model="llm_1", prompt=prompt, n=n, max_tokens=2).usage.prompt_tokens
