@@ -29,7 +29,7 @@ class Arithmetic(NumberTask):
 
     def quote(self, response: str) -> str:
         """Returns the first line of a response."""
-        return first_line(response)
+        return first_line(response).strip()
 
 
 def draw_queries(digits: int, operations: Operations) -> tuple[list[Query], list[Query], list[Query]]:

@@ -20,7 +20,7 @@ from policies.learning.logits import scores, token_logprobs
 from policies.learning.rows import Rows, make_rows, trimmed
 from policies.learning.sharding import blocks_of, fill, local, put, shard, whole
 from policies.models.adapters import adapted
-from policies.models.families import LIMIT
+from policies.models.families import LIMIT, learner_row
 from policies.models.language_model import (
     Quantization,
     base_dtype,
@@ -242,25 +242,37 @@ class PolicyModel(nn.Module):
     def check_forward(self) -> None:
         """Compares log-probabilities of one batch: with each row alone, and with the eager attention.
 
-        A family may ignore padding, and an attention kernel what the model's definition has beside its masks. All ranks
-        must call it alike.
+        A family may ignore padding, and an attention kernel what the model's definition has beside its masks. A family
+        that is not in the table of families is compared in fp32, if its weights are, as bf16's rounding hides much. All
+        ranks must call it alike.
 
         Raises:
             ModelError: they differ by more than rounding.
         """
+        in_fp32 = self.mesh is None and all(weight.dtype == torch.float32 for weight in self.lm.parameters())
+        dtype = self._dtype
+        if in_fp32 and not learner_row(self.lm.config.model_type):
+            self._dtype = "fp32"
+        try:
+            self._check_forward()
+        finally:
+            self._dtype = dtype
+
+    @torch.no_grad()
+    def _check_forward(self) -> None:
         size = self.lm.config.get_text_config().vocab_size
         longer = 24 if self._longest is None else max(min(24, self._longest - 8), 4)
         prompts, responses = [_tokens(3, size), _tokens(longer, size)], [_tokens(8, size), _tokens(6, size)]
         rows = make_rows(prompts, responses, [[0.0] * len(each) for each in responses], [0.0] * 2, [False] * 2)
         rows = {name: column.to(self.device) for name, column in rows.items()}
         limit = _ROUNDING if self.dtype == torch.bfloat16 else LIMIT
-        batch = self.score(rows)["logprobs"]
+        batch = self(rows)[0]
 
         def difference(logprobs: Tensor, row: int) -> float:
             count = len(responses[row])
             return float((batch[row, :count] - logprobs[:count]).abs().mean())
 
-        alone = difference(self.score(trimmed(rows, torch.tensor([0], device=self.device)))["logprobs"][0], 0)
+        alone = difference(self(trimmed(rows, torch.tensor([0], device=self.device)))[0][0], 0)
         if not alone <= limit:
             raise ModelError(
                 f"`{self.path}`: a row in a batch with a longer prompt gets other log-probabilities than alone (by "
@@ -272,7 +284,7 @@ class PolicyModel(nn.Module):
             return
         self.lm.set_attn_implementation("eager")
         try:
-            eager = self.score(rows)["logprobs"]
+            eager = self(rows)[0]
         finally:
             self.lm.set_attn_implementation(chosen)
         apart = max(difference(eager[row], row) for row in range(2))

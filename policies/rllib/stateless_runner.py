@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ray.rllib.env.env_runner import EnvRunner
@@ -19,6 +20,10 @@ class StatelessRunner(EnvRunner, Checkpointable):
         """Environment steps since the last call."""
         steps, self.env_steps = self.env_steps, 0
         return {NUM_ENV_STEPS_SAMPLED: steps}
+
+    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls `func(self, ...)`. RLlib's own version ends the process a minute after any exception."""
+        return func(self, *args, **kwargs)
 
     def assert_healthy(self) -> None:
         """One that could be built is."""

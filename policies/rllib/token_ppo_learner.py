@@ -120,8 +120,8 @@ class TokenPPOLearner(TorchLearner):
         Raises:
             NonFiniteUpdate: a gradient was not finite.
         """
-        columns, kept = fetched(training_data.batch), self._rows
-        for name in kept:
+        columns, kept, self._rows = fetched(training_data.batch), self._rows, {}
+        for name in [name for name in columns if name in self.policies]:
             rows = kept[name] | columns[name]
             if self.settings.drop_flat_groups:
                 rows = not_flat(rows)
@@ -210,6 +210,7 @@ class TokenPPOLearner(TorchLearner):
         On a CPU it writes at once: a copy of all its LLMs would take of the memory that learning needs, and gain little
         where its cores are busy (docs/sharding.md).
         """
+        self.finish_save()
         state: dict[str, dict[str, Tensor]] = {}
         for name, policy in self.policies.items():
             if not self._copies:

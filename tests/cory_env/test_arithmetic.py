@@ -57,7 +57,7 @@ def test_the_observer_sees_the_first_line_of_what_was_answered_before_it() -> No
     assert last == "12 + 34 ="
     answers = [line.split(" = ")[1] for line in examples]
     assert len(examples) == 4
-    later = task.observer_prompt(Query(0, "12 + 34"), [" 45\n1 + 1 = 2\n", " 46"])
+    later = task.observer_prompt(Query(0, "12 + 34"), [" 45 \n1 + 1 = 2\n", " 46"])
     assert later.split("\n") == [*examples, "Reference: 12 + 34 = 45", "Reference: 12 + 34 = 46", "12 + 34 ="]
     assert all("+" in line for line in make_task("arithmetic", operations="sums").prompt(Query(0, "x")).split("\n")[:4])
     sums = [str(sum(numbers(Query(0, line.split(" =")[0])))) for line in examples if "+" in line]

@@ -11,6 +11,7 @@ from transformers import CONFIG_MAPPING
 
 from benchmarks import tiny_models
 from benchmarks.tiny_models import tiny_model
+from policies.learning import policy_model
 from policies.learning.policy_model import PolicyModel
 from policies.models import families
 from policies.models.adapters import adapted, linear_layers
@@ -86,6 +87,18 @@ def test_a_soft_cap_on_attention_gets_the_attention_that_has_it(tmp_path: Path, 
     model.lm.set_attn_implementation("sdpa")
     with pytest.raises(ModelError, match="sdpa attention gives other log-probabilities than its definition"):
         model.check_forward()
+
+
+def test_bf16_does_not_hide_what_a_family_outside_the_table_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = PolicyModel(save_model(tmp_path, "gemma2"), dtype="bf16", longest=1000)
+    model.lm.set_attn_implementation("sdpa")
+    model.check_forward()  # less than bf16's rounding
+    monkeypatch.setattr(policy_model, "learner_row", lambda model_type: {})
+    with pytest.raises(ModelError, match="sdpa attention gives other log-probabilities than its definition"):
+        model.check_forward()
+    assert model.dtype == torch.bfloat16
 
 
 def test_the_attention_that_a_family_needs_is_known_by_its_soft_cap_or_its_row(monkeypatch: pytest.MonkeyPatch) -> None:

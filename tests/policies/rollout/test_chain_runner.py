@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from ray.rllib.env.wrappers.pettingzoo_env import PettingZooEnv
 from cory_env import cory_v0
 from policies.cory import CoryConfig
 from policies.generation.generator import GenerationError
+from policies.rllib.stateless_runner import StatelessRunner
 from policies.rllib.token_batch import ENDED, TASK_REWARD
 from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.dealing import Deal
@@ -170,3 +171,11 @@ def test_each_update_draws_one_longest_response_for_all_positions_and_held_out_q
     held_out = play(runner, deals, stream=limits.index(min(limits)), split="test")
     assert max(e.agent_episodes["pioneer"].actions[0]["length"] for e in held_out.episodes) == 6
     runner.stop()
+
+
+def test_what_a_call_of_a_runner_raises_reaches_its_caller_at_once() -> None:
+    def fail(_: Any) -> None:
+        raise ValueError("as said")
+
+    with pytest.raises(ValueError, match="as said"):  # RLlib's own `apply` would sleep, and end the process
+        StatelessRunner.apply(cast(Any, None), fail)
