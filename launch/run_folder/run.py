@@ -164,9 +164,6 @@ class Run:
     def lock(self) -> None:
         """Takes the run for this process, until it ends, unless it has it already.
 
-        Storage is taken by a lock too if it is a folder, as another process may train there without a URI. Otherwise,
-        and if it has no locks, by a lease.
-
         Raises:
             CommandError: another process has it.
             NoLocks: its file system has no locks.
@@ -178,15 +175,8 @@ class Run:
             stack.enter_context(lock_folder(self.path))
             self._handle = stack.enter_context(FolderHandle(self.path))
             if self.storage is not None:
-                self._lock_storage(self.storage, stack)
+                self._lease = stack.enter_context(Lease(self.storage, self.path))
             self._lock = stack.pop_all()
-
-    def _lock_storage(self, storage: Storage, stack: contextlib.ExitStack) -> None:
-        if storage.folder is not None:
-            with contextlib.suppress(NoLocks):
-                stack.enter_context(lock_folder(storage.folder))
-                return
-        self._lease = stack.enter_context(Lease(storage, self.path))
 
     def unlock(self) -> None:
         """Lets other processes write here again."""
@@ -329,7 +319,7 @@ class Run:
                 self.unlock()
 
     def abort(self) -> None:
-        """Removes a locked run that was refused before anything of it was recorded, also from storage.
+        """Removes a locked run that was refused before anything of it was recorded, also from storage if it owns that.
 
         Not if its folder is gone: what was recorded is then not known, and another run may have its path.
         """
@@ -341,9 +331,11 @@ class Run:
             self.unlock()
             return
         with contextlib.suppress(StorageError):
+            if self._lease is not None:
+                self._lease.renew()  # else what is there is the run of who took it over
             self.storage.clear()
-        if self._is_new and self.storage.folder is not None:
-            shutil.rmtree(self.storage.folder)
+            if self._is_new and self.storage.folder is not None:
+                shutil.rmtree(self.storage.folder)
         self.remove_local()
 
     def _entries(self) -> list[Path]:
