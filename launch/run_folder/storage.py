@@ -144,6 +144,15 @@ class Storage:
         """
         return updates_in(self.files())
 
+    def has_same(self, folder: Path, update: int) -> bool:
+        """Tells whether the checkpoint of an update there is the one in a run's folder, by their manifests.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        name = f"{CHECKPOINTS}/{name_of(update)}/{manifest.NAME}"
+        return self.read(name) == (folder / name).read_bytes()
+
     def is_run(self) -> bool:
         """Tells whether a run was started there.
 
