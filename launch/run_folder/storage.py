@@ -291,7 +291,8 @@ class Storage:
 
         with self._reported("read"):
             entries = self._files.get_file_info(FileSelector(self._at(name), allow_not_found=True))
-        return {entry.base_name for entry in entries if entry.type == FileType.Directory}
+        folders = {entry.base_name for entry in entries if entry.type == FileType.Directory}
+        return set(filter(_is_of_run, folders))
 
     def _upload_changed(self, file: Path, name: str) -> None:
         try:

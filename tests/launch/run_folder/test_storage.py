@@ -96,6 +96,7 @@ def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: Run, tmp_
     for key in (
         "evaluation/../../out/evaluation.json",
         "checkpoints/update_000012/../../../out/weights",
+        "checkpoints/../out/log.txt",
         "../out/log.txt",
     ):
         files.create_dir(f"bucket/run/{key.rpartition('/')[0]}", recursive=True)
@@ -106,6 +107,8 @@ def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: Run, tmp_
     storage.download_checkpoint(copy)
     storage.download(copy, REPORTED)
     storage.download(copy, ["checkpoints/update_000012/**"])
+    storage.upload(run.path, keep=2, best=None)
+    assert files.get_file_info("bucket/run/checkpoints/../out/log.txt").is_file  # no folder of a checkpoint to remove
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["copy"]
     assert not [file for file in copy.rglob("*") if file.is_file() and file.read_bytes() == b"evil"]
 
