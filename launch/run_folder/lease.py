@@ -1,4 +1,4 @@
-"""A lease on a run in storage: the record of the process that owns it, where no lock reaches.
+"""A lease on a run in storage: the record of the process that owns it, where no lock may reach.
 
 The record, a small object beside the run's files, names the owner and a time, which is renewed as long as the owner
 lives. A run whose record was not renewed for `STALE` seconds may be taken over: its owner was killed, or has lost the
@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 
 from launch.console.errors import CommandError
 from launch.run_folder.layout import LEASE
+from launch.run_folder.locks import NoLocks, lock_folder
 from launch.run_folder.storage import Storage, StorageError
 
 RENEWED = 30.0
@@ -68,29 +69,38 @@ class Lease:
         """Takes the run, and the local folder in which it works, which this process has locked."""
         self._storage = storage
         self._folder = folder
+        self._lock = contextlib.ExitStack()
         self._released = threading.Event()
         self._heartbeat = threading.Thread(target=self._renew_again_and_again, daemon=True)
 
     def __enter__(self) -> Self:
         """Takes the lease, and renews it from then on.
 
+        Storage that is a folder with locks is locked too, as another process may train there without a URI. Whatever
+        the record says, who wrote it has then ended; or is on a machine that locks do not reach, and stops at its next
+        upload.
+
         Raises:
-            Held: another process has it. None has that worked in the same local folder: its lock says that it ended.
+            CommandError: another process has the lock of the folder.
+            Held: another process has it, or takes it at the same time and wrote last. None has that worked in the same
+                local folder: its lock says that it ended.
             StorageError: storage cannot be read or written.
         """
         file = self._folder / LEASE
         if not file.exists():
             file.write_text(secrets.token_hex(8))
         self._writer = file.read_text()
-        owner = self._owner()
-        if owner is not None and owner.is_alive and not self._is_owner(owner):
-            silent = max(time.time() - owner.time, 0.0)
-            raise Held(
-                f"{self._storage.uri} is in use by another run (process {owner}, heard of "
-                f"{silent:.0f} s ago). Stop it, or name another place with --out. If it was killed, try again in "
-                f"{max(STALE - silent, 1.0):.0f} s."
-            )
-        self._write()
+        with contextlib.ExitStack() as stack:
+            is_locked = False
+            if self._storage.folder is not None:
+                with contextlib.suppress(NoLocks):
+                    stack.enter_context(lock_folder(self._storage.folder))
+                    is_locked = True
+            if not is_locked:
+                self._refuse_other()
+            self._write()
+            self._refuse_other()
+            self._lock = stack.pop_all()
         self._heartbeat.start()
         return self
 
@@ -101,6 +111,7 @@ class Lease:
         with contextlib.suppress(StorageError):
             if self._is_owner(self._owner()):
                 self._storage.remove(LEASE)
+        self._lock.close()
 
     def renew(self) -> None:
         """Says that the owner lives.
@@ -122,6 +133,16 @@ class Lease:
         while not self._released.wait(RENEWED):
             with contextlib.suppress(StorageError):  # the next upload reports it
                 self.renew()
+
+    def _refuse_other(self) -> None:
+        owner = self._owner()
+        if owner is not None and owner.is_alive and not self._is_owner(owner):
+            silent = max(time.time() - owner.time, 0.0)
+            raise Held(
+                f"{self._storage.uri} is in use by another run (process {owner}, heard of "
+                f"{silent:.0f} s ago). Stop it, or name another place with --out. If it was killed, try again in "
+                f"{max(STALE - silent, 1.0):.0f} s."
+            )
 
     def _owner(self) -> Owner | None:
         return Owner.read(self._storage.read(LEASE))

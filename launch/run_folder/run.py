@@ -96,12 +96,13 @@ class Run:
     @classmethod
     def _create_in_storage(cls, uri: str) -> "Run":
         storage = Storage(uri)
-        if is_begun(uri):
-            raise CommandError(
-                f"{storage.uri} has a run, there or in {storage.cache('runs')} on {platform.node()}: go on with it by "
-                f"`cory train --resume {shlex.quote(storage.uri)}`, or name another place with --out."
-            )
+        _refuse_begun(storage)  # before anything is touched
         run = cls._work_on(storage)
+        try:
+            _refuse_begun(storage)  # another process may have begun one, and ended, since
+        except CommandError:
+            run.unlock()
+            raise
         storage.clear()  # a run that ended before anything of it was saved
         _empty(run.path)
         (run.path / RUN_ID).write_text(secrets.token_hex(8))
@@ -132,9 +133,10 @@ class Run:
             raise CommandError(f"{uri} has no run with a checkpoint to go on from. Correct it, or start a new run.")
         storage = Storage(uri)
         run = cls._work_on(storage)
-        remote = max(storage.updates(), default=-1)
         is_same = run.read(RUN_ID) == storage.read(RUN_ID)
-        if remote < 0 or (is_same and run.checkpoints.latest_whole() >= remote):
+        local, remote = run.checkpoints.latest_whole() if is_same else -1, max(storage.updates(), default=-1)
+        # At equal updates: another machine may have been set back, and have done the last one anew.
+        if remote < 0 or local > remote or (local == remote and storage.has_same(run.path, local)):
             run.upload()
         else:
             _empty(run.path)
@@ -164,9 +166,6 @@ class Run:
     def lock(self) -> None:
         """Takes the run for this process, until it ends, unless it has it already.
 
-        Storage is taken by a lock too if it is a folder, as another process may train there without a URI. Otherwise,
-        and if it has no locks, by a lease.
-
         Raises:
             CommandError: another process has it.
             NoLocks: its file system has no locks.
@@ -178,15 +177,8 @@ class Run:
             stack.enter_context(lock_folder(self.path))
             self._handle = stack.enter_context(FolderHandle(self.path))
             if self.storage is not None:
-                self._lock_storage(self.storage, stack)
+                self._lease = stack.enter_context(Lease(self.storage, self.path))
             self._lock = stack.pop_all()
-
-    def _lock_storage(self, storage: Storage, stack: contextlib.ExitStack) -> None:
-        if storage.folder is not None:
-            with contextlib.suppress(NoLocks):
-                stack.enter_context(lock_folder(storage.folder))
-                return
-        self._lease = stack.enter_context(Lease(storage, self.path))
 
     def unlock(self) -> None:
         """Lets other processes write here again."""
@@ -329,7 +321,7 @@ class Run:
                 self.unlock()
 
     def abort(self) -> None:
-        """Removes a locked run that was refused before anything of it was recorded, also from storage.
+        """Removes a locked run that was refused before anything of it was recorded, also from storage if it owns that.
 
         Not if its folder is gone: what was recorded is then not known, and another run may have its path.
         """
@@ -341,9 +333,11 @@ class Run:
             self.unlock()
             return
         with contextlib.suppress(StorageError):
+            if self._lease is not None:
+                self._lease.renew()  # else what is there is the run of who took it over
             self.storage.clear()
-        if self._is_new and self.storage.folder is not None:
-            shutil.rmtree(self.storage.folder)
+            if self._is_new and self.storage.folder is not None:
+                shutil.rmtree(self.storage.folder)
         self.remove_local()
 
     def _entries(self) -> list[Path]:
@@ -380,6 +374,14 @@ def is_begun(place: str) -> bool:
     if files and not storage.is_run():
         raise CommandError(f"{storage.uri} is not empty and holds no run: empty it, or name another place.")
     return bool(updates_in(files)) or not Run(storage.cache("runs")).checkpoints.empty()
+
+
+def _refuse_begun(storage: Storage) -> None:
+    if is_begun(storage.uri):
+        raise CommandError(
+            f"{storage.uri} has a run, there or in {storage.cache('runs')} on {platform.node()}: go on with it by "
+            f"`cory train --resume {shlex.quote(storage.uri)}`, or name another place with --out."
+        )
 
 
 def _make_folder(path: Path, hint: str = "") -> None:

@@ -9,16 +9,16 @@ import contextlib
 import hashlib
 import os
 import secrets
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from launch.console.credentials import secret_in
 from launch.console.errors import IN_JOB, CommandError
+from launch.console.interrupts import held
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, name_of, update_of
-from launch.run_folder.layout import CHECKPOINTS, CONFIG, FINAL, METRICS, ORIGIN, SAMPLES, SOURCES, WRITERS
+from launch.run_folder.layout import CHECKPOINTS, CONFIG, FINAL, LEASE, METRICS, ORIGIN, SAMPLES, SOURCES, WRITERS
 from policies.models.cached_folder import user_cache
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ REPORTED = (*LOOKED_AT, SAMPLES, FINAL, REFUSED_FILES, "evaluation/*/evaluation.
 """What a report reads of a run."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems on which a file appears when it is whole, and which have no folders."""
+PART = ".part"
+"""How the names of files end that are not whole yet, or never will be: a kill leaves them."""
 CHUNK = 2**24
 """Bytes that are copied at once."""
 
@@ -142,6 +144,15 @@ class Storage:
         """
         return updates_in(self.files())
 
+    def has_same(self, folder: Path, update: int) -> bool:
+        """Tells whether the checkpoint of an update there is the one in a run's folder, by their manifests.
+
+        Raises:
+            StorageError: storage cannot be read.
+        """
+        name = f"{CHECKPOINTS}/{name_of(update)}/{manifest.NAME}"
+        return self.read(name) == (folder / name).read_bytes()
+
     def is_run(self) -> bool:
         """Tells whether a run was started there.
 
@@ -170,10 +181,8 @@ class Storage:
         Raises:
             StorageError: storage cannot be written.
         """
-        with tempfile.NamedTemporaryFile() as file:
+        with held(), self._appearing(name) as path, self._files.open_output_stream(path) as file:
             file.write(content)
-            file.flush()
-            self._upload(Path(file.name), name)
 
     def remove(self, name: str) -> None:
         """Removes a file.
@@ -216,6 +225,7 @@ class Storage:
             self._damaged.remove(update)
         remote = self.files()
         local = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        local = {name: path for name, path in local.items() if _is_of_run(name)}
         saved = set(updates_in(remote))
         updates = sorted(saved.union(updates_in(local)))
         kept = {*updates[-keep:], *([best] if best in updates else [])}
@@ -228,8 +238,7 @@ class Storage:
                 self._upload_changed(local[name], name)
         if best in kept:
             self.write(f"{CHECKPOINTS}/{BEST}", f"{name_of(best)}\n".encode())
-        folders = {name.split("/")[1] for name in remote if name.startswith(f"{CHECKPOINTS}/") and name.count("/") > 1}
-        for checkpoint in folders.difference(map(name_of, kept)):
+        for checkpoint in self._folders(CHECKPOINTS).difference(map(name_of, kept)):
             if f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}" in remote:
                 self.remove(f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}")
             with self._reported("written"):
@@ -249,7 +258,8 @@ class Storage:
         remote = {name: file for name, file in (files or self.files()).items() if _matches(name, patterns)}
         for path in list(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
-            if name not in remote and _is_of_run(name) and _matches(name, patterns) and path.is_file():
+            is_own = not name.startswith(WRITERS)
+            if name not in remote and is_own and _matches(name, patterns) and path.is_file():
                 path.unlink()
         for name, file in remote.items():
             path = folder / name
@@ -275,30 +285,49 @@ class Storage:
     def _at(self, name: str) -> str:
         return f"{self._base}/{name}"
 
+    def _folders(self, name: str) -> set[str]:
+        """Returns the names of the folders in a folder, also those in which a kill left nothing that is whole."""
+        from pyarrow.fs import FileSelector, FileType
+
+        with self._reported("read"):
+            entries = self._files.get_file_info(FileSelector(self._at(name), allow_not_found=True))
+        folders = {entry.base_name for entry in entries if entry.type == FileType.Directory}
+        return set(filter(_is_of_run, folders))
+
     def _upload_changed(self, file: Path, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # another library's, removed meanwhile
+        try:
             state = _state(file)
             if self._uploaded.get(name) != state:
                 self._upload(file, name)
                 self._uploaded[name] = state
+        except (FileNotFoundError, StorageError):
+            if file.exists():  # else it is another library's, removed meanwhile
+                raise
 
     def _upload(self, file: Path, name: str) -> None:
         """Uploads a file atomically. No signal interrupts Arrow, which would end an object in an object store early."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
+        with self._appearing(name) as path:
+            copy_files(str(file), path, LocalFileSystem(), self._files, chunk_size=CHUNK)
+
+    @contextlib.contextmanager
+    def _appearing(self, name: str) -> Iterator[str]:
+        """Yields the path to write a file to, which appears under its name when this is left."""
         path = self._at(name)
-        target = path if self._files.type_name in OBJECT_STORES else f"{path}.{secrets.token_hex(4)}.part"
         with self._reported("written"):
-            if target != path:
-                self._files.create_dir(str(PurePosixPath(path).parent), recursive=True)
+            if self._files.type_name in OBJECT_STORES:
+                yield path
+                return
+            own = f".{secrets.token_hex(4)}" if name == LEASE else ""  # which several may write at once
+            beside = f"{path}{own}{PART}"
+            self._files.create_dir(str(PurePosixPath(path).parent), recursive=True)
             try:
-                copy_files(str(file), target, LocalFileSystem(), self._files, chunk_size=CHUNK)
-                if target != path:
-                    self._files.move(target, path)
+                yield beside
+                self._files.move(beside, path)
             except OSError:
-                if target != path:
-                    with contextlib.suppress(OSError):
-                        self._files.delete_file(target)
+                with contextlib.suppress(OSError):
+                    self._files.delete_file(beside)
                 raise
 
     def _download(self, name: str, file: Path, time: int | None) -> None:
@@ -306,7 +335,7 @@ class Storage:
         from pyarrow.fs import LocalFileSystem, copy_files
 
         file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_name(f".{file.name}.part")
+        beside = file.with_name(f".{file.name}{PART}")
         try:
             with self._reported(f"copied to {file}"):
                 copy_files(self._at(name), str(beside), self._files, LocalFileSystem(), chunk_size=CHUNK)
@@ -339,8 +368,12 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _is_of_run(name: str) -> bool:
-    """Tells whether a file may be a run's: none that says who may write, and none with `..`, as a bucket may hold."""
-    return not name.startswith(WRITERS) and not {"", ".", ".."}.intersection(name.split("/"))
+    """Tells whether a file may be a run's.
+
+    Not so one that says who may write, one that is not whole, and one with `..`, as a bucket may hold.
+    """
+    is_own = not name.startswith(WRITERS) and not name.endswith(PART)
+    return is_own and not {"", ".", ".."}.intersection(name.split("/"))
 
 
 def _reason(error: Exception) -> str:

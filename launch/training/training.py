@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from cory_env.tasks import Task
 from launch.cluster import session
@@ -119,8 +119,13 @@ def _failure_explained(run: Run) -> Iterator[None]:
             renamed.add_note(_how_to_resume(run))
             raise renamed from error
         batch = _keep_batch(run, error)
-        if not isinstance(error, StorageError) and (sync_error := run.sync_error()) is not None:
-            error.add_note(sync_error)
+        if not isinstance(error, StorageError):
+            try:
+                sync_error = run.sync_error()
+            except Exception as another:  # as settings that cannot be read
+                sync_error = f"What is new was not uploaded: {another}"
+            if sync_error is not None:
+                error.add_note(sync_error)
         if batch is not None:
             error.add_note(f"What it was to learn from is in {batch}, to be looked at by safetensors.torch.load_file.")
         error.add_note(_how_to_resume(run))
@@ -246,18 +251,34 @@ class Trainer:
             if update % settings.samples_every == 0:
                 self.terminal.samples(samples)
             if renamed:
-                saving.abandon()
+                self._end_renamed(algo, saving)
+            with self._renames_followed(algo, saving):
+                better = "evaluation" in line and self.run.best_update() == update
+                if better or update % settings.checkpoint_every == 0:
+                    saving.begin(algo)
+                saving.poll()
+        with self._renames_followed(algo, saving):
+            # Whatever ended the loop: a signal may have come after the look at the period, before the look at signals.
+            if not self.run.checkpoints.place(algo.updates).exists():
                 saving.begin(algo)
-                saving.finish()
-                raise _renamed(self.run)
-            better = "evaluation" in line and self.run.best_update() == update
-            if better or update % settings.checkpoint_every == 0:
-                saving.begin(algo)
-            saving.poll()
-        # Whatever ended the loop: a signal may have come after the look at the period, and before the look at signals.
-        if not self.run.checkpoints.place(algo.updates).exists():
-            saving.begin(algo)
+            saving.finish()
+
+    @contextlib.contextmanager
+    def _renames_followed(self, algo: "Cory", saving: CheckpointWriter) -> Iterator[None]:
+        """Saves the last update, which is recorded, in the folder's new path if its renaming makes saving fail."""
+        try:
+            yield
+        except Exception:
+            if self.run.follow():
+                self._end_renamed(algo, saving)
+            raise
+
+    def _end_renamed(self, algo: "Cory", saving: CheckpointWriter) -> NoReturn:
+        """Saves the last update in the new path of the run's folder, and stops training."""
+        saving.abandon()
+        saving.begin(algo)
         saving.finish()
+        raise _renamed(self.run)
 
     def _warn(self, text: str) -> None:
         self.terminal.say(text, True)

@@ -15,6 +15,7 @@ from launch.commands.train import _find
 from launch.run_folder import lease
 from launch.run_folder.lease import Held, Lease, Lost
 from launch.run_folder.run import Run
+from launch.run_folder.storage import Storage
 from tests.launch.conftest import ENVIRONMENT, Cory, begin
 from tests.launch.run_folder.conftest import SETTINGS, on_another_machine, stored_run
 from tests.launch.run_folder.test_checkpoints import write
@@ -151,6 +152,54 @@ def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_stops_at_i
     with pytest.raises(Lost, match="was taken over by process"):
         run.upload()
     assert sorted(path.name for path in place.rglob("*")) == before
+    other.upload()
+    for one in (run, other):
+        one.unlock()
+
+
+def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_is_refused_if_it_sees_the_other_s_record(
+    place: Path, tmp_path: Path
+) -> None:
+    class Overtaken(Storage):
+        def write(self, name: str, content: bytes) -> None:
+            super().write(name, content)
+            super().write(name, other)
+
+    other = json.dumps(lease.Owner("another", "elsewhere", 1, time.time())._asdict()).encode()
+    with pytest.raises(Held, match="in use by another run"), Lease(Overtaken(uri_of(place)), tmp_path):
+        pass
+    assert (place / ".lease").read_bytes() == other
+
+
+def test_who_lost_a_run_before_anything_was_recorded_does_not_remove_what_the_other_has_uploaded(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as unseen:
+        unseen.setattr(Lease, "_owner", lambda self: None)  # each has looked before the other has written
+        run = Run.create(uri_of(place))
+        with on_another_machine(tmp_path):
+            other = Run.create(uri_of(place))
+    for one in (other, run):
+        one.write_settings(SETTINGS, "cory train")
+    other.upload()
+    with pytest.raises(Lost):
+        run.upload()
+    run.abort()
+    assert (place / "config.yaml").exists() and (place / "run.id").read_bytes() == other.read("run.id")
+    assert not run.path.exists()
+    other.upload()
+    other.unlock()
+
+
+def test_behind_a_mount_whose_locks_stay_on_one_machine_who_wrote_first_stops_at_its_next_upload(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stored_run(tmp_path / "mounted" / "run")
+    with on_another_machine(tmp_path), monkeypatch.context() as unseen:
+        unseen.setattr("fcntl.flock", lambda *_: None)
+        other = Run.open(f"file://{tmp_path / 'mounted' / 'run'}")
+    with pytest.raises(Lost, match="was taken over by process"):
+        run.upload()
     other.upload()
     for one in (run, other):
         one.unlock()

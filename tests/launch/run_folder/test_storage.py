@@ -96,6 +96,7 @@ def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: Run, tmp_
     for key in (
         "evaluation/../../out/evaluation.json",
         "checkpoints/update_000012/../../../out/weights",
+        "checkpoints/../out/log.txt",
         "../out/log.txt",
     ):
         files.create_dir(f"bucket/run/{key.rpartition('/')[0]}", recursive=True)
@@ -106,6 +107,8 @@ def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: Run, tmp_
     storage.download_checkpoint(copy)
     storage.download(copy, REPORTED)
     storage.download(copy, ["checkpoints/update_000012/**"])
+    storage.upload(run.path, keep=2, best=None)
+    assert files.get_file_info("bucket/run/checkpoints/../out/log.txt").is_file  # no folder of a checkpoint to remove
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["copy"]
     assert not [file for file in copy.rglob("*") if file.is_file() and file.read_bytes() == b"evil"]
 
@@ -166,6 +169,7 @@ def test_an_upload_that_is_killed_at_any_object_leaves_no_checkpoint_that_looks_
         storage = Storage("test://run", (LocalFileSystem(), str(place)))
         copy = Run(tmp_path / f"copy{limit}")
         storage.download(copy.path, ["**"])
+        assert not list(copy.path.rglob("*.part"))
         seen.add(tuple(storage.updates()))
         for update in storage.updates():
             assert copy.checkpoints.choose(str(update))[0] == update
@@ -173,8 +177,51 @@ def test_an_upload_that_is_killed_at_any_object_leaves_no_checkpoint_that_looks_
         if files.left >= 0:
             break
         storage.upload(run.path, keep=4, best=3)  # the next attempt
-        assert storage.updates() == [3, 6, 9, 12]
+        assert storage.updates() == [3, 6, 9, 12] and not list(place.rglob("*.part"))
     assert limit > 10 and seen == {(), (3,), (3, 6), (3, 6, 9), (3, 6, 9, 12)}
+
+
+def test_what_a_kill_left_of_a_checkpoint_that_is_no_longer_saved_goes(run: Run, tmp_path: Path) -> None:
+    left = tmp_path / "storage" / "checkpoints" / "update_000010" / "weights.part"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    storage = Storage(f"file://{tmp_path}/storage")
+    assert not storage.files()
+    storage.upload(run.path, keep=2, best=None)
+    assert storage.updates() == [9, 12] and not left.parent.exists()
+
+
+def test_a_small_file_is_written_where_there_is_no_folder_for_temporary_files(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    for content in (b"one", b"another"):
+        storage.write("deep/name", content)
+        assert storage.read("deep/name") == content
+    assert list(storage.files()) == ["deep/name"]
+
+
+class Cleaned(fsspec.implementations.local.LocalFileSystem):
+    """A file system; another program removes a local file while that is being uploaded there."""
+
+    cachable, protocol = False, "cleaned"
+
+    def __init__(self, victim: Path) -> None:
+        super().__init__()
+        self.victim = victim
+
+    def mkdir(self, *paths: str, **options: Any) -> None:
+        self.victim.unlink(missing_ok=True)
+        super().mkdir(*paths, **options)
+
+
+def test_a_file_that_is_removed_while_it_is_uploaded_is_left_out(run: Run, tmp_path: Path) -> None:
+    victim = run.path / "a"  # the first
+    victim.write_text("another library's")
+    files = PyFileSystem(FSSpecHandler(Cleaned(victim)))
+    storage = Storage("test://run", (files, str(tmp_path / "storage")))
+    storage.upload(run.path, keep=2, best=None)
+    assert not victim.exists() and storage.read("a") is None and storage.updates() == [9, 12]
 
 
 def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from launch.training.summary import summarise
 from policies.settings.settings import Settings
 from tests.forked import forked
 from tests.launch.conftest import ENVIRONMENT, record
-from tests.launch.run_folder.conftest import SETTINGS
+from tests.launch.run_folder.conftest import SETTINGS, stored_run
 from tests.launch.run_folder.test_checkpoints import write
 
 
@@ -67,13 +67,19 @@ def test_what_happens_after_the_last_update_costs_nothing_of_a_run(
     assert bool(local) == (happens != "signal")
 
 
-def train_while(run: Run, happens: Callable[[int], object], begun: bool = False) -> int:
+def train_while(
+    run: Run,
+    happens: Callable[[int], object],
+    begun: bool = False,
+    while_saved: Callable[[int], object] = lambda number: None,
+) -> int:
     """Trains in a recorded run's folder, of 6 updates, while something happens after each update was learned.
 
     Args:
         run: the run, locked.
         happens: is told the update.
-        begun: a checkpoint of update 1 is begun, and never written by itself.
+        begun: a checkpoint of each update is begun, and never written by itself.
+        while_saved: happens before a checkpoint that was begun is written; is told how many were begun.
 
     Returns:
         The updates that were learned.
@@ -81,6 +87,11 @@ def train_while(run: Run, happens: Callable[[int], object], begun: bool = False)
     settings = Settings(updates=6, samples_every=100, checkpoint_every=1 if begun else 100)
     lines = iter(record(run.path.parent / "other", settings).updates()[1:])
     folders: list[Path] = []
+
+    def finish_save() -> None:
+        while_saved(len(folders))
+        folders[-1].with_name("optimizer").write_text("moments")
+
     algo: Any = SimpleNamespace(
         updates=0,
         get_state=lambda not_components: {},
@@ -88,8 +99,10 @@ def train_while(run: Run, happens: Callable[[int], object], begun: bool = False)
         learners=SimpleNamespace(
             begin_save=folders.append,
             saved=lambda: False,
-            finish_save=lambda: folders[-1].with_name("optimizer").write_text("moments"),
+            finish_save=finish_save,
         ),
+        evaluator=SimpleNamespace(samples=lambda *_: []),
+        mapping=None,
     )
 
     def learn() -> dict[str, Any]:
@@ -128,6 +141,37 @@ def test_a_run_whose_folder_is_renamed_saves_its_update_there_and_says_where_tha
     assert [line["update"] for line in moved.updates()] == [0, 1, 2]
     assert "kept/run" in training._how_to_resume(run)
     assert not replaced or not list(Path("runs/run").iterdir())
+
+
+@pytest.mark.parametrize(("number", "saved"), [(1, [2]), (6, [5, 6])])
+def test_a_run_whose_folder_is_renamed_while_it_saves_does_so_again_in_the_new_path(
+    tmp_path: Path, number: int, saved: list[int]
+) -> None:
+    run = record(tmp_path / "run", Settings(updates=6), updates=[0])
+
+    def rename(begun: int) -> None:
+        if begun == number and run.path == tmp_path / "run":
+            run.path.rename(tmp_path / "kept")
+
+    with pytest.raises(FolderError, match=r"was renamed to .*kept during training"):
+        train_while(run, lambda update: None, begun=True, while_saved=rename)
+    moved = Run(tmp_path / "kept")
+    assert moved.checkpoints.updates() == saved
+    assert (moved.checkpoints.choose("latest")[1] / "weights").read_text() == f"learned {saved[-1]}"
+    assert [line["update"] for line in moved.updates()] == list(range(saved[-1] + 1))
+
+
+def test_what_goes_wrong_while_a_failure_is_explained_is_noted_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = stored_run(tmp_path / "storage" / "run")
+    (run.path / "config.yaml").write_text("# cory train\nlr: [")
+    with pytest.raises(ValueError, match="half way") as raised, training._failure_explained(run):
+        raise ValueError("half way")
+    notes = "\n".join(raised.value.__notes__)
+    assert "config.yaml" in notes and "Update 6 is saved." in notes
+    run.unlock()
 
 
 def test_a_run_whose_folder_is_removed_ends_in_a_sentence_and_makes_none_anew(tmp_path: Path) -> None:
