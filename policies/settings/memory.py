@@ -6,12 +6,13 @@ top of all are what was measured (docs/plan.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from policies.generation.vllm_device import GPU_SHARE
@@ -31,10 +32,10 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of devices that a model may be split over."""
 ALLOWANCE = 0.25
 """For what is not counted: buffers, copies on their way, fragments of the heap."""
-ACTIVATIONS = {"fp32": (33.0, 38.0), "autocast": (21.0, 37.0), "bf16": (17.0, 22.0)}
-"""Bytes that a block keeps for its backward pass per token and hidden unit, beside its inner units: in a block with one
-matrix up (GPT-2) and in a gated one (Llama). By what is computed in: fp32; bf16 by autocast, which leaves norms,
-residuals and rotary embeddings in fp32; or bf16 throughout.
+NORMS = {"fp32": (4.0, 8.0, 4.0), "autocast": (4.0, 8.0, 4.0), "bf16": (2.0, 7.0, 4.0)}
+"""Bytes that a norm keeps for its backward pass per token and unit, beside what it writes: `LayerNorm`, in one kernel;
+any other; and any other with a frozen weight. By what is computed in: fp32; bf16 by autocast, which leaves norms and
+residuals in fp32; or bf16 throughout.
 """
 
 
@@ -50,9 +51,15 @@ class Shape(NamedTuple):
     """Of linear layers, which autocast casts; without a head that is the embedding too."""
     adapter: int
     """Of one policy's adapter; 0 without."""
-    inner: int
-    """Units that the matrices up of all blocks' MLPs write: two matrices in each if they are gated."""
-    gated: bool
+    kept: float
+    """Values that all blocks keep for their backward pass, per token, beside those of norms."""
+    copies: float
+    """Values in 16 bits that autocast keeps more, per token: what several linear layers read is cast for each, and
+    experts that are in tensors are left in fp32."""
+    layer_norms: int
+    """Units of all `LayerNorm`s."""
+    norms: int
+    """Of all other norms."""
     layers: int
     hidden: int
     vocabulary: int
@@ -109,35 +116,60 @@ def _shape(path: str, settings: Settings) -> Shape:
     tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D)]
     blocks = [_count(block) for block in blocks_of(model)] if (settings.shards_per_policy or 1) > 1 else [0]
-    inner, gated = _inner(linear, config)
     return Shape(
         parameters=parameters,
         block=max(blocks),
         outside=parameters - sum(blocks),
         cast=sum(_count(layer) for layer in linear if id(layer.weight) not in tied),
         adapter=adapter,
-        inner=inner,
-        gated=gated,
+        **_kept(model, config),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
-        queries=config.num_attention_heads,
+        queries=getattr(config, "num_attention_heads", 0),
         heads=key_value_heads(config),
         head=2 * config.num_hidden_layers * width,
     )
 
 
-def _inner(linear: Sequence[nn.Linear | Conv1D], config: PreTrainedConfig) -> tuple[int, bool]:
-    """Returns the units that the MLPs' matrices up write per token, in all blocks, and whether MLPs are gated."""
-    if experts := getattr(config, "num_experts_per_tok", None):  # in tensors of three dimensions
-        width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-        return 2 * experts * width * config.num_hidden_layers, True
-    sizes = [layer.weight.shape[::-1] if isinstance(layer, nn.Linear) else layer.weight.shape for layer in linear]
-    widest = max(into for into, _ in sizes)  # what the matrices down read
-    up = [
-        out for into, out in sizes if into < widest and out in (widest, 2 * widest)
-    ]  # some families write both in one
-    return sum(up), sum(up) > widest * sum(into == widest for into, _ in sizes)
+def _kept(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, Any]:
+    """Returns what blocks keep per token, by the widths of their layers, as `Shape` has it.
+
+    What a linear layer writes is kept, and once more what is made of it: queries are rotated and give the attention's
+    output, a matrix up goes through the activation function. But keys and values are kept once, and so are residuals:
+    what each block's two last matrices write is added to them.
+    """
+    hidden, layers, width = config.hidden_size, config.num_hidden_layers, head_width(config)
+    queries, keys = width * getattr(config, "num_attention_heads", 0), width * key_value_heads(config)
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    head = model.get_output_embeddings()
+    sizes = _sizes(each for each in model.modules() if each is not head)
+    written, experts = float(sum(out for _, out in sizes)), 0.0
+    norms = {True: 0, False: 0}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and name.endswith("experts"):  # a token goes to some of them
+            written -= max(1 - chosen / len(module), 0) * sum(out for _, out in _sizes(module.modules()))
+        elif not isinstance(module, nn.Conv1d):  # or they are in tensors: 2/3 of a gated MLP are matrices up
+            stacks = [each for each in module.parameters(recurse=False) if each.ndim == 3]
+            experts += chosen * sum(2 / 3 * each[0].numel() / hidden + hidden / 2 for each in stacks)
+        if "norm" in type(module).__name__.lower():
+            weight = getattr(module, "weight", None)
+            units = hidden if weight is None else weight.numel()
+            of_heads = units == width != hidden  # one norm for queries, one for keys
+            norms[isinstance(module, nn.LayerNorm)] += (queries + keys) // 2 if of_heads else units
+    kept = 2 * (written + experts) - 2 * layers * (hidden + keys)
+    if any(isinstance(module, NewGELUActivation | FastGELUActivation) for module in model.modules()):  # in many steps
+        kept += 3 * (written - layers * (2 * hidden + queries + 2 * keys))
+    once = layers * (2 + (queries == hidden))  # attention, MLP, and what reads the attention's output
+    copies = hidden * max(sum(into == hidden for into, _ in sizes) - once, 0) + 2 * experts
+    return {"kept": kept, "copies": copies, "layer_norms": norms[True], "norms": norms[False]}
+
+
+def _sizes(modules: Iterable[nn.Module]) -> list[tuple[int, int]]:
+    """Returns how many units each linear layer among them reads and writes."""
+    linear = (module for module in modules if isinstance(module, nn.Linear | Conv1D))
+    shapes = (layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1] for layer in linear)
+    return [(into, out) for into, out in shapes]
 
 
 def _rows(settings: Settings) -> int:
@@ -212,7 +244,10 @@ def _activations(settings: Settings, model: Shape, device: torch.device) -> floa
     dtype = torch.bfloat16 if size == 2 else torch.float32
     stored = device.type == "cuda" if settings.lora else (settings.shards_per_policy or 1) > 1  # in the compute type
     how = "fp32" if size == 4 else "bf16" if stored else "autocast"
-    block = ACTIVATIONS[how][model.gated] * model.hidden + 2.0 * size * model.inner / model.layers
+    of_layer_norm, of_norm, of_frozen = NORMS[how]
+    kept = size * (model.kept + (model.copies if how == "autocast" else 0))
+    kept += of_layer_norm * model.layer_norms + (of_frozen if settings.lora else of_norm) * model.norms
+    block = kept / model.layers
     if eager_is_faster(dtype, device, length):
         block += 6.0 * model.queries * length  # scores in fp32, and in bf16 for the product with the values
     residual = float(model.hidden * (size if stored else 4))
