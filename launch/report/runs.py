@@ -38,7 +38,7 @@ NO_DIFFERENCE = {"seed", "updates", *deciding("writing")}
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationSummary:
     """What `cory evaluate` found."""
 
     name: str
@@ -59,7 +59,7 @@ class Run:
     environment: dict[str, str]
     """What is known of where it ran."""
     unfinished: bool = False
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[EvaluationSummary] = field(default_factory=list)
     last_look: final.Final | None = None
     """Every response after its last update, if its folder keeps them."""
 
@@ -239,11 +239,11 @@ def _final_figures(settings: Settings, updates: Sequence[Update], kept: final.Fi
     return None
 
 
-def _read_evaluation(file: Path) -> Evaluation:
+def _read_evaluation(file: Path) -> EvaluationSummary:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         figures = {label: standing["figures"] for label, standing in found["rows"].items()}
-        return Evaluation(file.parent.name, found["split"], figures)
+        return EvaluationSummary(file.parent.name, found["split"], figures)
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(f"{file} is not what `cory evaluate` wrote there. Evaluate again, or remove it.") from error
 

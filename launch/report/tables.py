@@ -28,9 +28,8 @@ from launch.experiments.measures import (
     paired,
     variance,
 )
-from launch.report.runs import Arm, Evaluation, Run
-from launch.run_folder.records import Evaluation as EvaluatedResponse
-from launch.run_folder.records import HealthWarning, highest
+from launch.report.runs import Arm, EvaluationSummary, Run
+from launch.run_folder.records import Evaluation, HealthWarning, highest
 
 COMBINED = shown("combined_reward").pattern
 
@@ -149,7 +148,7 @@ def _alone(value: float | None) -> Estimate:
     return Estimate(math.nan if value is None else value, None, None, 0)
 
 
-def _over_queries(answers: Sequence[Sequence[EvaluatedResponse]]) -> dict[str, Estimate]:
+def _over_queries(answers: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate]:
     """Returns the mean over those who answered, at each query that all of them answered, and its interval."""
     tables = [
         pd.DataFrame([each["metrics"] for each in responses], index=[each["query"] for each in responses], dtype=float)
@@ -230,7 +229,7 @@ def warnings(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def evaluation_table(evaluation: Evaluation) -> dict[str, Any]:
+def evaluation_table(evaluation: EvaluationSummary) -> dict[str, Any]:
     """Returns the headings and rows of what `cory evaluate` found."""
     names = list(next(iter(evaluation.figures.values()), {}))
     rows = {

@@ -139,8 +139,9 @@ def read(file: Path) -> Final | None:
         for key in ("last_answer", "influence"):
             if key in found:
                 kept[key] = dict(found[key])
-        for responses in (*kept["policy"].values(), *kept.get("last_answer", {}).values()):
-            _ = responses[0]["metrics"]
+        lists = (*kept["policy"].values(), *kept.get("last_answer", {}).values())
+        if not all("metrics" in response for responses in lists for response in responses):
+            raise ValueError("it does not hold one record per response")
         return kept
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(
