@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from launch.cluster.room import counted
 from launch.console.errors import CommandError, FolderError
 from launch.console.parser import Parser, local_path, run
-from launch.console.shell import one_line
 
 if TYPE_CHECKING:
     from launch.display.terminal import Voice
@@ -184,7 +183,7 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> int:
     )
     if not resume:
         search = search._replace(settings=search.settings.with_chat_date())
-    origin = f"{one_line(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
+    origin = f"{shlex.join(['cory', 'tune', *words])}  # cory-rllib {own_version()}"
     new = folder is None or not folder.exists()
     folder = folder or new_folder(name)
     lock = lock_folder(folder) if resume else create(folder, search, origin)

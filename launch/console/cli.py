@@ -19,10 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 from cory_env.home import HomeError, expand_home
 from launch.commands import COMMANDS
 from launch.console.errors import cause, sentence
-from launch.console.output import OutputError, ReaderGone, prepare_streams
 
 INTERRUPTED = 128 + signal.SIGINT
-BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class Command(TyperCommand):
@@ -180,24 +178,4 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         if debug:
             traceback.print_exception(error)
         print("\n".join([f"Error: {message}", *getattr(error, "__notes__", [])]), file=sys.stderr)
-        return 2
-
-
-def until_unread(command: Callable[[], int]) -> int:
-    """Runs a command, all that it prints included, for as long as somebody reads that.
-
-    Returns:
-        The command's own exit code; 141 where nobody reads on, as in `cory plan | head`; 2 where the output cannot be
-        written for another reason.
-    """
-    prepare_streams()
-    try:
-        try:
-            return command()
-        finally:
-            sys.stdout.flush()
-    except ReaderGone:
-        return BROKEN_PIPE
-    except OutputError as error:  # what was still in a buffer
-        print(f"Error: {error}", file=sys.stderr)
         return 2

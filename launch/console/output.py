@@ -4,17 +4,14 @@ import contextlib
 import io
 import logging
 import os
-import select
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from launch.console.errors import OWN_PACKAGES, sentence
+from launch.console.errors import OWN_PACKAGES
 
 STDOUT, STDERR = 1, 2
-BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class _RunOutput(io.FileIO):
@@ -37,38 +34,6 @@ class _RunOutput(io.FileIO):
                 with contextlib.suppress(OSError):
                     os.write(STDERR, f"Warning: {reason}\n".encode())
             return len(data)
-
-
-def until_unread(command: Callable[[], int]) -> int:
-    """Runs a command for as long as somebody reads what it prints.
-
-    Returns:
-        The command's own exit code; 141 where nobody reads on, as in `cory plan | head`; 2 where the output cannot be
-        written for another reason.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # what its encoding lacks is a question mark
-    try:
-        try:
-            return command()
-        finally:
-            sys.stdout.flush()
-    except OSError as error:
-        is_unread = isinstance(error, BrokenPipeError) and _reader_is_gone()
-        message = sentence(error)
-        if not is_unread and message is None:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # for what is still in a buffer
-        if is_unread:
-            return BROKEN_PIPE
-        print(f"Error: {message}", file=sys.stderr)
-        return 2
-
-
-def _reader_is_gone() -> bool:
-    poll = select.poll()
-    poll.register(STDOUT, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def own_output() -> TextIO:

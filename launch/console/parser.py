@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from cory_env.home import HomeError, expand_home
 from launch.console.errors import cause, sentence
-from launch.console.output import until_unread as until_unread
 
 INTERRUPTED = 128 + signal.SIGINT
 

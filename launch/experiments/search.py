@@ -87,7 +87,7 @@ class Search(NamedTuple):
     def write(self, folder: Path, origin: str) -> None:
         """Writes `search.yaml`; its first line is the command."""
         kept = {**self.options, "settings": self.settings.model_dump()}
-        replace_text(folder / SEARCH, f"# {origin}\n{write_yaml(kept)}")
+        replace_text(folder / SEARCH, f"# {' '.join(origin.split())}\n{write_yaml(kept)}")
 
     @classmethod
     def read(cls, folder: Path) -> "Search":

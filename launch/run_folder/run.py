@@ -13,8 +13,8 @@ from typing import cast
 
 from launch.console.configuration import as_yaml, read_file
 from launch.console.errors import CommandError, FolderError
-from launch.console.interrupts import held
-from launch.run_folder.checkpoints import Checkpoints
+from launch.run_folder.checkpoints import Checkpoints, name_of
+from launch.run_folder import manifest
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import (
     CHECKPOINTS,
@@ -135,8 +135,9 @@ class Run:
         run = cls._work_on(storage)
         is_same = run.read(RUN_ID) == storage.read(RUN_ID)
         local, remote = run.checkpoints.latest_whole() if is_same else -1, max(storage.updates(), default=-1)
+        latest = f"{CHECKPOINTS}/{name_of(local)}/{manifest.NAME}"
         # At equal updates: another machine may have been set back, and have done the last one anew.
-        if remote < 0 or local > remote or (local == remote and storage.has_same(run.path, local)):
+        if remote < 0 or local > remote or (local == remote and run.read(latest) == storage.read(latest)):
             run.upload()
         else:
             _empty(run.path)
@@ -161,7 +162,7 @@ class Run:
 
     def exists(self) -> bool:
         """Tells whether a run was started here: other programs have a file of that name too."""
-        return (self.read(CONFIG) or b"").startswith(ORIGIN.encode())
+        return _is_config(self.read(CONFIG))
 
     def lock(self) -> None:
         """Takes the run for this process, until it ends, unless it has it already.
@@ -177,6 +178,9 @@ class Run:
             stack.enter_context(lock_folder(self.path))
             self._handle = stack.enter_context(FolderHandle(self.path))
             if self.storage is not None:
+                if self.storage.folder is not None:  # another process may train there without a URI
+                    with contextlib.suppress(NoLocks):
+                        stack.enter_context(lock_folder(self.storage.folder))
                 self._lease = stack.enter_context(Lease(self.storage, self.path))
             self._lock = stack.pop_all()
 
@@ -213,7 +217,7 @@ class Run:
         """Writes `config.yaml`; its first lines are the commands that made it, `origin` the latest."""
         file = self.path / CONFIG
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        comments = [line for line in lines if line.startswith("# ")] + [f"# {origin}"]
+        comments = [line for line in lines if line.startswith("# ")] + [f"# {' '.join(origin.split())}"]
         replace_text(file, "\n".join(comments) + "\n" + as_yaml(settings))
 
     def settings(self) -> Settings:
@@ -316,9 +320,8 @@ class Run:
     def remove_local(self) -> None:
         """Removes the local folder of a run that storage has all of, and unlocks both."""
         if self.storage is not None:
-            with held():
-                shutil.rmtree(self.path.parent)
-                self.unlock()
+            shutil.rmtree(self.path.parent)
+            self.unlock()
 
     def abort(self) -> None:
         """Removes a locked run that was refused before anything of it was recorded, also from storage if it owns that.
@@ -371,9 +374,13 @@ def is_begun(place: str) -> bool:
         return run.exists() and not run.checkpoints.empty()
     storage = Storage(place)
     files = storage.files()
-    if files and not storage.is_run():
+    if files and not _is_config(storage.read(CONFIG)):
         raise CommandError(f"{storage.uri} is not empty and holds no run: empty it, or name another place.")
     return bool(updates_in(files)) or not Run(storage.cache("runs")).checkpoints.empty()
+
+
+def _is_config(content: bytes | None) -> bool:
+    return content is not None and content.startswith(ORIGIN.encode())
 
 
 def _refuse_begun(storage: Storage) -> None:
