@@ -31,7 +31,7 @@ class Command(TyperCommand):
         ctx.meta["words"] = [*args]
         if any(parameter.name == "words" for parameter in self.params):
             options = {option for parameter in self.params for option in parameter.opts}
-            for word, following in zip(args, [*args[1:], "VALUE"], strict=True):
+            for word, following in zip(args, [*args[1:], "VALUE"], strict=False):
                 name, _, value = word.removeprefix("--").partition("=")
                 if word.startswith("--") and word.partition("=")[0] not in options and _is_setting(name):
                     ctx.fail(f"{word} is not an option. Write settings as {_setting(name)}={value or following}.")
@@ -147,6 +147,12 @@ Checkpoint = Annotated[
 Continue = Annotated[bool, typer.Option("--continue", help="If --out holds it already, continue it.")]
 AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="Continue although data, model, tokenizer or templates have changed.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="The cluster's dashboard. [default: RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265]"
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only where the results are.")]

@@ -13,8 +13,8 @@ from typing import cast
 
 from launch.console.configuration import as_yaml, read_file
 from launch.console.errors import CommandError, FolderError
-from launch.run_folder.checkpoints import Checkpoints, name_of
 from launch.run_folder import manifest
+from launch.run_folder.checkpoints import Checkpoints, name_of
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import (
     CHECKPOINTS,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launch.main import main
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
+from launch.main import main
 from launch.run_folder import run as run_folder
 from launch.run_folder.run import Run, is_begun
 from launch.run_folder.storage import Storage, StorageError
