@@ -35,7 +35,7 @@ class Command(TyperCommand):
             ctx.fail("An argument is empty. Is a shell variable not set?")
         if any(parameter.name == "words" for parameter in self.params):
             options = {option for parameter in self.params for option in parameter.opts}
-            for word, following in zip(args, [*args[1:], "VALUE"], strict=True):
+            for word, following in zip(args, [*args[1:], "VALUE"], strict=False):
                 name, _, value = word.removeprefix("--").partition("=")
                 if word.startswith("--") and word.partition("=")[0] not in options and _is_setting(name):
                     ctx.fail(f"{word} is not an option. Write settings as {_setting(name)}={value or following}.")
