@@ -29,6 +29,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuses settings that are spelled as options; `ctx.meta["words"]` keeps what was given."""
         ctx.meta["words"] = [*args]
+        if any(not word or (word.startswith("--") and word.endswith("=")) for word in args):
+            ctx.fail("An argument is empty. Is a shell variable not set?")
         if any(parameter.name == "words" for parameter in self.params):
             options = {option for parameter in self.params for option in parameter.opts}
             for word, following in zip(args, [*args[1:], "VALUE"], strict=False):
@@ -110,10 +112,8 @@ def path_or_uri(word: str) -> str:
     """Returns the path or URI that a word is, with `~` expanded.
 
     Raises:
-        BadParameter: it is empty, as where a shell variable is not set, or there is no such home directory.
+        BadParameter: there is no such home directory.
     """
-    if not word:
-        raise typer.BadParameter("it is empty. Is a shell variable not set?")
     try:
         return expand_home(word)
     except HomeError as error:
@@ -124,7 +124,7 @@ def local_path(word: str) -> Path:
     """Returns the path that a word is, with `~` expanded.
 
     Raises:
-        BadParameter: it is a URI or empty, or there is no such home directory.
+        BadParameter: it is a URI, or there is no such home directory.
     """
     if "://" in word:
         raise typer.BadParameter(f"{word} is a URI, but a path is needed here.")
