@@ -39,7 +39,7 @@ def sentence(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno in DISK:
         place = error.filename or "The output"
-        return f"{place}: {os.strerror(error.errno)}. Make room there, change its permissions, or use another place."
+        return f"{place}: {os.strerror(error.errno)}. Make room there, correct its permissions, or use another folder."
     if _is_lack_of_memory(error):
         what = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         return f"Memory ran out: {what}. Lower micro_batch, max_prompt or max_response."

@@ -17,7 +17,7 @@ from cory_env.chain import role_names
 from cory_env.tasks import Split, Task
 from launch.cluster import session
 from launch.console import output
-from launch.console.errors import CommandError, FolderError
+from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
 from launch.evaluation.batches import Batches
@@ -27,7 +27,7 @@ from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
 from launch.run_folder.journal import replace_text
 from launch.run_folder.locations import NAMED, add_module_folders, located
-from launch.run_folder.locks import folder_watched, lock_folder
+from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import Batch, Evaluation, plain
 from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, compare, function_names
@@ -185,16 +185,12 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
 
     Returns:
         0; 128 + the number of the signal that stopped it.
-
-    Raises:
-        FolderError: the folder was renamed or removed.
     """
     if folder.batches.done == len(folder.batches.work):
         return 0
     interrupts = Interrupts(lambda: None)
     try:
         with contextlib.ExitStack() as around:
-            around.enter_context(folder_watched(folder.path, lambda path: f"What was done is in {path}."))
             if not debug:
                 around.enter_context(output.output_into(folder.log))
             around.enter_context(output.warnings_told(lambda text: voice.say(text, True)))
@@ -207,8 +203,6 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
     except KeyboardInterrupt:
         voice.say(f"Aborted. {folder.batches.progress}", True)
         return interrupts.exit_code
-    except FolderError:
-        raise
     except Exception as error:
         error.add_note(folder.batches.progress)
         raise

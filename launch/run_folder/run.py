@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from launch.console.configuration import as_yaml, read_file
-from launch.console.errors import CommandError, FolderError
+from launch.console.errors import CommandError
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import Checkpoints, name_of
 from launch.run_folder.journal import Journal, replace_text
@@ -33,7 +33,7 @@ from launch.run_folder.layout import (
     new_folder,
 )
 from launch.run_folder.lease import Lease, Lost
-from launch.run_folder.locks import FolderHandle, NoLocks, lock_folder
+from launch.run_folder.locks import NoLocks, lock_folder
 from launch.run_folder.records import Update, best_of
 from launch.run_folder.storage import Storage, StorageError, is_uri, updates_in
 from policies.settings.settings import Settings, SettingsError, kept_settings
@@ -44,14 +44,6 @@ class Run:
 
     def __init__(self, path: Path, storage: Storage | None = None) -> None:
         """Names a run's folder, which may not exist yet, and the storage that it is uploaded to, or was copied from."""
-        self._set_path(path)
-        self.storage = storage
-        self._lock: contextlib.ExitStack | None = None
-        self._handle: FolderHandle | None = None
-        self._lease: Lease | None = None
-        self._is_new = False  # its folder was made for it, and goes if it is refused
-
-    def _set_path(self, path: Path) -> None:
         self.path = path
         self.metrics = Journal(path / METRICS)
         self.samples = Journal(path / SAMPLES)
@@ -59,6 +51,10 @@ class Run:
         self.final = path / FINAL
         self.log = path / LOG
         self.curves = path / CURVES
+        self.storage = storage
+        self._lock: contextlib.ExitStack | None = None
+        self._lease: Lease | None = None
+        self._is_new = False  # its folder was made for it, and goes if it is refused
 
     @classmethod
     def create(cls, place: str | Path | None, name: str = "") -> "Run":
@@ -176,7 +172,6 @@ class Run:
             return
         with contextlib.ExitStack() as stack:
             stack.enter_context(lock_folder(self.path))
-            self._handle = stack.enter_context(FolderHandle(self.path))
             if self.storage is not None:
                 if self.storage.folder is not None:  # another process may train there without a URI
                     with contextlib.suppress(NoLocks):
@@ -188,30 +183,7 @@ class Run:
         """Lets other processes write here again."""
         if self._lock is not None:
             self._lock.close()
-            self._lock = self._handle = self._lease = None
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the folder is still where it was when it was locked."""
-        return self._handle is None or self._handle.in_place()
-
-    def follow(self) -> bool:
-        """Takes the path of the locked folder if it was renamed; not of a run in storage, whose folder nobody renames.
-
-        Returns:
-            Whether it was renamed since this was last asked.
-
-        Raises:
-            FolderError: it was removed, or moved to another file system.
-        """
-        if self._handle is None or self._handle.in_place():
-            return False
-        path = self._handle.find()
-        if self.storage is not None:
-            raise FolderError(f"The folder {self.path}, where the run is kept until it is in storage, was renamed.")
-        self._set_path(path)
-        self._handle.path = path
-        return True
+            self._lock = self._lease = None
 
     def write_settings(self, settings: Settings, origin: str) -> None:
         """Writes `config.yaml`; its first lines are the commands that made it, `origin` the latest."""
@@ -326,9 +298,9 @@ class Run:
     def abort(self) -> None:
         """Removes a locked run that was refused before anything of it was recorded, also from storage if it owns that.
 
-        Not if its folder is gone: what was recorded is then not known, and another run may have its path.
+        Not if its folder is gone: what was recorded is then not known.
         """
-        if self.metrics.path.exists() or not self.in_place:
+        if self.metrics.path.exists() or not self.path.is_dir():
             return
         if self.storage is None:
             self._clear()

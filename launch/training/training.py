@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 
 from cory_env.tasks import Task
 from launch.cluster import session
 from launch.cluster.room import counted
 from launch.console import output
-from launch.console.errors import CommandError, FolderError
+from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
 from launch.run_folder import final
@@ -105,19 +105,10 @@ def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupt
 
 @contextlib.contextmanager
 def _failure_explained(run: Run) -> Iterator[None]:
-    """Uploads what a failed run has, and notes on its exception where everything is, and how to resume.
-
-    Raises:
-        FolderError: instead, if the run's folder was renamed or removed, which explains any error.
-    """
+    """Uploads what a failed run has, and notes on its exception where everything is, and how to resume."""
     try:
         yield
     except Exception as error:
-        if not run.in_place:
-            run.follow()
-            renamed = _renamed(run)
-            renamed.add_note(_how_to_resume(run))
-            raise renamed from error
         batch = _keep_batch(run, error)
         if not isinstance(error, StorageError):
             try:
@@ -130,10 +121,6 @@ def _failure_explained(run: Run) -> Iterator[None]:
             error.add_note(f"What it was to learn from is in {batch}, to be looked at by safetensors.torch.load_file.")
         error.add_note(_how_to_resume(run))
         raise
-
-
-def _renamed(run: Run) -> FolderError:
-    return FolderError(f"The run's folder was renamed to {run.path} during training, so training has stopped.")
 
 
 class Trainer:
@@ -223,9 +210,6 @@ class Trainer:
         """Trains until all updates are done or the user asks to stop; either way the last update is saved.
 
         An update's metrics are on the disk before its checkpoint is, so a resumed run never misses a line.
-
-        Raises:
-            FolderError: the run's folder was renamed, and the last update is saved there; or it is gone.
         """
         settings = self.settings
         self.interrupts.training = True
@@ -233,7 +217,6 @@ class Trainer:
         ended = False
         while algo.updates < settings.updates and self.interrupts.requested is None and not ended:
             result = algo.train()["cory"]
-            renamed = self.run.follow()
             ended = settings.stop_on_collapse and result["collapsed"]
             update, done = algo.updates, ended or algo.updates == settings.updates
             if done and "evaluation" not in result:
@@ -250,35 +233,14 @@ class Trainer:
             self.terminal.update(line)
             if update % settings.samples_every == 0:
                 self.terminal.samples(samples)
-            if renamed:
-                self._end_renamed(algo, saving)
-            with self._renames_followed(algo, saving):
-                better = "evaluation" in line and self.run.best_update() == update
-                if better or update % settings.checkpoint_every == 0:
-                    saving.begin(algo)
-                saving.poll()
-        with self._renames_followed(algo, saving):
-            # Whatever ended the loop: a signal may have come after the look at the period, before the look at signals.
-            if not self.run.checkpoints.place(algo.updates).exists():
+            better = "evaluation" in line and self.run.best_update() == update
+            if better or update % settings.checkpoint_every == 0:
                 saving.begin(algo)
-            saving.finish()
-
-    @contextlib.contextmanager
-    def _renames_followed(self, algo: "Cory", saving: CheckpointWriter) -> Iterator[None]:
-        """Saves the last update, which is recorded, in the folder's new path if its renaming makes saving fail."""
-        try:
-            yield
-        except Exception:
-            if self.run.follow():
-                self._end_renamed(algo, saving)
-            raise
-
-    def _end_renamed(self, algo: "Cory", saving: CheckpointWriter) -> NoReturn:
-        """Saves the last update in the new path of the run's folder, and stops training."""
-        saving.abandon()
-        saving.begin(algo)
+            saving.poll()
+        # Whatever ended the loop: a signal may have come after the look at the period, before the look at signals.
+        if not self.run.checkpoints.place(algo.updates).exists():
+            saving.begin(algo)
         saving.finish()
-        raise _renamed(self.run)
 
     def _warn(self, text: str) -> None:
         self.terminal.say(text, True)
