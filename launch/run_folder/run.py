@@ -8,27 +8,26 @@ import platform
 import secrets
 import shlex
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
 from launch.console.configuration import as_yaml, read_file
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, make_folder
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import Checkpoints, name_of
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import (
+    BEGUN,
     CHECKPOINTS,
     CONFIG,
     CURVES,
-    FILES,
     FINAL,
-    FOLDERS,
     LOG,
     METRICS,
     ORIGIN,
     RUN_ID,
     SAMPLES,
-    UNFINISHED,
     WRITERS,
     new_folder,
 )
@@ -72,14 +71,10 @@ class Run:
             return cls._create_in_storage(str(place))
         run = cls(new_folder(name) if place is None else Path(place))
         run._is_new = place is None or not run.path.exists()
-        _make_folder(run.path)
+        make_folder(run.path)
         if not run.exists() and run._entries():
             raise CommandError(f"{run.path} is not empty: empty it, or name another folder with --out.")
-        try:
-            run.lock()
-        except NoLocks:
-            run._remove_new_folder()
-            raise
+        run.lock()
         if run.exists() and run.checkpoints.empty():
             run._clear()
         if run._entries():
@@ -92,10 +87,13 @@ class Run:
     @classmethod
     def _create_in_storage(cls, uri: str) -> "Run":
         storage = Storage(uri)
-        _refuse_begun(storage)  # before anything is touched
         run = cls._work_on(storage)
         try:
-            _refuse_begun(storage)  # another process may have begun one, and ended, since
+            if is_begun(uri):
+                raise CommandError(
+                    f"{uri} has a run, there or in {run.path} on {platform.node()}: go on with it by "
+                    f"`{run.resume_command()}`, or name another place with --out."
+                )
         except CommandError:
             run.unlock()
             raise
@@ -144,10 +142,10 @@ class Run:
     def _work_on(cls, storage: Storage) -> "Run":
         """Locks a run in storage, and the local folder in which it works."""
         run = cls(storage.cache("runs"), storage)
-        _make_folder(run.path, " Set XDG_CACHE_HOME to a folder that can be written.")
+        make_folder(run.path)
         if storage.folder is not None:
             run._is_new = not storage.folder.exists()
-            _make_folder(storage.folder)
+            make_folder(storage.folder)
         run.lock()
         return run
 
@@ -304,7 +302,8 @@ class Run:
             return
         if self.storage is None:
             self._clear()
-            self._remove_new_folder()
+            if self._is_new and not self._entries():
+                shutil.rmtree(self.path)
             self.unlock()
             return
         with contextlib.suppress(StorageError):
@@ -317,21 +316,11 @@ class Run:
 
     def _entries(self) -> list[Path]:
         """Returns what lies in the folder, but for what says who may write there, and what a kill left unfinished."""
-        entries = (entry for entry in self.path.iterdir() if not entry.name.startswith(WRITERS))
-        return [entry for entry in entries if entry.name not in UNFINISHED]
-
-    def _remove_new_folder(self) -> None:
-        """Removes the folder if it was made for this run, and nothing else is in it."""
-        if self._is_new and not self._entries():
-            shutil.rmtree(self.path)
+        return [path for path in self.path.iterdir() if not path.name.startswith(WRITERS) and path.suffix != ".new"]
 
     def _clear(self) -> None:
         """Removes a run that ended before anything of it was saved."""
-        for entry in self.path.iterdir():
-            if entry.name in (*FILES, *UNFINISHED):
-                entry.unlink()
-            elif entry.name in FOLDERS:
-                shutil.rmtree(entry)
+        _remove(self.path / name for name in BEGUN)
 
 
 def is_begun(place: str) -> bool:
@@ -355,24 +344,13 @@ def _is_config(content: bytes | None) -> bool:
     return content is not None and content.startswith(ORIGIN.encode())
 
 
-def _refuse_begun(storage: Storage) -> None:
-    if is_begun(storage.uri):
-        raise CommandError(
-            f"{storage.uri} has a run, there or in {storage.cache('runs')} on {platform.node()}: go on with it by "
-            f"`cory train --resume {shlex.quote(storage.uri)}`, or name another place with --out."
-        )
-
-
-def _make_folder(path: Path, hint: str = "") -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"The run's folder {path} cannot be made: {error.strerror}.{hint}") from error
-
-
 def _empty(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif not entry.name.startswith(WRITERS):
-            entry.unlink()
+    _remove(path for path in folder.iterdir() if not path.name.startswith(WRITERS))
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
