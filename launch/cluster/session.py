@@ -91,8 +91,7 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
     import ray
 
     if ray.is_initialized():
-        if UNCHECKED not in os.environ:
-            room.check(asked, room.living_nodes())
+        _check_room(asked)
         yield
         return
     with contextlib.ExitStack() as ending:
@@ -114,14 +113,18 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
             try:
                 with hangup_blocked():
                     join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
-                if UNCHECKED not in os.environ:
-                    room.check(asked, room.living_nodes())
+                _check_room(asked)
             except Exception:
                 ray.shutdown()
                 raise
 
         patiently(begin, patience)
         yield
+
+
+def _check_room(asked: Sequence[Process]) -> None:
+    if UNCHECKED not in os.environ:
+        room.check(asked, room.living_nodes())
 
 
 def join(**options: Any) -> None:
@@ -131,8 +134,7 @@ def join(**options: Any) -> None:
         options: of `ray.init`.
 
     Raises:
-        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it; or Ray did not
-            start here in time.
+        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it.
     """
     import ray
     from ray.exceptions import AuthenticationError
@@ -155,13 +157,6 @@ def join(**options: Any) -> None:
         raise CommandError(
             f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {said}. Correct it, or unset it to "
             "use this machine."
-        ) from error
-    except Exception as error:  # Ray has no type of its own for it
-        if "timed out during startup" not in str(error):
-            raise
-        raise CommandError(
-            f"Ray did not start within {STARTED:.0f} s: this machine is too busy, out of memory, or limits what its "
-            "processes may do (`ulimit -a`). Lift that, or try again later."
         ) from error
 
 
@@ -191,23 +186,13 @@ def _parts(address: str) -> SplitResult:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[str]:
-    """Yields a folder that is also the temporary folder of all processes started meanwhile.
-
-    Raises:
-        CommandError: no such folder can be made.
-    """
+    """Yields a folder that is also the temporary folder of all processes started meanwhile."""
     usual = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
     # What torch compiles is worth keeping from run to run.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     # Ray's sockets lie some 75 characters below, and their paths may have 107.
     parent = usual if len(usual) <= 20 and os.path.isdir(usual) else "/tmp"
-    try:
-        folder = tempfile.mkdtemp(prefix="cory-", dir=parent)
-    except OSError as error:
-        raise CommandError(
-            f"Ray needs a folder in {parent}, which cannot be made: {error.strerror}. Set RAY_TMPDIR to a folder that "
-            "can be written, with a path of at most 20 characters."
-        ) from error
+    folder = tempfile.mkdtemp(prefix="cory-", dir=parent)
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = folder
     keep = False
