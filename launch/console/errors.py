@@ -17,10 +17,6 @@ class CommandError(Exception):
     """Something that the user can put right; the message says what, where, and how."""
 
 
-class FolderError(CommandError):
-    """The folder that a command writes to was removed or renamed meanwhile."""
-
-
 def reason(error: Exception) -> str:
     """Returns in one sentence what an exception says, a defect too."""
     found = cause(error)
