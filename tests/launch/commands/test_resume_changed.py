@@ -137,9 +137,7 @@ def test_data_and_model_may_be_elsewhere_if_they_are_the_same(
     assert code == 0 and "Warning" not in text
     write_rows(elsewhere / "moved.jsonl", ROWS[::-1])
     code, text = said(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
-    assert (
-        code == 2 and "moved.jsonl is not what training began with: its training queries differ" in text
-    )
+    assert code == 2 and "moved.jsonl is not what training began with: its training queries differ" in text
 
 
 def test_a_file_of_the_same_name_in_another_folder_is_not_taken_for_the_run_s(
