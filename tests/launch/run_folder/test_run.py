@@ -86,10 +86,10 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
 def test_settings_come_back_and_the_commands_that_made_them_are_kept(tmp_path: Path) -> None:
     run = record(tmp_path, SETTINGS)
     longer = SETTINGS.model_copy(update={"updates": 24})
-    run.write_settings(longer, "cory train --resume here updates=24")
+    run.write_settings(longer, "cory train --resume here 'prompt=a\nb: c'")
     assert run.settings() == longer
     lines = (tmp_path / "config.yaml").read_text().splitlines()
-    assert lines[:2] == ["# cory train", "# cory train --resume here updates=24"]
+    assert lines[:2] == ["# cory train", "# cory train --resume here 'prompt=a b: c'"]
 
 
 def test_a_run_of_a_version_without_validation_queries_goes_on_without_them(tmp_path: Path) -> None:
