@@ -1,20 +1,19 @@
 """What a report is about: runs, and arms, which are runs that differ in nothing but their seed."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
 import pandas as pd
 
 from cory_env.pickled import shown
 from launch.console.configuration import Value
-from launch.console.errors import CommandError
 from launch.display.curves import method
-from launch.display.frame import MEAN, over_seeds
+from launch.display.frame import MEAN
 from launch.experiments import results
 from launch.experiments.measures import Measure, StudyMetrics, at_end
 from launch.experiments.results import NO_MATTER, Cost, FinalFigures, StudyRun, final_figures
@@ -28,23 +27,13 @@ from launch.run_folder.storage import REPORTED, is_uri
 from policies.settings.settings import Settings, deciding
 
 LABEL_LENGTH = 48
-"""Letters of an arm's name, about, for which plots have room."""
+"""Letters of an arm's name for which plots have room; the table of settings has all."""
 _OF_NO_STUDY: dict[str, Any] = {
     **{"study": "", "arm": "", "label": "", "tier": 1, "place": 0, "against": None, "differs": {}},
     **{"command": "", "versions": {}, "hardware": {}, "date": ""},
 }
 NO_DIFFERENCE = {"seed", "updates", *deciding("writing")}
 """Settings in which the runs of one arm may differ."""
-
-
-@dataclass(frozen=True)
-class EvaluationSummary:
-    """What `cory evaluate` found."""
-
-    name: str
-    split: str
-    figures: dict[str, dict[str, dict[str, float | None]]]
-    """By who answered in which role, each figure's mean and the ends of its interval."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,6 @@ class Run:
     environment: dict[str, str]
     """What is known of where it ran."""
     unfinished: bool = False
-    evaluations: list[EvaluationSummary] = field(default_factory=list)
     last_look: final.Final | None = None
     """Every response after its last update, if its folder keeps them."""
 
@@ -129,10 +117,6 @@ class Arm:
     def at_end(self, metric: str) -> list[float]:
         """Returns a figure at the end of each run that counts, the mean of its policies."""
         return self.values(at_end(metric))
-
-    def held_out(self, metric: str) -> pd.DataFrame:
-        """Returns a held-out figure, mean of the policies, over seeds, by update."""
-        return over_seeds(self.metrics.get("validation", metric))
 
     @property
     def is_evaluated(self) -> bool:
@@ -208,7 +192,6 @@ def read_run(address: str | Path, name: str) -> Run:
         commands=[command for command, _, _ in origins],
         environment={"made with": machine} if machine else {},
         unfinished=not collapsed and diverged is None and done < settings.updates,
-        evaluations=[_read_evaluation(file) for file in sorted(folder.glob("evaluation/*/evaluation.json"))],
         last_look=last_look,
     )
 
@@ -237,15 +220,6 @@ def _final_figures(settings: Settings, updates: Sequence[Update], kept: final.Fi
                 figures["last_answer"] = line["last_answer"]
             return figures
     return None
-
-
-def _read_evaluation(file: Path) -> EvaluationSummary:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        figures = {label: standing["figures"] for label, standing in found["rows"].items()}
-        return EvaluationSummary(file.parent.name, found["split"], figures)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CommandError(f"{file} is not what `cory evaluate` wrote there. Evaluate again, or remove it.") from error
 
 
 def names(addresses: Sequence[str | Path]) -> list[str]:
@@ -300,31 +274,20 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 
 
 def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
-    """Groups runs that differ in nothing but their seed."""
+    """Groups runs that differ in nothing but their seed; an arm is named by what few other arms have."""
     keys = [key for key in differing(runs) if key not in NO_DIFFERENCE]
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(repr(getattr(run.settings, key)) for key in keys), []).append(run)
-    usual = {key: Counter(group[number] for group in groups).most_common(1)[0][0] for number, key in enumerate(keys)}
-    others = [key for key in keys if key != "num_agents"]
+        groups.setdefault(tuple(show_value(getattr(run.settings, key)) for key in keys), []).append(run)
+    usual = [Counter(values).most_common(1)[0][0] for values in zip(*groups, strict=True)]
     arms = []
-    for some in groups.values():
-        settings = some[0].settings
-        apart = {key: getattr(settings, key) for key in others}
-        if len(others) > 1:
-            apart = {key: value for key, value in apart.items() if repr(value) != usual[key]}
-        label = [method(settings)] if "num_agents" in keys or not apart else []
-        label += [f"{key}={_short(value)}" for key, value in apart.items()]
-        arms.append(Arm(_joined(label), sorted(some, key=lambda run: run.settings.seed)))
+    for values, some in groups.items():
+        apart = [
+            f"{key}={value}"
+            for key, value, most in zip(keys, values, usual, strict=True)
+            if key != "num_agents" and (value != most or len(keys) == 1)
+        ]
+        names = [method(some[0].settings)] if "num_agents" in keys or not apart else []
+        label = shorten(", ".join([*names, *apart]), LABEL_LENGTH, placeholder=" …")
+        arms.append(Arm(label, sorted(some, key=lambda run: run.settings.seed)))
     return arms
-
-
-def _joined(parts: Sequence[str]) -> str:
-    """Joins what sets an arm apart, as far as plots have room for it; the table of settings has all."""
-    kept = next((n for n in range(len(parts), 1, -1) if len(", ".join(parts[:n])) <= LABEL_LENGTH), 1)
-    return ", ".join([*parts[:kept], *([f"{len(parts) - kept} more"] if kept < len(parts) else [])])
-
-
-def _short(value: Value) -> str:
-    text = show_value(value)
-    return text if len(text) <= 30 else f"{text[:29]}…"
