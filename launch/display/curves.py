@@ -20,6 +20,7 @@ from launch.display.drawing import (
 )
 from launch.display.frame import FEWEST, MEAN, TOKEN_KL, Metrics, metric_rows, over_seeds
 from launch.display.plot import KEYS, Key, Panel, Plot
+from launch.display.texts import method
 from launch.run_folder.records import Update
 from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
@@ -181,14 +182,3 @@ def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
     names = ", ".join(Path(name).name for name in dict.fromkeys(settings.models.values()))
     title = f"{method(settings)}  ·  {settings.task}  ·  {names}"
     policy_curves("curves", title, "", metrics, settings).save(file)
-
-
-def method(settings: Settings) -> str:
-    """Returns what a run's algorithm is called."""
-    if settings.num_agents == 1:
-        return f"{settings.algorithm}{f' by {len(settings.modules)} LLMs' * (len(settings.modules) > 1)}"
-    agents = "" if settings.num_agents == 2 else f" of {settings.num_agents}"
-    if len(settings.modules) != settings.num_agents:
-        agents += f" by {len(settings.modules)} LLM{'s' * (len(settings.modules) > 1)}"
-    learner = "" if settings.algorithm == "PPO" else f" with {settings.algorithm}"
-    return f"CORY{agents}{learner}"

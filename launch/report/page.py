@@ -7,10 +7,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cory_env.pickled import shown
 from launch.console.configuration import as_yaml
-from launch.display.curves import method
 from launch.display.plot import Plot
 from launch.display.tables import written
-from launch.display.texts import visible
+from launch.display.texts import method, visible
 from launch.experiments.space import show_value
 from launch.report import plots, tables
 from launch.report.runs import Arm, Run, arms_of, differing

@@ -125,8 +125,7 @@ def _draw_rows(values: dict[str, list[float]], panel: Axes) -> None:
     for row, (label, runs) in enumerate(values.items()):
         draw_runs(panel, runs, [-row] * len(runs), COLOURS[0])
         _draw_mean(panel, mean_ci(runs), Estimate(-row, None, None, 1), COLOURS[0])
-        at = {"xycoords": panel.get_yaxis_transform(), "textcoords": "offset points"}
-        panel.annotate(label, (0, -row), (0, 7), fontsize=9, color=INK, **at)
+        panel.text(0, 0.2 - row, label, transform=panel.get_yaxis_transform(), fontsize=9, color=INK)
     panel.set_ylim(0.5 - len(values), 0.75)
 
 

@@ -12,8 +12,8 @@ import pandas as pd
 
 from cory_env.pickled import shown
 from launch.console.configuration import Value
-from launch.display.curves import method
 from launch.display.frame import MEAN
+from launch.display.texts import method
 from launch.experiments import results
 from launch.experiments.measures import Measure, StudyMetrics, at_end
 from launch.experiments.results import NO_MATTER, Cost, FinalFigures, StudyRun, final_figures

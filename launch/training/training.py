@@ -6,15 +6,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 
 from cory_env.tasks import Task
 from launch.cluster import session
 from launch.cluster.room import counted
 from launch.console import output
-from launch.console.errors import CommandError, FolderError
+from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
+from launch.display.texts import method
 from launch.run_folder import final
 from launch.run_folder.layout import REFUSED
 from launch.run_folder.records import Sample, Update, plain
@@ -105,35 +106,17 @@ def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupt
 
 @contextlib.contextmanager
 def _failure_explained(run: Run) -> Iterator[None]:
-    """Uploads what a failed run has, and notes on its exception where everything is, and how to resume.
-
-    Raises:
-        FolderError: instead, if the run's folder was renamed or removed, which explains any error.
-    """
+    """Uploads what a failed run has, and notes on its exception where everything is, and how to resume."""
     try:
         yield
     except Exception as error:
-        if not run.in_place:
-            run.follow()
-            renamed = _renamed(run)
-            renamed.add_note(_how_to_resume(run))
-            raise renamed from error
         batch = _keep_batch(run, error)
-        if not isinstance(error, StorageError):
-            try:
-                sync_error = run.sync_error()
-            except Exception as another:  # as settings that cannot be read
-                sync_error = f"What is new was not uploaded: {another}"
-            if sync_error is not None:
-                error.add_note(sync_error)
+        if not isinstance(error, StorageError) and (sync_error := run.sync_error()) is not None:
+            error.add_note(sync_error)
         if batch is not None:
             error.add_note(f"What it was to learn from is in {batch}, to be looked at by safetensors.torch.load_file.")
         error.add_note(_how_to_resume(run))
         raise
-
-
-def _renamed(run: Run) -> FolderError:
-    return FolderError(f"The run's folder was renamed to {run.path} during training, so training has stopped.")
 
 
 class Trainer:
@@ -216,24 +199,20 @@ class Trainer:
         line = cast(Update, plain({"update": 0, **algo.evaluator.held_out()}))
         self._keep(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
         self._record(line)
-        self.terminal.start(line)
+        self.terminal.update(line)
         saving.begin(algo)
 
     def _loop(self, algo: "Cory", saving: CheckpointWriter) -> None:
         """Trains until all updates are done or the user asks to stop; either way the last update is saved.
 
         An update's metrics are on the disk before its checkpoint is, so a resumed run never misses a line.
-
-        Raises:
-            FolderError: the run's folder was renamed, and the last update is saved there; or it is gone.
         """
         settings = self.settings
         self.interrupts.training = True
-        self.terminal.begin()
+        self.terminal.stage("Training")
         ended = False
         while algo.updates < settings.updates and self.interrupts.requested is None and not ended:
             result = algo.train()["cory"]
-            renamed = self.run.follow()
             ended = settings.stop_on_collapse and result["collapsed"]
             update, done = algo.updates, ended or algo.updates == settings.updates
             if done and "evaluation" not in result:
@@ -250,35 +229,14 @@ class Trainer:
             self.terminal.update(line)
             if update % settings.samples_every == 0:
                 self.terminal.samples(samples)
-            if renamed:
-                self._end_renamed(algo, saving)
-            with self._renames_followed(algo, saving):
-                better = "evaluation" in line and self.run.best_update() == update
-                if better or update % settings.checkpoint_every == 0:
-                    saving.begin(algo)
-                saving.poll()
-        with self._renames_followed(algo, saving):
-            # Whatever ended the loop: a signal may have come after the look at the period, before the look at signals.
-            if not self.run.checkpoints.place(algo.updates).exists():
+            better = "evaluation" in line and self.run.best_update() == update
+            if better or update % settings.checkpoint_every == 0:
                 saving.begin(algo)
-            saving.finish()
-
-    @contextlib.contextmanager
-    def _renames_followed(self, algo: "Cory", saving: CheckpointWriter) -> Iterator[None]:
-        """Saves the last update, which is recorded, in the folder's new path if its renaming makes saving fail."""
-        try:
-            yield
-        except Exception:
-            if self.run.follow():
-                self._end_renamed(algo, saving)
-            raise
-
-    def _end_renamed(self, algo: "Cory", saving: CheckpointWriter) -> NoReturn:
-        """Saves the last update in the new path of the run's folder, and stops training."""
-        saving.abandon()
-        saving.begin(algo)
+            saving.poll()
+        # Whatever ended the loop: a signal may have come after the look at the period, before the look at signals.
+        if not self.run.checkpoints.place(algo.updates).exists():
+            saving.begin(algo)
         saving.finish()
-        raise _renamed(self.run)
 
     def _warn(self, text: str) -> None:
         self.terminal.say(text, True)
@@ -303,32 +261,21 @@ def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> 
 
 def _what(settings: Settings, arrow: str) -> str:
     """Returns what is trained on what, in two sentences."""
-    policies = len(settings.modules)
-    teams = policies // settings.num_agents
-    if settings.num_agents == 1:
-        who, exchange = f"{settings.algorithm}: one agent learns", ""
-        if teams > 1:
-            who = f"{settings.algorithm}: {teams} LLMs, each one agent with queries of its own, learn"
-    else:
-        roles = settings.roles if settings.num_agents < 4 else (*settings.roles[:2], "...", settings.roles[-1])
-        by = "" if settings.critic else f" by {settings.algorithm}"
-        played = "" if policies == settings.num_agents else f", played by {counted(policies, 'LLM')},"
-        if teams > 1:
-            played = f", played by {policies} LLMs in {teams} teams with queries of their own,"
-        who = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(roles)}){played} learn"
-        period = settings.exchange_period
-        exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
-        if policies == 1:
-            exchange = "; one LLM has nobody to exchange roles with"
+    learners = "1 agent learns"
+    if settings.num_agents > 1:
+        learners = f"{settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
+    exchange = ""
+    if settings.exchange_period is not None and settings.num_agents > 1 and len(settings.modules) > 1:
+        exchange = f"; roles are exchanged every {settings.exchange_period}"
     if settings.average_period is not None:
         exchange += f"; LLMs are averaged every {settings.average_period}"
-    updates = counted(settings.updates, "update")
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
     if settings.num_siblings > 1:
         times += f", {settings.num_siblings} chains from each response of the pioneer"
     return (
-        f"{who} task {settings.task}, starting from {settings.started_from}.\n"
-        f"{updates} of {settings.queries} queries{times}{exchange}. Generation: {settings.backend}."
+        f"{method(settings)}: {learners} task {settings.task}, starting from {settings.started_from}.\n"
+        f"{counted(settings.updates, 'update')} of {settings.queries} queries{times}{exchange}. "
+        f"Generation: {settings.backend}."
     )
 
 
@@ -349,7 +296,8 @@ def _keep_batch(run: Run, error: Exception) -> Path | None:
 
 def _how_to_resume(run: Run) -> str:
     if not run.path.exists():
-        return f"All of the run is in {run.place}."
+        moved = "Go on with it by `cory train --resume` and the path that its folder has now."
+        return moved if run.storage is None else f"All of the run is in {run.place}."
     latest = run.checkpoints.latest()
     if latest is None:
         return "Nothing was saved yet."
