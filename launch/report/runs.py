@@ -278,12 +278,12 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
     keys = [key for key in differing(runs) if key not in NO_DIFFERENCE]
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(show_value(getattr(run.settings, key)) for key in keys), []).append(run)
+        groups.setdefault(tuple(repr(getattr(run.settings, key)) for key in keys), []).append(run)
     usual = [Counter(values).most_common(1)[0][0] for values in zip(*groups, strict=True)]
     arms = []
     for values, some in groups.items():
         apart = [
-            f"{key}={value}"
+            f"{key}={show_value(getattr(some[0].settings, key))}"
             for key, value, most in zip(keys, values, usual, strict=True)
             if key != "num_agents" and (value != most or len(keys) == 1)
         ]

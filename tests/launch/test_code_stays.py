@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.compare import main as compare
 from launch.commands.report import report
 from launch.commands.train import _same
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Plan
 from launch.experiments.search import Search, check_same
 from launch.experiments.space import pin_objective, read_axes
+from launch.main import main
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
@@ -49,11 +49,11 @@ def test_a_model_card_a_report_and_a_comparison_have_its_name(
     assert "\nreward: pickled:near:" in (runs[0].path / "config.yaml").read_text()
     card = model_card(open_trained(runs[0].path), "llm_1", [])
     assert "\nreward: near\n" in card and "pickled" not in card
-    assert report([run.path for run in runs], tmp_path / "report.html") == 0
+    report([str(run.path) for run in runs], tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
     assert "reward: near" in html and "reward=near" in html and "pickled" not in html
-    assert compare([str(run.path) for run in runs]) == 0
-    assert compare([str(run.path) for run in runs] + ["--json"]) == 0
+    assert main(["compare", *(str(run.path) for run in runs)]) == 0
+    assert main(["compare", *(str(run.path) for run in runs), "--json"]) == 0
     said = capsys.readouterr().out
     assert "pickled" not in said and json.loads(said[said.index("\n{") :])["settings"]["reward"] == ["near", "near"]
 
