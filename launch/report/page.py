@@ -57,7 +57,7 @@ def page(runs: Sequence[Run]) -> tuple[str, list[Plot]]:
         environments=tables.environments(ordered),
         commands=[(run.name, run.commands) for run in ordered],
     )
-    return html, [*overview, *(plot for _, some in curves for plot in some), *health]
+    return html, [*overview, *(plot for _, group in curves for plot in group), *health]
 
 
 def _distinct(arm: Arm, key: str) -> str:

@@ -63,9 +63,9 @@ def _of_arms(
     name: str, title: str, note: str, arms: Sequence[Arm], figures: Sequence[Figure], held_out: bool
 ) -> list[Plot]:
     plots = []
-    for part, some in _paginate(name, arms):
-        members = {arm.label: Member(arm.metrics, trained=not held_out, held_out=held_out) for arm in some}
-        plots.append(over_updates(part, title, note, members, [arm.settings for arm in some], figures))
+    for part, shown in _paginate(name, arms):
+        members = {arm.label: Member(arm.metrics, trained=not held_out, held_out=held_out) for arm in shown}
+        plots.append(over_updates(part, title, note, members, [arm.settings for arm in shown], figures))
     return plots
 
 
@@ -82,12 +82,12 @@ def _paginate(name: str, arms: Sequence[Arm]) -> list[tuple[str, Sequence[Arm]]]
 def pareto(arms: Sequence[Arm]) -> list[Plot]:
     """Returns where arms end in the Pareto plane, task reward against −KL, some arms at a time."""
     plots = []
-    for name, some in _paginate("pareto", arms):
-        legend = [Key(arm.label, colour) for arm, colour in zip(some, colours_of(len(some)), strict=True)]
-        ends = {arm.label: (arm.at_end("task_reward"), arm.at_end("kl")) for arm in some}
+    for name, shown in _paginate("pareto", arms):
+        legend = [Key(arm.label, colour) for arm, colour in zip(shown, colours_of(len(shown)), strict=True)]
+        ends = {arm.label: (arm.at_end("task_reward"), arm.at_end("kl")) for arm in shown}
         says = "; ".join(f"{label}: {_mean(task)} at KL {_mean(kl)}" for label, (task, kl) in ends.items())
-        note = with_interval(f"{HELD_OUT} Up and to the right is better.", [arm.metrics for arm in some])
-        panel = Panel(partial(_draw_plane, some, legend), says)
+        note = with_interval(f"{HELD_OUT} Up and to the right is better.", [arm.metrics for arm in shown])
+        panel = Panel(partial(_draw_plane, shown, legend), says)
         plots.append(Plot(name, "Task reward against KL", note, [panel], legend, height=3.8))
     return plots
 

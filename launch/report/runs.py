@@ -48,8 +48,8 @@ class Run:
     environment: dict[str, str]
     """What is known of where it ran."""
     unfinished: bool = False
-    last_look: final.Final | None = None
-    """Every response after its last update, if its folder keeps them."""
+    final_responses: final.Final | None = None
+    """Every response to held-out queries after its last update, if its folder keeps them."""
 
     @property
     def settings(self) -> Settings:
@@ -169,7 +169,7 @@ def read_run(address: str | Path, name: str) -> Run:
     lines = (folder / CONFIG).read_text(encoding="utf-8").splitlines()
     origins = [shown(line).removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
     machine = origins[-1][2] if origins else ""
-    last_look = None if diverged else _last_look(run, updates)
+    responses = None if diverged else _final_responses(run, updates)
     result = StudyRun(
         **_OF_NO_STUDY,
         seed=settings.seed,
@@ -184,7 +184,7 @@ def read_run(address: str | Path, name: str) -> Run:
         ),
         metrics=updates,
         samples=cast(list[SampleLine], run.samples.read()),
-        final=None if diverged else _final_figures(settings, updates, last_look),
+        final=None if diverged else _final_figures(settings, updates, responses),
     )
     return Run(
         name=name,
@@ -192,19 +192,21 @@ def read_run(address: str | Path, name: str) -> Run:
         commands=[command for command, _, _ in origins],
         environment={"made with": machine} if machine else {},
         unfinished=not collapsed and diverged is None and done < settings.updates,
-        last_look=last_look,
+        final_responses=responses,
     )
 
 
-def _last_look(run: RunFolder, updates: Sequence[Update]) -> final.Final | None:
-    kept = final.read(run.final)
-    return kept if kept and updates and kept["update"] == updates[-1]["update"] else None  # else the run went on
+def _final_responses(run: RunFolder, updates: Sequence[Update]) -> final.Final | None:
+    responses = final.read(run.final)
+    if responses is None or not updates or responses["update"] != updates[-1]["update"]:
+        return None  # the run went on
+    return responses
 
 
-def _final_figures(settings: Settings, updates: Sequence[Update], kept: final.Final | None) -> FinalFigures | None:
-    """Returns the last look at a run's policies, or else its last held-out evaluation."""
-    if kept is not None:
-        return final_figures(kept, settings.modules)
+def _final_figures(settings: Settings, updates: Sequence[Update], responses: final.Final | None) -> FinalFigures | None:
+    """Returns the figures of a run's final responses, or else its last held-out evaluation."""
+    if responses is not None:
+        return final_figures(responses, settings.modules)
     for line in reversed(updates):
         if "evaluation" in line:
             policy = dict(line["evaluation"])
@@ -226,10 +228,10 @@ def names(addresses: Sequence[str | Path]) -> list[str]:
     """Returns a name per folder or URI, as short as tells them apart: the last parts of its path."""
     parts = [tuple(resolved(address).partition("?")[0].rstrip("/").split("/")) for address in addresses]
     for size in range(1, max(map(len, parts)) + 1):
-        found = ["/".join(each[-size:]) for each in parts]
-        if len(set(found)) == len(set(parts)):
+        short = ["/".join(path[-size:]) for path in parts]
+        if len(set(short)) == len(set(parts)):
             break
-    return found
+    return short
 
 
 def resolved(address: str | Path) -> str:
@@ -240,13 +242,13 @@ def resolved(address: str | Path) -> str:
 def differing(runs: Sequence[Run]) -> list[str]:
     """Returns the settings in which runs differ."""
     dumps = [run.settings.model_dump() for run in runs]
-    return [key for key in Settings.model_fields if len({repr(each[key]) for each in dumps}) > 1]
+    return [key for key in Settings.model_fields if len({repr(settings[key]) for settings in dumps}) > 1]
 
 
 def values_that_differ(runs: Sequence[Run]) -> dict[str, list[Value]]:
     """Returns each setting in which runs differ, with the value of each run."""
     told = [run.settings.told() for run in runs]
-    return {key: [each[key] for each in told] for key in differing(runs)}
+    return {key: [settings[key] for settings in told] for key in differing(runs)}
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
@@ -261,8 +263,8 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
             studies.setdefault((run.result.study, run.result.arm, repr(settings)), []).append(run)
     several = len({study for study, *_ in studies}) > 1
     arms = [
-        Arm(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
-        for (study, *_), some in studies.items()
+        Arm(f"{study}: {members[0].result.label}" if several else members[0].result.label, members)
+        for (study, *_), members in studies.items()
     ]
     arms += _arms_of_folders([run for run in runs if not run.result.study])
     labels: set[str] = set()
@@ -281,13 +283,13 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
         groups.setdefault(tuple(repr(getattr(run.settings, key)) for key in keys), []).append(run)
     usual = [Counter(values).most_common(1)[0][0] for values in zip(*groups, strict=True)]
     arms = []
-    for values, some in groups.items():
+    for values, members in groups.items():
         apart = [
-            f"{key}={show_value(getattr(some[0].settings, key))}"
+            f"{key}={show_value(getattr(members[0].settings, key))}"
             for key, value, most in zip(keys, values, usual, strict=True)
             if key != "num_agents" and (value != most or len(keys) == 1)
         ]
-        names = [method(some[0].settings)] if "num_agents" in keys or not apart else []
+        names = [method(members[0].settings)] if "num_agents" in keys or not apart else []
         label = shorten(", ".join([*names, *apart]), LABEL_LENGTH, placeholder=" …")
-        arms.append(Arm(label, sorted(some, key=lambda run: run.settings.seed)))
+        arms.append(Arm(label, sorted(members, key=lambda run: run.settings.seed)))
     return arms

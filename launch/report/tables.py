@@ -116,11 +116,11 @@ def estimates_at_end(run: Run) -> dict[str, dict[str, Estimate]]:
     """
     policies = run.settings.modules
     estimates: dict[str, dict[str, Estimate]] = {}
-    if run.last_look is not None:
-        answers = {policy: [responses] for policy, responses in run.last_look["policy"].items()}
+    if run.final_responses is not None:
+        answers = {policy: [responses] for policy, responses in run.final_responses["policy"].items()}
         if all(policy in answers for policy in policies):
-            answers[MEAN] = [run.last_look["policy"][policy] for policy in policies]
-        answers[LAST] = list(run.last_look.get("last_answer", {}).values())
+            answers[MEAN] = [run.final_responses["policy"][policy] for policy in policies]
+        answers[LAST] = list(run.final_responses.get("last_answer", {}).values())
         estimates = {who: _over_queries(responses) for who, responses in answers.items() if responses}
     elif run.result.final is not None:
         final = run.result.final
@@ -178,13 +178,13 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
 
 def warnings(run: Run) -> list[dict[str, Any]]:
     """Returns each warning of a run once, with the updates at which it stood."""
-    found: dict[tuple[str, str], list[tuple[int, HealthWarning]]] = {}
+    stood: dict[tuple[str, str], list[tuple[int, HealthWarning]]] = {}
     for line in run.updates:
         for warning in line.get("health", []):
-            found.setdefault((warning["signature"], warning["of"]), []).append((line["update"], warning))
+            stood.setdefault((warning["signature"], warning["of"]), []).append((line["update"], warning))
     return [
-        {"signature": signature, "of": of, "first": stood[0][0], "last": stood[-1][0], "text": stood[-1][1]["text"]}
-        for (signature, of), stood in found.items()
+        {"signature": signature, "of": of, "first": times[0][0], "last": times[-1][0], "text": times[-1][1]["text"]}
+        for (signature, of), times in stood.items()
     ]
 
 
@@ -193,5 +193,5 @@ def environments(runs: Sequence[Run]) -> list[tuple[str, Mapping[str, str]]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(repr(run.environment), []).append(run)
-    names = [", ".join(run.name for run in some) for some in groups.values()] if len(groups) > 1 else [""]
-    return [(name, some[0].environment) for name, some in zip(names, groups.values(), strict=True)]
+    names = [", ".join(run.name for run in group) for group in groups.values()] if len(groups) > 1 else [""]
+    return [(name, group[0].environment) for name, group in zip(names, groups.values(), strict=True)]

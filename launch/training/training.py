@@ -60,7 +60,7 @@ def train(run: Run, settings: Settings, done: int | None, *, max_failures: int =
             print(f"{interrupts.requested.name}: the run stops after this update.", file=sys.stderr)  # in its log
 
     interrupts = Interrupts(confirm)
-    terminal.say(_what(settings, terminal.arrow))
+    terminal.say(_describe(settings, terminal.arrow))
     terminal.say(f"Run folder: {run.place}" + (f" (going on after update {done})" if done is not None else ""))
     terminal.say()
     with interrupts:
@@ -143,9 +143,9 @@ class Trainer:
                 done = last_whole(self.run, self._warn)
                 if done is None and not self.run.checkpoints.empty():  # all are damaged, and worth a look
                     raise
-                what = (str(error).strip() or type(error).__name__).splitlines()[0]
-            where = "Starting anew." if done is None else f"Going on after update {done}."
-            self._warn(f"Failure {failures} of at most {max_failures}: {what} {where}")
+                message = (str(error).strip() or type(error).__name__).splitlines()[0]
+            start = "Starting anew." if done is None else f"Going on after update {done}."
+            self._warn(f"Failure {failures} of at most {max_failures}: {message} {start}")
             self.terminal.set_back(done or 0)
             self.run.cut_after(-1 if done is None else done)
             self.interrupts.training = False
@@ -246,10 +246,10 @@ class Trainer:
         self.trackers.log(line["update"], figures_of(line))
 
     def _keep(self, update: int, samples: Sequence[object], held_out: bool) -> None:
-        kept = cast(list[Sample], plain(samples))
-        for sample in kept:
+        rows = cast(list[Sample], plain(samples))
+        for sample in rows:
             self.run.samples.append({"update": update, "held_out": held_out, **sample})
-        self.trackers.show(update, kept, held_out)
+        self.trackers.show(update, rows, held_out)
 
 
 def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:
@@ -259,7 +259,7 @@ def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> 
             algo.stop()
 
 
-def _what(settings: Settings, arrow: str) -> str:
+def _describe(settings: Settings, arrow: str) -> str:
     """Returns what is trained on what, in two sentences."""
     learners = "1 agent learns"
     if settings.num_agents > 1:
