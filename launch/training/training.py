@@ -209,7 +209,8 @@ class Trainer:
         """
         settings = self.settings
         self.interrupts.training = True
-        self.terminal.stage("Training")
+        if self.terminal.has_bar:
+            self.terminal.stage("Training")
         ended = False
         while algo.updates < settings.updates and self.interrupts.requested is None and not ended:
             result = algo.train()["cory"]
