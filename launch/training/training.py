@@ -15,7 +15,6 @@ from launch.console import output
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
-from launch.display.texts import method
 from launch.run_folder import final
 from launch.run_folder.layout import REFUSED
 from launch.run_folder.records import Sample, Update, plain
@@ -262,9 +261,10 @@ def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> 
 
 def _describe(settings: Settings, arrow: str) -> str:
     """Returns what is trained on what, in two sentences."""
-    learners = "1 agent learns"
+    learners = f"{settings.algorithm}: one agent learns"
     if settings.num_agents > 1:
-        learners = f"{settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
+        by = "" if settings.critic else f" by {settings.algorithm}"
+        learners = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
     exchange = ""
     if settings.exchange_period is not None and settings.num_agents > 1 and len(settings.modules) > 1:
         exchange = f"; roles are exchanged every {settings.exchange_period}"
@@ -274,7 +274,7 @@ def _describe(settings: Settings, arrow: str) -> str:
     if settings.num_siblings > 1:
         times += f", {settings.num_siblings} chains from each response of the pioneer"
     return (
-        f"{method(settings)}: {learners} task {settings.task}, starting from {settings.started_from}.\n"
+        f"{learners} task {settings.task}, starting from {settings.started_from}.\n"
         f"{counted(settings.updates, 'update')} of {settings.queries} queries{times}{exchange}. "
         f"Generation: {settings.backend}."
     )
