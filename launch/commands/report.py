@@ -30,8 +30,11 @@ def report(
     from launch.report.page import page
     from launch.report.runs import read
     from launch.run_folder.journal import replace_text
+    from launch.run_folder.storage import check_place
 
     out = out or Path("report.html")
+    for folder in (out.parent, png or out.parent):
+        check_place(str(folder), "report")
     if out.is_dir():
         raise CommandError(f"{out} is a folder. Name a file with --out, such as {out / 'report.html'}.")
     recorded = read(runs)
