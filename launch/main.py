@@ -7,12 +7,14 @@ if __name__ == "__main__":  # before imports that a user's own `policies.py` cou
 
 import atexit
 import gc
+import os
+import sys
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from launch.console.cli import Commands, until_unread
+from launch.console.cli import Commands
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -40,15 +42,17 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        The command's exit code; 2 when there is no such command; 141 where nobody reads on.
+        The command's exit code; 2 when there is no such command; 1 if nobody reads on, as in `cory plan | head`.
     """
     atexit.register(gc.freeze)  # else Python's end walks over all that torch and Ray hold, which takes seconds
-    return until_unread(lambda: _run(argv))
-
-
-def _run(argv: list[str] | None) -> int:
+    code = 0
     try:
         app(argv, prog_name="cory")
     except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+        code = ended.code if isinstance(ended.code, int) else 0
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it ends
+        return 1
+    return code

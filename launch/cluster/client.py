@@ -3,14 +3,12 @@
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from launch.cluster.room import Node, node
 from launch.console.errors import CommandError
-from launch.console.parser import Parser
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 CHATTY = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
 """Loggers that tell of every upload and connection: Ray's, and two with levels of their own."""
-REGISTERING = 15
-"""Seconds within which a head that has just started knows of itself as a node."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 """The variable by which a job says how long Ray lets it end by itself when it is stopped."""
 STOP_SECONDS = "3600"
@@ -32,15 +28,6 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 class Unanswered(CommandError):
     """A cluster does not answer, or not as it should, which may pass; the message says what to do."""
-
-
-def add_address(parser: Parser) -> None:
-    """Adds the option that names a cluster."""
-    parser.add_argument(
-        "--address",
-        metavar="URL",
-        help=f"the cluster's dashboard (default: RAY_API_SERVER_ADDRESS, else {DEFAULT_ADDRESS})",
-    )
 
 
 def settle_authentication(host: str | None) -> None:
@@ -100,13 +87,12 @@ def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Itera
     try:
         yield
     except RuntimeError as error:
-        first, *more = str(error).rstrip(". \n").splitlines()
-        if job is not None and "status code 404" in first:
+        lines = str(error).rstrip(". \n").splitlines()
+        if job is not None and "status code 404" in lines[0]:
             raise CommandError(f"There is no job {job}; `cory jobs list` shows all.") from error
-        said = f"{first.partition(': ')[0]}: {more[-1].strip()}" if more else first  # a traceback's last line
         raise Unanswered(
-            f"The cluster at {client.get_address()} does not do what it is asked: {said}. The logs of its dashboard, "
-            "on the head, say more."
+            f"The cluster at {client.get_address()} refuses: {lines[0]} {lines[-1]}. The logs of its dashboard, on the "
+            "head, say more."
         ) from error
     except (RequestException, ConnectionError) as error:
         raise Unanswered(
@@ -116,7 +102,7 @@ def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Itera
 
 
 def nodes(address: str) -> list[Node]:
-    """Returns the nodes that are alive.
+    """Returns the nodes that are alive; none yet of a head that has just started.
 
     Raises:
         CommandError: the cluster does not say.
@@ -124,12 +110,8 @@ def nodes(address: str) -> list[Node]:
     from ray.util.state import list_nodes
     from ray.util.state.exception import RayStateApiException
 
-    deadline = time.monotonic() + REGISTERING
-    while True:
-        try:
-            found = list_nodes(address, filters=[("state", "=", "ALIVE")], limit=10_000, raise_on_missing_output=False)
-        except RayStateApiException as error:
-            raise CommandError(f"{address} does not say what the cluster has: {str(error).splitlines()[0]}") from error
-        if found or time.monotonic() > deadline:
-            return [node(state.node_ip, state.resources_total or {}) for state in found]
-        time.sleep(0.5)
+    try:
+        states = list_nodes(address, filters=[("state", "=", "ALIVE")], limit=10_000, raise_on_missing_output=False)
+    except RayStateApiException as error:
+        raise CommandError(f"{address} does not say what the cluster has: {str(error).splitlines()[0]}") from error
+    return [node(state.node_ip, state.resources_total or {}) for state in states]

@@ -1,12 +1,11 @@
 """A job on a Ray cluster: what it is at work on, its output until it ends, what becomes of it when it is stopped."""
 
 import asyncio
-import re
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from launch.cluster.client import STOP_WAIT, Unanswered, answers_told
+from launch.cluster.client import Unanswered, answers_told
 from launch.console.errors import CommandError
 from launch.console.patience import PATIENCE, patiently
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 STOPPED = 143
 """Exit code of a job that was stopped: what SIGTERM gives its driver."""
-SAVING = re.compile(r"\b(cory|cory_rllib|launch\.main) (train|tune|study)\b")
-"""Commands that finish an update and save it when they are stopped."""
 
 
 def check_free(client: "JobSubmissionClient", place: str) -> None:
@@ -99,14 +96,3 @@ async def _print_from(client: "JobSubmissionClient", job: str, shown: int) -> in
         fresh = text[max(shown - position, 0) :]
         position += len(text)
         print(fresh, end="", flush=True)
-
-
-def promise(job: str, info: "JobDetails") -> str:
-    """Returns what becomes of a job that is stopped."""
-    if info.status.value == "PENDING":
-        return f"{job} has not started: it ends when Ray has found a place for its driver."
-    if not SAVING.search(info.entrypoint):
-        return f"{job} is told to end."
-    if STOP_WAIT not in (info.runtime_env or {}).get("env_vars", {}):
-        return f"{job} has 3 seconds to save its update, as it was sent without {STOP_WAIT}; then Ray kills it."
-    return f"{job} finishes its update and saves it."

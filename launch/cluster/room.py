@@ -22,18 +22,6 @@ ROUNDING = 1e-6
 """By which parts of a resource may miss the whole."""
 SHOWN = 4
 """Nodes that a refusal names."""
-PER_PROCESS = {
-    "job": {"CPU": "--num-cpus", "GPU": "--num-gpus, gpus_per_learner", "custom": "--resources"},
-    "driver": {"GPU": "gpus_per_learner (and gpus_per_runner with num_runners=0)"},
-    "runner": {
-        "CPU": "runner_threads",
-        "GPU": "gpus_per_runner (and tensor_parallel with it)",
-        "custom": "runner_resources",
-    },
-    "learner": {"GPU": "gpus_per_learner", "custom": "learner_resources"},
-}
-"""What says how much a process of each kind asks for."""
-COUNTS = {"runner": "num_runners", "learner": "num_learners"}
 
 
 @dataclass
@@ -58,8 +46,6 @@ class Lack(NamedTuple):
     left: int
     reasons: list[str]
     """Of each node."""
-    short: set[str]
-    """The resources of which nodes have too little."""
 
 
 def node(address: str, resources: Mapping[str, float]) -> Node:
@@ -83,36 +69,22 @@ def check(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
         CommandError: with what nodes lack, and what to change.
     """
     _, lacking = pack(kinds, nodes)
-    if lacking:
-        raise CommandError(f"{refusal(kinds, lacking)} {_remedy(kinds, lacking)}")
-
-
-def refusal(kinds: Sequence[Process], lacking: Sequence[Lack]) -> str:
-    """Returns a sentence on those processes of `kinds` that find no room."""
+    if not lacking:
+        return
     parts = []
-    for kind, left, reasons, _ in lacking:
-        asked = ", ".join(f"{name}={amount:g}" for name, amount in _asked(kind).items())
+    for kind, left, reasons in lacking:
+        resources = ", ".join(f"{name}={amount:g}" for name, amount in _resources(kind).items())
         more = [f"and {len(reasons) - SHOWN} more nodes"] if len(reasons) > SHOWN else []
         why = "; ".join(reasons[:SHOWN] + more) or "the cluster has no nodes"
-        parts.append(f"{left} of {counted(kind.count, kind.name)}{f' with {asked}' if asked else ''} ({why})")
-    names = [lack.kind.name for lack in lacking]
-    others = [counted(kind.count, kind.name) for kind in kinds if kind.name not in names and _asked(kind)]
+        wanted = counted(kind.count, kind.name) + (f" with {resources}" if resources else "")
+        parts.append(f"{left} of {wanted} ({why})")
+    placed = (kind for kind in kinds if _resources(kind) and kind not in [lack.kind for lack in lacking])
+    others = [counted(kind.count, kind.name) for kind in placed]
     beside = f", beside {' and '.join(others)}" if others else ""
-    return f"Ray has no room for {', and none for '.join(parts)}{beside}."
-
-
-def _remedy(kinds: Sequence[Process], lacking: Sequence[Lack]) -> str:
-    short = set[str]().union(*(lack.short for lack in lacking))
-    lower: list[str] = []
-    for kind in kinds:
-        asked = short & set(_asked(kind))
-        if asked and kind.name in COUNTS:
-            lower.append(COUNTS[kind.name])
-        for name in sorted(asked):
-            lower += [PER_PROCESS[kind.name].get(name if name in OWN else "custom", "")]
-    settings = ", ".join(dict.fromkeys(filter(None, lower)))
-    add = "add nodes that have it (`ray start --resources`)" if short - set(OWN) else "add nodes"
-    return f"Lower {settings}, or {add}." if settings else f"{add.capitalize()}."
+    raise CommandError(
+        f"Ray has no room for {', and none for '.join(parts)}{beside}. Ask for fewer processes, or for less for each "
+        "(`cory plan` shows them), or add nodes."
+    )
 
 
 def counted(count: int, name: str) -> str:
@@ -145,58 +117,48 @@ def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory]) -> Lack
     """Puts as many processes of a kind as there are, or is room for, on nodes; says what the rest lack."""
     host = sum(need.host + (need.total if need.device == "cpu" else 0) for need in needs)
     device = sum(need.total for need in needs if need.device != "cpu")
-    held = [0] * len(nodes)
+    counts = [0] * len(nodes)
     for _ in range(kind.count):
-        fitting = (
-            number
-            for number, node in enumerate(nodes)
-            if not _short(node, kind) and not _short_of_memory(node, kind, host, device)
-        )
+        fitting = (number for number, node in enumerate(nodes) if not _shortage(node, kind, host, device))
         first = next(fitting, None)
         if first is None:
             break
         _take(nodes[first], kind, host)
-        held[first] += 1
-    for node, count in zip(nodes, held, strict=True):
+        counts[first] += 1
+    for node, count in zip(nodes, counts, strict=True):
         if count:
             node.holds.append(counted(count, kind.name))
-    left = kind.count - sum(held)
-    if not left:
-        return None
-    reasons: set[str] = set()
-    short: set[str] = set()
-    for node in nodes:
-        missing = _short(node, kind)
-        words = " and ".join(f"{amount:g} {name}{'s' * (name in OWN)}" for name, amount in missing.items())
-        reasons.add(f"{node.name} has {words} left" if missing else _short_of_memory(node, kind, host, device))
-        short |= set(missing)
-    return Lack(kind, left, sorted(reasons), short)
+    left = kind.count - sum(counts)
+    return Lack(kind, left, sorted({_shortage(node, kind, host, device) for node in nodes})) if left else None
 
 
-def _asked(kind: Process) -> dict[str, float]:
+def _resources(kind: Process) -> dict[str, float]:
     """Returns what each process asks for."""
-    asked = {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}
-    return {name: amount for name, amount in asked.items() if amount}
+    resources = {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}
+    return {name: amount for name, amount in resources.items() if amount}
 
 
-def _short(node: Node, kind: Process) -> dict[str, float]:
-    """Returns what a node has left of each resource of which it has too little for one more process."""
+def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
+    """Returns what a node lacks to hold one more process, or nothing.
+
+    Args:
+        node: with what it has left.
+        kind: of the process.
+        host: bytes of memory that it takes.
+        device: bytes of GPU memory.
+    """
     has = {"CPU": node.cpus, "GPU": sum(node.gpus), **node.custom}
-    return {
-        name: max(has.get(name, 0.0), 0.0)
-        for name, amount in _asked(kind).items()
+    short = [
+        f"{max(has.get(name, 0.0), 0.0):g} {name}{'s' * (name in OWN)}"
+        for name, amount in _resources(kind).items()
         if (not _gpus(node, amount) if name == "GPU" else has.get(name, 0.0) < amount - ROUNDING)
-    }
-
-
-def _short_of_memory(node: Node, kind: Process, host: float, device: float) -> str:
-    """Returns what memory a node lacks to hold one more process, or nothing."""
+    ]
+    if short:
+        return f"{node.name} has {' and '.join(short)} left"
     part = min(kind.gpus, 1.0)
     if node.gpu_memory is not None and kind.gpus and device > node.gpu_memory * part:
         return f"{node.name}: {part:g} of a GPU is {node.gpu_memory * part / GB:.1f} GB"
-    if host > node.memory:
-        return f"{node.name} has {node.memory / GB:.1f} GB of memory left"
-    return ""
+    return f"{node.name} has {node.memory / GB:.1f} GB of memory left" if host > node.memory else ""
 
 
 def _gpus(node: Node, wanted: float) -> list[int]:

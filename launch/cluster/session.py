@@ -5,15 +5,11 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
-
-from filelock import FileLock
 
 from cory_env.shadowing import shadowing_modules
 from launch.cluster import room
@@ -38,13 +34,11 @@ QUIET = {
     "TQDM_DISABLE": "1",
 }
 REACHED = 10.0
-"""Seconds in which a cluster's head, or this machine itself, has to take a connection."""
+"""Seconds in which a cluster's head has to take a connection."""
 STARTED = 120.0
 """Seconds in which a node that is started here has to be up."""
 FOUND_BY_RAY = ("auto", "local")
 """Words instead of an address, for clusters whose authentication Ray knows."""
-FOLDER, ALIVE = "cory-", ".alive"
-"""How the names of temporary folders begin, and the lock in each that its process holds."""
 UNCHECKED = "CORY_UNCHECKED"
 """The variable of a job on a cluster that grows: what it asks for may be more than there is, and is waited for."""
 
@@ -54,12 +48,7 @@ def quiet_libraries(debug: bool) -> None:
 
     Args:
         debug: leave logs, warnings and progress bars as they are.
-
-    Raises:
-        CommandError: there are no docstrings, no home directory, or no folder for temporary files, without which they
-            cannot be imported.
     """
-    _check_environment()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else idle threads of one process slow the others down
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -82,22 +71,6 @@ def quiet_libraries(debug: bool) -> None:
     warnings.simplefilter("ignore")
 
 
-def _check_environment() -> None:
-    """Makes sure that libraries can be imported.
-
-    Raises:
-        CommandError: there are no docstrings, no home directory, or no folder for temporary files.
-    """
-    if sys.flags.optimize > 1:
-        raise CommandError("Ray needs docstrings. Run Python without -OO, and without PYTHONOPTIMIZE=2; -O works.")
-    if os.path.expanduser("~") == "~":
-        raise CommandError("This user has no home directory, which Ray asks for. Set HOME to a folder.")
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError as error:
-        raise CommandError("No folder for temporary files can be written. Set TMPDIR to one that can.") from error
-
-
 @contextlib.contextmanager
 def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) -> Iterator[None]:
     """Joins the Ray cluster that the environment names (inside a Ray job, its own), or starts one on this machine.
@@ -118,8 +91,7 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
     import ray
 
     if ray.is_initialized():
-        if UNCHECKED not in os.environ:
-            room.check(asked, room.living_nodes())
+        _check_room(asked)
         yield
         return
     with contextlib.ExitStack() as ending:
@@ -127,7 +99,6 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
         if _cluster_given():
             where["runtime_env"] = on_workers()
         else:
-            _check_loopback()
             where = {
                 "address": "local",
                 "num_cpus": max(os.cpu_count() or 1, cpus(asked)),
@@ -142,8 +113,7 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
             try:
                 with hangup_blocked():
                     join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
-                if UNCHECKED not in os.environ:
-                    room.check(asked, room.living_nodes())
+                _check_room(asked)
             except Exception:
                 ray.shutdown()
                 raise
@@ -152,20 +122,9 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
         yield
 
 
-def _check_loopback() -> None:
-    """Makes sure that processes of this machine reach each other: Ray would try for minutes.
-
-    Raises:
-        CommandError: they do not.
-    """
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=REACHED).close()
-    except OSError as error:
-        raise CommandError(
-            f"Ray's processes cannot reach each other at 127.0.0.1: {error.strerror or error}. Bring the loopback "
-            "interface up: `ip link set lo up`."
-        ) from error
+def _check_room(asked: Sequence[Process]) -> None:
+    if UNCHECKED not in os.environ:
+        room.check(asked, room.living_nodes())
 
 
 def join(**options: Any) -> None:
@@ -175,8 +134,7 @@ def join(**options: Any) -> None:
         options: of `ray.init`.
 
     Raises:
-        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it; or Ray did not
-            start here in time.
+        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it.
     """
     import ray
     from ray.exceptions import AuthenticationError
@@ -199,13 +157,6 @@ def join(**options: Any) -> None:
         raise CommandError(
             f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {said}. Correct it, or unset it to "
             "use this machine."
-        ) from error
-    except Exception as error:  # Ray has no type of its own for it
-        if "timed out during startup" not in str(error):
-            raise
-        raise CommandError(
-            f"Ray did not start within {STARTED:.0f} s: this machine is too busy, out of memory, or limits what its "
-            "processes may do (`ulimit -a`). Lift that, or try again later."
         ) from error
 
 
@@ -235,31 +186,13 @@ def _parts(address: str) -> SplitResult:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[str]:
-    """Yields a folder that is also the temporary folder of all processes started meanwhile.
-
-    Those of processes that were killed go.
-
-    Raises:
-        CommandError: no such folder can be made.
-    """
+    """Yields a folder that is also the temporary folder of all processes started meanwhile."""
     usual = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
     # What torch compiles is worth keeping from run to run.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     # Ray's sockets lie some 75 characters below, and their paths may have 107.
-    place = Path(usual if len(usual) <= 20 and os.path.isdir(usual) else "/tmp")
-    _remove_left(place)
-    # It is locked before it has the name by which `_remove_left` finds it.
-    try:
-        unnamed = Path(tempfile.mkdtemp(prefix=f".{FOLDER}", dir=place))
-    except OSError as error:
-        raise CommandError(
-            f"Ray needs a folder in {place}, which cannot be made: {error.strerror}. Set RAY_TMPDIR to a folder that "
-            "can be written, with a path of at most 20 characters."
-        ) from error
-    lock = FileLock(unnamed / ALIVE, blocking=False, fallback_to_soft=False)
-    with contextlib.suppress(OSError):  # a file system without locks
-        lock.acquire()
-    folder = str(unnamed.rename(place / unnamed.name[1:]))
+    parent = usual if len(usual) <= 20 and os.path.isdir(usual) else "/tmp"
+    folder = tempfile.mkdtemp(prefix="cory-", dir=parent)
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = folder
     keep = False
@@ -268,7 +201,6 @@ def _temporary_folder() -> Iterator[str]:
     except Exception as error:
         keep = is_defect(error)
         if keep:
-            os.unlink(f"{folder}/{ALIVE}")
             error.add_note(f"Ray's logs are in {folder}.")
         raise
     finally:
@@ -278,16 +210,6 @@ def _temporary_folder() -> Iterator[str]:
             os.environ["TMPDIR"] = before
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
-        lock.release()
-
-
-def _remove_left(place: Path) -> None:
-    """Removes this user's temporary folders whose process is gone: it held a lock, which the kernel then freed."""
-    for alive in place.glob(f"{FOLDER}*/{ALIVE}"):
-        with contextlib.suppress(OSError):  # a lock that is not free, too
-            if alive.parent.lstat().st_uid == os.getuid():
-                with FileLock(alive, blocking=False, fallback_to_soft=False):
-                    shutil.rmtree(alive.parent, ignore_errors=True)
 
 
 def check_driver(settings: Settings, own: float = 0.0) -> None:

@@ -46,38 +46,32 @@ def check_size(folder: Path, sizes: dict[Path, int]) -> None:
         )
 
 
-def check_uploaded(folder: Path, files: Collection[Path], named: Iterable[tuple[str, str]]) -> None:
+def check_uploaded(folder: Path, files: Collection[Path], paths: Iterable[str]) -> None:
     """Refuses what a job would look for in vain: its relative paths begin at what was uploaded.
 
     Args:
         folder: to be uploaded.
         files: that are uploaded of it.
-        named: how a command names a file or folder, and its path. Absolute ones are the nodes' own.
+        paths: of files and folders that a command names. Absolute ones are the nodes' own.
 
     Raises:
         CommandError: one is not uploaded.
     """
-    folder, uploaded = folder.resolve(), set(files)
-    for name, relative in named:
-        path = Path(os.path.normpath(folder / relative))
-        if Path(relative).is_absolute() or relative.startswith("~"):
+    folder, uploaded = folder.resolve(), {*files}
+    for name in paths:
+        path = Path(os.path.normpath(folder / name))
+        if Path(name).is_absolute():
             continue
         if not path.is_relative_to(folder):
             raise CommandError(
                 f"{name} lies outside of the working directory {folder}, which is all that the job has. Name a folder "
                 "that holds it by --working-dir, or an absolute path that all nodes reach."
             )
-        if not path.exists():
+        parts = [path] if path.is_file() else [file for file in sorted(path.iterdir()) if file.is_file()]
+        left_out = [file for file in parts if file not in uploaded and not file.name.startswith(".")]
+        if left_out:
             raise CommandError(
-                f"{name}: there is no {relative} in the working directory {folder}, which is all that the job has. "
-                "Correct the path, or --working-dir."
-            )
-        needed = [path] if path.is_file() else [file for file in sorted(path.iterdir()) if file.is_file()]
-        lacking = [file for file in needed if file not in uploaded and not file.name.startswith(".")]
-        if lacking:
-            what = lacking[0].relative_to(folder)
-            raise CommandError(
-                f"{name}: {what} is left out of the upload by a rule in .gitignore or .rayignore, or by Ray's own "
-                "(RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES). Change the rule, or put the file on storage that all "
-                "nodes reach and name it by an absolute path."
+                f"{left_out[0].relative_to(folder)} is left out of the upload by a rule in .gitignore or .rayignore, "
+                "or by Ray's own (RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES). Change the rule, or put the file on "
+                "storage that all nodes reach and name it by an absolute path."
             )

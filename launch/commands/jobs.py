@@ -1,58 +1,55 @@
 """`cory jobs`: lists the jobs of a Ray cluster, shows their output, stops them."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from launch.cluster.client import add_address, answers_told, connect
-from launch.cluster.jobs import details, follow, later_details, promise
-from launch.console.parser import Parser, run
+import typer
+
+from launch.cluster.client import answers_told, connect
+from launch.cluster.jobs import details, follow, later_details
+from launch.console.cli import Address, Debug
+from launch.console.errors import CommandError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command.
+def jobs(
+    action: Annotated[Literal["list", "logs", "stop"], typer.Argument(help="What to do.")] = "list",
+    job: Annotated[str | None, typer.Argument(metavar="ID", help="Of the job, for logs and stop.")] = None,
+    address: Address = None,
+    debug: Debug = False,
+) -> int:
+    """List the jobs of a Ray cluster, show their output, stop them.
 
-    Returns:
-        0; of `logs`, the exit code of the job; of `stop`, 1 where it failed instead; 2 after a user's mistake.
+    `logs` follows the output of a job, and ends with its exit code. `stop` lets a training finish its update and save
+    a checkpoint; other jobs end at once.
+
+    Examples:
+      cory jobs
+      cory jobs logs raysubmit_1
+      cory jobs stop raysubmit_1 --address http://head:8265
     """
-    parser = Parser(prog="cory jobs", description="List the jobs of a Ray cluster, show their output, stop them.")
-    add_address(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    actions = parser.add_subparsers(dest="action", metavar="list | logs ID | stop ID")
-    actions.add_parser("list", help="id, name, status, start and command of every job (default)")
-    logs = actions.add_parser("logs", help="follow a job's output; ends with the job's exit code")
-    stop = actions.add_parser("stop", help="let a job finish its update, save a checkpoint, and end")
-    for action in (logs, stop):
-        action.add_argument("id", metavar="ID")
-    options = parser.parse_args(argv)
-
-    def command() -> int:
-        client = connect(options.address)
-        if options.action == "logs":
-            return follow(client, options.id)
-        if options.action == "stop":
-            return _stop(client, options.id)
+    if (job is None) != (action == "list"):
+        raise CommandError("Write `cory jobs`, `cory jobs logs ID` or `cory jobs stop ID`.")
+    client = connect(address)
+    if job is None:
         return _list(client)
-
-    return run(command, debug=options.debug)
+    return follow(client, job) if action == "logs" else _stop(client, job)
 
 
 def _list(client: "JobSubmissionClient") -> int:
+    from rich.console import Console
+    from rich.table import Table
+
     with answers_told(client):
-        jobs = client.list_jobs()
-    found = sorted((job for job in jobs if job.submission_id), key=lambda job: job.start_time or 0)
-    rows = [("job", "name", "status", "started", "command")]
-    for job in found:
+        known = client.list_jobs()
+    table = Table("job", "name", "status", "started", "command", box=None, pad_edge=False)
+    for job in sorted((job for job in known if job.submission_id), key=lambda job: job.start_time or 0):
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((job.start_time or 0) / 1000))
         name = (job.metadata or {}).get("job_name", "")
-        rows.append((job.submission_id, name, job.status.value, started, job.entrypoint))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-    for *cells, command in rows if found else []:
-        print("  ".join([*(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)), command]))
-    if not found:
-        print(f"No jobs at {client.get_address()}.")
+        table.add_row(job.submission_id, name, job.status.value, started, job.entrypoint)
+    Console(width=10_000, soft_wrap=True, highlight=False).print(table)
     return 0
 
 
@@ -63,8 +60,8 @@ def _stop(client: "JobSubmissionClient", job: str) -> int:
         return 0
     with answers_told(client, job):
         client.stop_job(job)
-    print(promise(job, info), flush=True)
+    print(f"{job} is told to end. A training finishes its update and saves it first.", flush=True)
     while not info.status.is_terminal():
         info = later_details(client, job)
-    print(f"{job}: {info.status.value}. `cory jobs logs {job}` shows what it said.")
+    print(f"{job}: {info.status.value}. `cory jobs logs {job}` shows its output.")
     return 1 if info.status.value == "FAILED" else 0

@@ -8,7 +8,6 @@ import typer
 
 from launch.console.cli import Debug, local_path, path_or_uri
 from launch.console.errors import CommandError, make_folder
-from launch.console.output import print_utf8
 
 if TYPE_CHECKING:
     from launch.run_folder.run import Run
@@ -76,7 +75,7 @@ def _write_csv(places: Sequence[str], file: Path) -> None:
     places = list(dict.fromkeys(places))
     text = as_csv({name: _with_metrics(place).updates() for name, place in zip(names(places), places, strict=True)})
     if str(file) == "-":
-        print_utf8(text)
+        print(text, end="")
     else:
         make_folder(file.parent)
         replace_text(file, text)

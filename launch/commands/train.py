@@ -1,6 +1,7 @@
 """`cory train`: trains a chain of language models into a run's folder, or continues a run."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -9,8 +10,6 @@ import typer
 
 from launch.console.cli import AllowChanges, ConfigFiles, Continue, Debug, Quiet, Words, path_or_uri
 from launch.console.errors import CommandError
-from launch.console.output import print_utf8
-from launch.console.shell import one_line
 from policies.settings.settings import BY_CONTENT, RESUMABLE
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def train(
         else:
             settings = request.settings()
         if print_config:
-            print_utf8(as_yaml(settings))
+            print(as_yaml(settings), end="")
             return 0
         from launch.cluster import session
         from launch.run_folder import environment
@@ -110,7 +109,7 @@ def train(
                 return 0
         _, code = train_run(
             settings,
-            f"{one_line(['cory', 'train', *ctx.meta['words']])}  # {environment.in_words()}",
+            f"{shlex.join(['cory', 'train', *ctx.meta['words']])}  # {environment.in_words()}",
             run=run,
             place=resume or out,
             name=request.name,

@@ -19,10 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 from cory_env.home import HomeError, expand_home
 from launch.commands import COMMANDS
 from launch.console.errors import cause, sentence
-from launch.console.output import OutputError, ReaderGone, prepare_streams
 
 INTERRUPTED = 128 + signal.SIGINT
-BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class Command(TyperCommand):
@@ -150,6 +148,12 @@ Continue = Annotated[bool, typer.Option("--continue", help="If --out holds it al
 AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="Continue although data, model, tokenizer or templates have changed.")
 ]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="The cluster's dashboard. [default: RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265]"
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only where the results are.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show libraries' logs and tracebacks.")]
@@ -180,24 +184,4 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         if debug:
             traceback.print_exception(error)
         print("\n".join([f"Error: {message}", *getattr(error, "__notes__", [])]), file=sys.stderr)
-        return 2
-
-
-def until_unread(command: Callable[[], int]) -> int:
-    """Runs a command, all that it prints included, for as long as somebody reads that.
-
-    Returns:
-        The command's own exit code; 141 where nobody reads on, as in `cory plan | head`; 2 where the output cannot be
-        written for another reason.
-    """
-    prepare_streams()
-    try:
-        try:
-            return command()
-        finally:
-            sys.stdout.flush()
-    except ReaderGone:
-        return BROKEN_PIPE
-    except OutputError as error:  # what was still in a buffer
-        print(f"Error: {error}", file=sys.stderr)
         return 2

@@ -22,21 +22,20 @@ class Asked(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a new run is named after."""
-        return run_name(self.preset, self.files)
+        """What a new run is named after: its preset, or else its last file, or else the default preset."""
+        return self.preset or (self.files[-1].stem if self.files else DEFAULT_PRESET)
 
     def settings(self) -> Settings:
         """Resolves them (`resolve`)."""
         return resolve(self.preset or DEFAULT_PRESET, self.files, self.pairs)
 
 
-def asked(words: Sequence[str], files: Sequence[Path] = (), folder: Path = Path()) -> Asked:
+def asked(words: Sequence[str], files: Sequence[Path] = ()) -> Asked:
     """Sorts a command's words: a preset, or else a file of settings, and `key=value`.
 
     Args:
         words: of which at most one has no `=`.
         files: those of `-c`, which win over that one.
-        folder: that paths of files are relative to.
 
     Raises:
         CommandError: they name more than one preset or file, or neither.
@@ -45,14 +44,12 @@ def asked(words: Sequence[str], files: Sequence[Path] = (), folder: Path = Path(
     pairs = [word for word in words if "=" in word]
     if len(named) > 1:
         raise CommandError(f"One preset or file: {' and '.join(named)} cannot be combined. Add files with -c FILE.")
-    paths = [folder / file for file in files]
-    for word in named:
-        if is_file(word, folder):
-            return Asked(None, [folder / word, *paths], pairs)
-    return Asked(named[0] if named else None, paths, pairs)
+    if named and is_file(named[0]):
+        return Asked(None, [Path(named[0]), *files], pairs)
+    return Asked(named[0] if named else None, [*files], pairs)
 
 
-def is_file(word: str, folder: Path = Path()) -> bool:
+def is_file(word: str) -> bool:
     """Tells whether a word, which is no preset, is the path of a file of settings.
 
     Raises:
@@ -60,18 +57,13 @@ def is_file(word: str, folder: Path = Path()) -> bool:
     """
     if word in presets():
         return False
-    path = folder / word
+    path = Path(word)
     if path.is_file():
         return True
     if path.suffix in (".yaml", ".yml") or "/" in word:
         what = "is a folder, not a file of settings" if path.is_dir() else "does not exist"
         raise CommandError(f"{word} {what}. Name a YAML file, or a preset: {', '.join(presets())}.")
     return False
-
-
-def run_name(preset: str | None, paths: Sequence[Path]) -> str:
-    """Returns what a new run is named after: its preset, or else its last settings file, or else the default preset."""
-    return preset or (paths[-1].stem if paths else DEFAULT_PRESET)
 
 
 def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Settings:

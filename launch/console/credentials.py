@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from dotenv.parser import parse_stream
+from dotenv import dotenv_values
 
 from cory_env.home import expand_home
 from cory_env.shadowing import WORKER_SETUP
@@ -21,8 +21,8 @@ FILE = "CORY_SECRETS"
 """The variable that names the file; by default it is `~/.config/cory/secrets.env`, if that exists."""
 _DEFAULT = "~/.config/cory/secrets.env"
 _NAME = re.compile(
-    r"((TOKEN|KEY|(\b|_)KEYS|SECRET|PASSWORD|PASSWD|(\b|_|PG)(PASS|PAT)|CONNECTION_STRING"
-    r"|(?<!APPLICATION_)CREDENTIALS?)(_?ID)?(_?\d+)?|\bSIG|SIGNATURE)$",  # Google's are a path
+    r"(TOKEN|KEY|(\b|_)KEYS|SECRET|PASSWORD|PASSWD|(\b|_|PG)(PASS|PAT|SIG)|CONNECTION_STRING|SIGNATURE"
+    r"|(?<!APPLICATION_)CREDENTIALS?)(_?ID)?(_?\d+)?$",  # Google's APPLICATION_CREDENTIALS are a path
     re.IGNORECASE,
 )
 _PASSWORD = re.compile(r"(://[^/?#\s:]*:)[^/?#\s]+(?=@)")
@@ -40,11 +40,11 @@ def secret_in(word: str) -> str | None:
         word: with a URI, or with options after a `?`, or without.
     """
     options = word.partition("?")[2]
-    secret = [name for name, _ in parse_qsl(options) if is_secret(name) and not re.search(r"\s", options)]  # else prose
-    if not secret and not _PASSWORD.search(word):
+    is_text = re.search(r"\s", options) is not None
+    names = [] if is_text else [name for name, _ in parse_qsl(options) if is_secret(name)]
+    if not names and not _PASSWORD.search(word):
         return None
-    shown = re.split(r"(?<=://)|(?<=\?)", word)[0]
-    return f"{shown}… holds {secret[0] if secret else 'a password'}"
+    return f"{re.split(r'(?<=://)|(?<=[?])', word)[0]}… holds {names[0] if names else 'a password'}"
 
 
 def without_passwords(text: str) -> str:
@@ -66,26 +66,17 @@ def load_secrets() -> None:
     Values may be quoted, lines begin with `export`, and comments stand between and behind them.
 
     Raises:
-        CommandError: the file that CORY_SECRETS names cannot be read, the file is no text, or a line of it is none of
-            these.
+        CommandError: the file cannot be read, or a line of it is no `NAME=VALUE`.
     """
     named = os.environ.get(FILE)
     file = Path(expand_home(named) if named else os.path.expanduser(_DEFAULT))  # no home directory, no such file
+    if not named and not file.is_file():
+        return
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        if not named:
-            return
-        raise CommandError(f"{file}, the secrets that {FILE} names, cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise CommandError(f"{file} is not UTF-8 text. Write its lines as NAME=VALUE.") from error
-    found: dict[str, str] = {}
-    for entry in parse_stream(StringIO(text)):
-        if entry.key is not None and entry.key.isidentifier() and entry.value is not None:
-            found[entry.key] = entry.value
-        elif entry.error or entry.key is not None:
-            said = entry.original.string
-            number = entry.original.line + said[: len(said) - len(said.lstrip())].count("\n")  # after empty lines
-            raise CommandError(f"{file} line {number} is not NAME=VALUE.")
-    for name, value in found.items():
+        values = dotenv_values(stream=StringIO(file.read_text(encoding="utf-8")), interpolate=False)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"The file of secrets {file} cannot be read: {error}.") from error
+    for name, value in values.items():
+        if value is None:
+            raise CommandError(f"The file of secrets {file} has a line that is not NAME=VALUE.")
         os.environ.setdefault(name, value)

@@ -9,23 +9,12 @@ OWN_PACKAGES = ("cory_env", "policies", "launch")
 """Every exception class that these define carries a message for the user."""
 IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """The variable that Ray sets for the driver of a job."""
-STORAGE = {
-    errno.ENOSPC: "Make room there, or use another folder.",
-    errno.EDQUOT: "Make room there, or use another folder.",
-    errno.EFBIG: "Lift the limit on the size of a file, or use another folder.",
-    errno.EROFS: "Use another folder.",
-    errno.EACCES: "Change its permissions, or use another.",
-    errno.EPERM: "Change its permissions, or use another.",
-}
-"""What a user can do where the operating system refuses a file."""
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors of the operating system that refuse to write or read a file."""
 
 
 class CommandError(Exception):
     """Something that the user can put right; the message says what, where, and how."""
-
-
-class FolderError(CommandError):
-    """The folder that a command writes to was removed or renamed meanwhile."""
 
 
 def reason(error: Exception) -> str:
@@ -44,8 +33,9 @@ def sentence(error: BaseException) -> str | None:
     """Returns what the user can put right, or None where the error is a defect."""
     if type(error).__module__.partition(".")[0] in OWN_PACKAGES:
         return str(error)
-    if isinstance(error, OSError) and error.errno in STORAGE:
-        return f"{error.filename or 'A file'}: {os.strerror(error.errno)}. {STORAGE[error.errno]}"
+    if isinstance(error, OSError) and error.errno in DISK:
+        place = error.filename or "The output"
+        return f"{place}: {os.strerror(error.errno)}. Make room there, correct its permissions, or use another folder."
     if _is_lack_of_memory(error):
         what = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         return f"Memory ran out: {what}. Lower micro_batch, max_prompt or max_response."

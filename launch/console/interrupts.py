@@ -83,20 +83,3 @@ class Interrupts:
 
 def _gets_signals() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-@contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Lets all these signals wait until the context is left; only the main thread ever gets them."""
-    if not _gets_signals():
-        yield
-        return
-    waiting: list[int] = []
-    usual = {number: signal.signal(number, lambda number, _: waiting.append(number)) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-        for caught in waiting:
-            signal.raise_signal(caught)

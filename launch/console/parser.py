@@ -11,10 +11,8 @@ from typing import Any, NoReturn
 
 from cory_env.home import HomeError, expand_home
 from launch.console.errors import cause, sentence
-from launch.console.output import OutputError, ReaderGone, prepare_streams
 
 INTERRUPTED = 128 + signal.SIGINT
-UNREAD = 128 + signal.SIGPIPE
 
 
 def path_or_uri(word: str) -> str:
@@ -133,24 +131,4 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         if debug:
             traceback.print_exception(error)
         print("\n".join([f"Error: {said}", *getattr(error, "__notes__", [])]), file=sys.stderr)
-        return 2
-
-
-def until_unread(command: Callable[[], int]) -> int:
-    """Runs a command, all that it prints included, for as long as somebody reads that.
-
-    Returns:
-        The command's own exit code; 141 where nobody reads on, as in `cory plan | head`; 2 where the output cannot be
-        written for another reason.
-    """
-    prepare_streams()
-    try:
-        try:
-            return command()
-        finally:
-            sys.stdout.flush()
-    except ReaderGone:
-        return UNREAD
-    except OutputError as error:  # what was still in a buffer
-        print(f"Error: {error}", file=sys.stderr)
         return 2

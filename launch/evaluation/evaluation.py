@@ -17,7 +17,7 @@ from cory_env.chain import role_names
 from cory_env.tasks import Split, Task
 from launch.cluster import session
 from launch.console import output
-from launch.console.errors import CommandError, FolderError
+from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
 from launch.evaluation.batches import Batches
@@ -27,7 +27,7 @@ from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
 from launch.run_folder.journal import replace_text
 from launch.run_folder.locations import NAMED, add_module_folders, located
-from launch.run_folder.locks import folder_watched, lock_folder
+from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import Batch, Evaluation, plain
 from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, compare, function_names
@@ -108,7 +108,6 @@ class Plan(NamedTuple):
         """Everything that the responses depend on, as JSON: two plans with the same one give the same responses."""
         assert self.sources is not None
         split = self.split if self.split in self.sources.queries else "test"
-        queries = self.sources.queries[split][: self.queries]
         average = {"average": True} if self.settings.evaluate_average else {}  # else as earlier versions wrote it
         return {
             **average,
@@ -120,7 +119,7 @@ class Plan(NamedTuple):
             "llms": self.sources.llms,
             "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),
             "split": self.split,
-            "data": {"queries": self.queries, "checksum": zlib.crc32(repr(queries).encode())},
+            "data": {"queries": self.queries, "checksum": self.sources.queries[split]["digest"]},
             "samples": self.samples,
         }
 
@@ -186,16 +185,12 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
 
     Returns:
         0; 128 + the number of the signal that stopped it.
-
-    Raises:
-        FolderError: the folder was renamed or removed.
     """
     if folder.batches.done == len(folder.batches.work):
         return 0
     interrupts = Interrupts(lambda: None)
     try:
         with contextlib.ExitStack() as around:
-            around.enter_context(folder_watched(folder.path, lambda path: f"What was done is in {path}."))
             if not debug:
                 around.enter_context(output.output_into(folder.log))
             around.enter_context(output.warnings_told(lambda text: voice.say(text, True)))
@@ -208,8 +203,6 @@ def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool)
     except KeyboardInterrupt:
         voice.say(f"Aborted. {folder.batches.progress}", True)
         return interrupts.exit_code
-    except FolderError:
-        raise
     except Exception as error:
         error.add_note(folder.batches.progress)
         raise

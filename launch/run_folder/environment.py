@@ -29,26 +29,27 @@ class Hardware(TypedDict):
 
 def versions() -> dict[str, str]:
     """Returns the versions of this distribution, in a checkout with its commit, of Python, and of what computes."""
-    found = {"cory-rllib": " ".join(filter(None, (own_version(), _commit()))), "python": platform.python_version()}
+    installed = {"cory-rllib": " ".join(filter(None, (own_version(), _commit()))), "python": platform.python_version()}
     for name in COMPUTING:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def hardware() -> Hardware:
     """Returns what this machine is, as Linux knows it."""
-    lines = _lines(Path("/proc/cpuinfo"))
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     flags = next((line for line in lines if line.startswith("flags")), "").split()
+    gpus = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()  # without loading torch
     return Hardware(
         cpu=names[0] if names else platform.processor(),
         cores=os.cpu_count() or 1,
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         bf16=any(flag in flags for flag in BF16),
-        gpu=_gpu(),
+        gpu=", ".join(gpus) or None,
     )
 
 
@@ -60,38 +61,16 @@ def in_words() -> str:
     return f"{', '.join(' '.join(item) for item in versions().items())}; {', '.join(parts)}"
 
 
-def _commit() -> str | None:
+def _commit() -> str:
     """Returns the commit of the checkout that this is, with `-dirty` where files were changed since."""
     checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists():
-        return None
-    return _said_by("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12").strip() or None
+    is_checkout = (checkout / ".git").exists()
+    return _output("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12") if is_checkout else ""
 
 
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text().splitlines()
-    except OSError:
-        return []
-
-
-def _gpu() -> str | None:
-    """Returns the names of NVIDIA's GPUs, without loading torch."""
-    found = _said_by("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").split("\n")
-    return ", ".join(name.strip() for name in found if name.strip()) or None
-
-
-def _said_by(*command: str) -> str:
+def _output(*command: str) -> str:
     """Returns what a program prints, or nothing if there is none, it fails, or it hangs, as on an ill GPU."""
     try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-    except OSError:
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return ""
-    try:
-        output, _ = process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()  # without a wait, as `subprocess.run` has: nothing ends a process that waits for an ill device
-        return ""
-    return output if process.returncode == 0 else ""

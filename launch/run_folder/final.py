@@ -134,16 +134,12 @@ def read(file: Path) -> Final | None:
     if not file.exists():
         return None
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        kept = Final(update=found["update"], policy=dict(found["policy"]))
-        for key in ("last_answer", "influence"):
-            if key in found:
-                kept[key] = dict(found[key])
-        lists = (*kept["policy"].values(), *kept.get("last_answer", {}).values())
+        final: Final = json.loads(file.read_text(encoding="utf-8"))
+        lists = (*final["policy"].values(), *final.get("last_answer", {}).values())
         if not all("metrics" in response for responses in lists for response in responses):
             raise ValueError("it does not hold one record per response")
-        return kept
-    except (ValueError, KeyError, TypeError) as error:
+        return final
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommandError(
             f"{file} is damaged: {error}. Remove it: all but the last responses is elsewhere."
         ) from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.console.errors import CommandError, FolderError
+from launch.console.errors import CommandError
 from launch.run_folder.records import plain
 from policies.models.whole_folder import naming, sync
 
@@ -24,7 +24,7 @@ class Journal:
         """Writes one record to the disk before it returns.
 
         Raises:
-            FolderError: its folder is gone.
+            CommandError: its folder is gone.
         """
         line = json.dumps(plain(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
         with _folder_needed(self.path), naming(self.path), self.path.open("a", encoding="utf-8") as file:
@@ -61,7 +61,7 @@ def replace_text(path: Path, text: str) -> None:
     """Gives a file new content, in one step: a reader, or a kill, finds the old content or the new.
 
     Raises:
-        FolderError: its folder is gone.
+        CommandError: its folder is gone.
     """
     beside = path.with_name(f".{path.name}.new")
     with _folder_needed(path):
@@ -78,11 +78,11 @@ def _folder_needed(path: Path) -> Iterator[None]:
     """Says which folder is missing if a file cannot be written for that reason.
 
     Raises:
-        FolderError: there is no such folder.
+        CommandError: there is no such folder.
     """
     try:
         yield
     except FileNotFoundError as error:
         if path.parent.is_dir():
             raise
-        raise FolderError(f"The folder {path.parent} is gone: it was removed or renamed meanwhile.") from error
+        raise CommandError(f"The folder {path.parent} is gone: it was removed or renamed meanwhile.") from error

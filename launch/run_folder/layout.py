@@ -51,11 +51,11 @@ TENSORBOARD = "tensorboard"
 WANDB, WANDB_ID = "wandb", "wandb.id"
 TRACKIO_ID = "trackio.id"
 """What Weights & Biases keeps, and the id under which its run goes on."""
-FILES = (CONFIG, SOURCES, METRICS, SAMPLES, LOG, RUN_ID, WANDB_ID, TRACKIO_ID)
-FOLDERS = (CHECKPOINTS, TENSORBOARD, WANDB)
+BEGUN = (
+    *(CONFIG, SOURCES, METRICS, SAMPLES, LOG, RUN_ID, WANDB_ID, TRACKIO_ID, CHECKPOINTS, TENSORBOARD, WANDB),
+    *(f".{CONFIG}.new", f".{SOURCES}.new"),  # of a kill in the middle of a write
+)
 """What a run that ended before anything of it was saved may have left."""
-UNFINISHED = (f".{CONFIG}.new", f".{SOURCES}.new")
-"""What a kill may have left of the first files."""
 
 
 def new_folder(name: str) -> Path:

@@ -17,7 +17,6 @@ from typing import NamedTuple, Self
 
 from launch.console.errors import CommandError
 from launch.run_folder.layout import LEASE
-from launch.run_folder.locks import NoLocks, lock_folder
 from launch.run_folder.storage import Storage, StorageError
 
 RENEWED = 30.0
@@ -69,19 +68,13 @@ class Lease:
         """Takes the run, and the local folder in which it works, which this process has locked."""
         self._storage = storage
         self._folder = folder
-        self._lock = contextlib.ExitStack()
         self._released = threading.Event()
-        self._heartbeat = threading.Thread(target=self._renew_again_and_again, daemon=True)
+        self._heartbeat = threading.Thread(target=self._keep_renewing, daemon=True)
 
     def __enter__(self) -> Self:
         """Takes the lease, and renews it from then on.
 
-        Storage that is a folder with locks is locked too, as another process may train there without a URI. Whatever
-        the record says, who wrote it has then ended; or is on a machine that locks do not reach, and stops at its next
-        upload.
-
         Raises:
-            CommandError: another process has the lock of the folder.
             Held: another process has it, or takes it at the same time and wrote last. None has that worked in the same
                 local folder: its lock says that it ended.
             StorageError: storage cannot be read or written.
@@ -90,17 +83,9 @@ class Lease:
         if not file.exists():
             file.write_text(secrets.token_hex(8))
         self._writer = file.read_text()
-        with contextlib.ExitStack() as stack:
-            is_locked = False
-            if self._storage.folder is not None:
-                with contextlib.suppress(NoLocks):
-                    stack.enter_context(lock_folder(self._storage.folder))
-                    is_locked = True
-            if not is_locked:
-                self._refuse_other()
-            self._write()
-            self._refuse_other()
-            self._lock = stack.pop_all()
+        self._refuse_other()
+        self._write()
+        self._refuse_other()
         self._heartbeat.start()
         return self
 
@@ -111,7 +96,6 @@ class Lease:
         with contextlib.suppress(StorageError):
             if self._is_owner(self._owner()):
                 self._storage.remove(LEASE)
-        self._lock.close()
 
     def renew(self) -> None:
         """Says that the owner lives.
@@ -129,7 +113,7 @@ class Lease:
             )
         self._write()
 
-    def _renew_again_and_again(self) -> None:
+    def _keep_renewing(self) -> None:
         while not self._released.wait(RENEWED):
             with contextlib.suppress(StorageError):  # the next upload reports it
                 self.renew()

@@ -18,8 +18,6 @@ NAMED = (*BY_CONTENT, "start_from")
 """Settings that name files or folders."""
 NOT_CALLED = (ROOT / "policies", ROOT / "launch")
 """Our packages in whose place a function's process imports a user's module of that name."""
-_added: list[str] = []
-"""Folders of runs that were added to `sys.path`, the latest first."""
 
 
 def located(
@@ -82,26 +80,19 @@ def module_file(function: str) -> Path | None:
 def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> None:
     """Lets this process, and those that it starts, import the modules of functions from where a run had them.
 
-    Only modules that are not found otherwise: the run's folder comes after all others, the present one included, but
-    before those that were added for other runs.
+    Only modules that are not found otherwise: the run's folder comes after all others, the present one included.
 
     Args:
         functions: their names.
         paths: where the run's files lay.
     """
-    before, latest = {*_added}, [path for path in _added if path in sys.path]
     search_working_folder()
     for name in functions:
-        recorded, file = paths.get(shown(name)), module_file(name)
-        if recorded is None or not Path(recorded).is_file():
-            continue
-        if file is None or any(file.is_relative_to(folder) for folder in before):
+        recorded = paths.get(shown(name))
+        if recorded is not None and module_file(name) is None and Path(recorded).is_file():
             folder = str(Path(recorded).parents[parse_spec(name)[0].count(".")])
-            latest = [folder, *(path for path in latest if path != folder)]
-    inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:] = [*(path for path in sys.path if path not in before), *latest]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*(path for path in inherited if path not in before), *latest])
-    _added[:] = latest
+            sys.path.append(folder)
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder)))
 
 
 def _locate(key: str, value: str, paths: Mapping[str, str], needed: bool, settable: bool, absolute: bool) -> str:

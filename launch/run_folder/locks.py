@@ -5,13 +5,11 @@ import errno
 import fcntl
 import os
 import platform
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
 
 from filelock import FileLock, Timeout
 
-from launch.console.errors import CommandError, FolderError
+from launch.console.errors import CommandError
 from launch.run_folder.layout import LOCK
 
 LOOK = 0.1
@@ -89,74 +87,3 @@ def lock_holder(path: Path) -> str | None:
     except OSError:  # there is none, or its file system has no locks
         pass
     return None
-
-
-class FolderHandle:
-    """An open folder, which is found again when it is renamed. A context, which closes it."""
-
-    def __init__(self, path: Path) -> None:
-        """Opens a folder."""
-        self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-    def in_place(self) -> bool:
-        """Tells whether the folder still has its path; another folder that has it now does not count."""
-        return self._is_at(self.path)
-
-    def find(self) -> Path:
-        """Returns the folder's present path, relative to the working directory if it is below that.
-
-        Raises:
-            FolderError: it was removed, or moved to another file system.
-        """
-        if self.in_place():
-            return self.path
-        path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
-        if not self._is_at(path):
-            raise FolderError(f"The folder {self.path} is gone: it was removed, or moved to another disk.")
-        working = Path.cwd()
-        return path.relative_to(working) if path.is_relative_to(working) else path
-
-    def check(self) -> None:
-        """Makes sure that the folder still has its path.
-
-        Raises:
-            FolderError: it was renamed or removed.
-        """
-        if not self.in_place():
-            raise FolderError(f"The folder {self.path} was renamed to {self.find()} meanwhile.")
-
-    def _is_at(self, path: Path) -> bool:
-        try:
-            return os.path.samestat(os.stat(path), os.fstat(self._descriptor))
-        except OSError:
-            return False
-
-
-@contextlib.contextmanager
-def folder_watched(path: Path, resume_hint: Callable[[Path], str]) -> Iterator[FolderHandle]:
-    """Replaces any error by one sentence if a folder was renamed or removed meanwhile, which explains it.
-
-    Args:
-        path: the folder.
-        resume_hint: says how to resume in the folder's new path.
-
-    Raises:
-        FolderError: it was renamed or removed.
-    """
-    with FolderHandle(path) as handle:
-        try:
-            yield handle
-        except Exception as error:
-            if handle.in_place():
-                raise
-            renamed = handle.find()
-            raise FolderError(
-                f"The folder {path} was renamed to {renamed} meanwhile. {resume_hint(renamed)}"
-            ) from error

@@ -8,32 +8,31 @@ import platform
 import secrets
 import shlex
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
 from launch.console.configuration import as_yaml, read_file
-from launch.console.errors import CommandError, FolderError
-from launch.console.interrupts import held
-from launch.run_folder.checkpoints import Checkpoints
+from launch.console.errors import CommandError, make_folder
+from launch.run_folder import manifest
+from launch.run_folder.checkpoints import Checkpoints, name_of
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import (
+    BEGUN,
     CHECKPOINTS,
     CONFIG,
     CURVES,
-    FILES,
     FINAL,
-    FOLDERS,
     LOG,
     METRICS,
     ORIGIN,
     RUN_ID,
     SAMPLES,
-    UNFINISHED,
     WRITERS,
     new_folder,
 )
 from launch.run_folder.lease import Lease, Lost
-from launch.run_folder.locks import FolderHandle, NoLocks, lock_folder
+from launch.run_folder.locks import NoLocks, lock_folder
 from launch.run_folder.records import Update, best_of
 from launch.run_folder.storage import Storage, StorageError, is_uri, updates_in
 from policies.settings.settings import Settings, SettingsError, kept_settings
@@ -44,14 +43,6 @@ class Run:
 
     def __init__(self, path: Path, storage: Storage | None = None) -> None:
         """Names a run's folder, which may not exist yet, and the storage that it is uploaded to, or was copied from."""
-        self._set_path(path)
-        self.storage = storage
-        self._lock: contextlib.ExitStack | None = None
-        self._handle: FolderHandle | None = None
-        self._lease: Lease | None = None
-        self._is_new = False  # its folder was made for it, and goes if it is refused
-
-    def _set_path(self, path: Path) -> None:
         self.path = path
         self.metrics = Journal(path / METRICS)
         self.samples = Journal(path / SAMPLES)
@@ -59,6 +50,10 @@ class Run:
         self.final = path / FINAL
         self.log = path / LOG
         self.curves = path / CURVES
+        self.storage = storage
+        self._lock: contextlib.ExitStack | None = None
+        self._lease: Lease | None = None
+        self._is_new = False  # its folder was made for it, and goes if it is refused
 
     @classmethod
     def create(cls, place: str | Path | None, name: str = "") -> "Run":
@@ -76,14 +71,10 @@ class Run:
             return cls._create_in_storage(str(place))
         run = cls(new_folder(name) if place is None else Path(place))
         run._is_new = place is None or not run.path.exists()
-        _make_folder(run.path)
+        make_folder(run.path)
         if not run.exists() and run._entries():
             raise CommandError(f"{run.path} is not empty: empty it, or name another folder with --out.")
-        try:
-            run.lock()
-        except NoLocks:
-            run._remove_new_folder()
-            raise
+        run.lock()
         if run.exists() and run.checkpoints.empty():
             run._clear()
         if run._entries():
@@ -96,10 +87,13 @@ class Run:
     @classmethod
     def _create_in_storage(cls, uri: str) -> "Run":
         storage = Storage(uri)
-        _refuse_begun(storage)  # before anything is touched
         run = cls._work_on(storage)
         try:
-            _refuse_begun(storage)  # another process may have begun one, and ended, since
+            if is_begun(uri):
+                raise CommandError(
+                    f"{uri} has a run, there or in {run.path} on {platform.node()}: go on with it by "
+                    f"`{run.resume_command()}`, or name another place with --out."
+                )
         except CommandError:
             run.unlock()
             raise
@@ -135,8 +129,9 @@ class Run:
         run = cls._work_on(storage)
         is_same = run.read(RUN_ID) == storage.read(RUN_ID)
         local, remote = run.checkpoints.latest_whole() if is_same else -1, max(storage.updates(), default=-1)
+        latest = f"{CHECKPOINTS}/{name_of(local)}/{manifest.NAME}"
         # At equal updates: another machine may have been set back, and have done the last one anew.
-        if remote < 0 or local > remote or (local == remote and storage.has_same(run.path, local)):
+        if remote < 0 or local > remote or (local == remote and run.read(latest) == storage.read(latest)):
             run.upload()
         else:
             _empty(run.path)
@@ -147,10 +142,10 @@ class Run:
     def _work_on(cls, storage: Storage) -> "Run":
         """Locks a run in storage, and the local folder in which it works."""
         run = cls(storage.cache("runs"), storage)
-        _make_folder(run.path, " Set XDG_CACHE_HOME to a folder that can be written.")
+        make_folder(run.path)
         if storage.folder is not None:
             run._is_new = not storage.folder.exists()
-            _make_folder(storage.folder)
+            make_folder(storage.folder)
         run.lock()
         return run
 
@@ -161,7 +156,7 @@ class Run:
 
     def exists(self) -> bool:
         """Tells whether a run was started here: other programs have a file of that name too."""
-        return (self.read(CONFIG) or b"").startswith(ORIGIN.encode())
+        return _is_config(self.read(CONFIG))
 
     def lock(self) -> None:
         """Takes the run for this process, until it ends, unless it has it already.
@@ -175,8 +170,10 @@ class Run:
             return
         with contextlib.ExitStack() as stack:
             stack.enter_context(lock_folder(self.path))
-            self._handle = stack.enter_context(FolderHandle(self.path))
             if self.storage is not None:
+                if self.storage.folder is not None:  # another process may train there without a URI
+                    with contextlib.suppress(NoLocks):
+                        stack.enter_context(lock_folder(self.storage.folder))
                 self._lease = stack.enter_context(Lease(self.storage, self.path))
             self._lock = stack.pop_all()
 
@@ -184,36 +181,13 @@ class Run:
         """Lets other processes write here again."""
         if self._lock is not None:
             self._lock.close()
-            self._lock = self._handle = self._lease = None
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the folder is still where it was when it was locked."""
-        return self._handle is None or self._handle.in_place()
-
-    def follow(self) -> bool:
-        """Takes the path of the locked folder if it was renamed; not of a run in storage, whose folder nobody renames.
-
-        Returns:
-            Whether it was renamed since this was last asked.
-
-        Raises:
-            FolderError: it was removed, or moved to another file system.
-        """
-        if self._handle is None or self._handle.in_place():
-            return False
-        path = self._handle.find()
-        if self.storage is not None:
-            raise FolderError(f"The folder {self.path}, where the run is kept until it is in storage, was renamed.")
-        self._set_path(path)
-        self._handle.path = path
-        return True
+            self._lock = self._lease = None
 
     def write_settings(self, settings: Settings, origin: str) -> None:
         """Writes `config.yaml`; its first lines are the commands that made it, `origin` the latest."""
         file = self.path / CONFIG
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        comments = [line for line in lines if line.startswith("# ")] + [f"# {origin}"]
+        comments = [line for line in lines if line.startswith("# ")] + [f"# {' '.join(origin.splitlines())}"]
         replace_text(file, "\n".join(comments) + "\n" + as_yaml(settings))
 
     def settings(self) -> Settings:
@@ -316,20 +290,20 @@ class Run:
     def remove_local(self) -> None:
         """Removes the local folder of a run that storage has all of, and unlocks both."""
         if self.storage is not None:
-            with held():
-                shutil.rmtree(self.path.parent)
-                self.unlock()
+            shutil.rmtree(self.path.parent)
+            self.unlock()
 
     def abort(self) -> None:
         """Removes a locked run that was refused before anything of it was recorded, also from storage if it owns that.
 
-        Not if its folder is gone: what was recorded is then not known, and another run may have its path.
+        Not if its folder is gone: what was recorded is then not known.
         """
-        if self.metrics.path.exists() or not self.in_place:
+        if self.metrics.path.exists() or not self.path.is_dir():
             return
         if self.storage is None:
             self._clear()
-            self._remove_new_folder()
+            if self._is_new and not self._entries():
+                shutil.rmtree(self.path)
             self.unlock()
             return
         with contextlib.suppress(StorageError):
@@ -342,21 +316,11 @@ class Run:
 
     def _entries(self) -> list[Path]:
         """Returns what lies in the folder, but for what says who may write there, and what a kill left unfinished."""
-        entries = (entry for entry in self.path.iterdir() if not entry.name.startswith(WRITERS))
-        return [entry for entry in entries if entry.name not in UNFINISHED]
-
-    def _remove_new_folder(self) -> None:
-        """Removes the folder if it was made for this run, and nothing else is in it."""
-        if self._is_new and not self._entries():
-            shutil.rmtree(self.path)
+        return [path for path in self.path.iterdir() if not path.name.startswith(WRITERS) and path.suffix != ".new"]
 
     def _clear(self) -> None:
         """Removes a run that ended before anything of it was saved."""
-        for entry in self.path.iterdir():
-            if entry.name in (*FILES, *UNFINISHED):
-                entry.unlink()
-            elif entry.name in FOLDERS:
-                shutil.rmtree(entry)
+        _remove(self.path / name for name in BEGUN)
 
 
 def is_begun(place: str) -> bool:
@@ -371,29 +335,22 @@ def is_begun(place: str) -> bool:
         return run.exists() and not run.checkpoints.empty()
     storage = Storage(place)
     files = storage.files()
-    if files and not storage.is_run():
+    if files and not _is_config(storage.read(CONFIG)):
         raise CommandError(f"{storage.uri} is not empty and holds no run: empty it, or name another place.")
     return bool(updates_in(files)) or not Run(storage.cache("runs")).checkpoints.empty()
 
 
-def _refuse_begun(storage: Storage) -> None:
-    if is_begun(storage.uri):
-        raise CommandError(
-            f"{storage.uri} has a run, there or in {storage.cache('runs')} on {platform.node()}: go on with it by "
-            f"`cory train --resume {shlex.quote(storage.uri)}`, or name another place with --out."
-        )
-
-
-def _make_folder(path: Path, hint: str = "") -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"The run's folder {path} cannot be made: {error.strerror}.{hint}") from error
+def _is_config(content: bytes | None) -> bool:
+    return content is not None and content.startswith(ORIGIN.encode())
 
 
 def _empty(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif not entry.name.startswith(WRITERS):
-            entry.unlink()
+    _remove(path for path in folder.iterdir() if not path.name.startswith(WRITERS))
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -2,21 +2,19 @@
 
 paths            by names in the settings, such as `questions.jsonl`: where the file or folder lay
 task             the class of the task, and its templates; without the queries
-queries          by split, a checksum of each query with its columns, in order
-llms             by LLM, digests of its model's files, or the commit of a hub model; of its tokenizer; of its chat
-                 template, if `chat` is set
+queries          by split, how many there are, and a digest of them with their columns, in order
+llms             by LLM, a digest of its model's files, or the id and commit of a hub model; digests of its tokenizer
+                 and, if `chat` is set, of its chat template
 functions        name and digest of the code of the reward (each of several), a credit scheme and a task of the user's
 changes          what differed at a resume that allowed it, and after which update
 
 What it does not see: files that a reward's code reads or imports, and what `policies.models.fingerprint` names.
 """
 
-import base64
 import hashlib
 import importlib
 import json
 import os
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -37,8 +35,6 @@ from policies.settings.settings import Settings, Tokenizers
 
 SPLITS: dict[Split, str] = {"train": "training", "validation": "validation", "test": "test"}
 """What messages call the queries of a split."""
-LONGEST_TEXT = 60
-"""Characters of a query that messages show."""
 
 
 class Change(NamedTuple):
@@ -68,11 +64,18 @@ class Change(NamedTuple):
         return "held-out figures" if self.part in SPLITS else "figures"
 
 
+class Queries(TypedDict):
+    """The queries of a split."""
+
+    count: int
+    digest: str
+
+
 class LLM(TypedDict):
     """What an LLM starts from."""
 
-    files: dict[str, str]
-    """As of `model_files`."""
+    model: str
+    """A digest of its files, or `ID@COMMIT` on the hub."""
     tokenizer: str
     chat_template: str | None
     """None without `chat`."""
@@ -84,14 +87,14 @@ class Sources:
 
     paths: dict[str, str]
     task: dict[str, Any] | None
-    queries: dict[str, list[int]]
+    queries: dict[str, Queries]
     llms: dict[str, LLM]
     functions: list[list[str | None]]
-    changes: tuple[dict[str, Any], ...] = ()
+    changes: list[dict[str, Any]]
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Reads `sources.json` in a folder; None where an earlier version made the run.
+        """Reads `sources.json` in a folder; None if there is none.
 
         Raises:
             CommandError: it is damaged.
@@ -100,26 +103,15 @@ class Sources:
         if not file.is_file():
             return None
         try:
-            return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
             raise CommandError(
                 f"{file} is damaged ({error}). Restore it, or remove it and resume with --allow-changes."
             ) from error
 
     def write(self, folder: Path) -> None:
-        """Writes `sources.json`, in one step."""
-        replace_text(folder / SOURCES, json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n")
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Makes it of what `to_json` gave."""
-        queries = {split: list(array("I", base64.b64decode(text))) for split, text in values["queries"].items()}
-        return cls(**{**values, "queries": queries, "changes": tuple(values["changes"])})
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON can hold it: checksums of queries as 32-bit numbers in base64."""
-        queries = {split: base64.b64encode(array("I", sums)).decode() for split, sums in self.queries.items()}
-        return {**asdict(self), "queries": queries, "changes": list(self.changes)}
+        """Writes `sources.json` atomically."""
+        replace_text(folder / SOURCES, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     def continuing(self, before: Self, settings: Settings, changes: Sequence[Change], update: int) -> Self:
         """Returns what a run is made from that resumes after an update.
@@ -132,7 +124,7 @@ class Sources:
         """
         paths = absolute_paths(settings, function_names(settings, settings.whole_reward))
         noted = [{"update": update, "part": change.part, "text": change.text} for change in changes]
-        return replace(self, paths={**before.paths, **paths}, changes=(*before.changes, *noted))
+        return replace(self, paths={**before.paths, **paths}, changes=[*before.changes, *noted])
 
 
 def sources_of(settings: Settings, task: Task, tokenizers: Tokenizers) -> Sources:
@@ -146,27 +138,30 @@ def sources_of(settings: Settings, task: Task, tokenizers: Tokenizers) -> Source
     Raises:
         OSError: a model's file cannot be read.
     """
+    names = list(function_names(settings, task.reward))
     return Sources(
-        paths=absolute_paths(settings, function_names(settings, task.reward)),
+        paths=absolute_paths(settings, names),
         task=_prompts(task),
         queries=queries_of(task),
         llms=llms_of(settings, tokenizers),
-        functions=[[shown(name), function_digest(name)] for name in function_names(settings, task.reward)],
+        functions=[[shown(name), function_digest(name)] for name in names],
+        changes=[],
     )
 
 
-def queries_of(task: Task) -> dict[str, list[int]]:
-    """Returns the checksums of the queries of each split, in their order."""
-    return {split: [query.checksum for query in task.queries(split)] for split in task.splits}
+def queries_of(task: Task) -> dict[str, Queries]:
+    """Returns what identifies the queries of each split, in their order."""
+    sums = {split: [query.checksum for query in task.queries(split)] for split in task.splits}
+    return {split: Queries(count=len(each), digest=_digest(repr(each))) for split, each in sums.items()}
 
 
 def llms_of(settings: Settings, tokenizers: Tokenizers) -> dict[str, LLM]:
     """Returns what each LLM starts from, as of `sources_of`."""
-    files = {path: model_files(path) for path in dict.fromkeys(settings.model_paths.values())}
+    models = {path: _model(path) for path in dict.fromkeys(settings.model_paths.values())}
     rules = {key: fingerprint(each) for key, each in {id(each): each for each in tokenizers.values()}.items()}
     return {
         llm: LLM(
-            files=files[path],
+            model=models[path],
             tokenizer=rules[id(tokenizers[llm])],
             chat_template=_digest(repr(tokenizers[llm].chat_template)) if settings.chat else None,
         )
@@ -183,16 +178,22 @@ def compare(before: Sources, settings: Settings, task: Task, now: Sources) -> li
         task: of these settings.
         now: what they are made from now.
     """
-    return [
-        *_of_queries(before, settings, task, now),
-        *_of_prompts(before, now),
-        *compare_llms(before, settings, now.llms),
-        *(
-            Change("function", f"The code of {name} has changed")
-            for (name, digest), (_, other) in zip(before.functions, now.functions, strict=False)
-            if digest != other
-        ),
-    ]
+    changes = []
+    for split, kind in SPLITS.items():
+        old, new = before.queries.get(split), now.queries.get(split)
+        if old != new:
+            data = (settings.eval_data if split != "train" else None) or settings.data
+            counts = f"{new['count'] if new else 0} now, {old['count'] if old else 0} then"
+            source = _changed(data or f"The data of task {task.name}", before)
+            changes.append(Change(split, f"{source}: its {kind} queries differ ({counts})"))
+    templates = [name for name, text in (before.task or {}).items() if text != (now.task or {}).get(name)]
+    if templates:
+        changes.append(Change("prompts", f"The task's {', '.join(templates)} changed"))
+    changes += compare_llms(before, settings, now.llms)
+    for (name, digest), (_, other) in zip(before.functions, now.functions, strict=False):
+        if digest != other:
+            changes.append(Change("function", f"The code of {name} has changed"))
+    return changes
 
 
 def compare_llms(before: Sources, settings: Settings, now: Mapping[str, LLM]) -> list[Change]:
@@ -202,22 +203,17 @@ def compare_llms(before: Sources, settings: Settings, now: Mapping[str, LLM]) ->
         if llm not in before.llms:  # of a longer chain than the run's
             continue
         old, new = before.llms[llm], now[llm]
-        files, new_files = old["files"], new["files"]
-        if files == new_files:
-            pass
-        elif HUB in files and files[HUB] == new_files.get(HUB):
-            text = f"The model {name} has moved on the hub from commit {files[COMMIT]:.7} to {new_files[COMMIT]:.7}"
+        (hub, at, commit), (new_hub, _, new_commit) = old["model"].partition("@"), new["model"].partition("@")
+        if at and hub == new_hub and commit != new_commit:
+            text = f"The model {name} has moved on the hub from commit {commit:.7} to {new_commit:.7}"
             changes[Change("commit", text)] = None
-        else:
-            names = files.keys() | new_files.keys()
-            differing = sorted(file for file in names if files.get(file) != new_files.get(file))
-            verb = "differ" if len(differing) > 1 else "differs"
-            which = "" if HUB in names else f": its {', '.join(differing[:3])} {verb}"
-            changes[Change("model", f"The model {_named(name, before)}{which}")] = None
+        elif old["model"] != new["model"]:
+            changes[Change("model", f"The model {_changed(name, before)}")] = None
         if old["tokenizer"] != new["tokenizer"]:
-            changes[Change("tokenizer", f"The tokenizer of {_named(name, before)}")] = None
-        if None not in (templates := (old["chat_template"], new["chat_template"])) and templates[0] != templates[1]:
-            changes[Change("chat_template", f"The chat template of {_named(name, before)}")] = None
+            changes[Change("tokenizer", f"The tokenizer of {_changed(name, before)}")] = None
+        templates = {old["chat_template"], new["chat_template"]}
+        if None not in templates and len(templates) > 1:
+            changes[Change("chat_template", f"The chat template of {_changed(name, before)}")] = None
     return list(changes)
 
 
@@ -251,8 +247,13 @@ def function_digest(name: str) -> str | None:
     if file is None:
         return None
     named = [Path(value) for value in parse_spec(name)[2].values()]
-    beside = [model_files(str(path)) if path.is_dir() else path.read_bytes() for path in named if path.exists()]
+    beside = [_model(str(path)) if path.is_dir() else path.read_bytes() for path in named if path.exists()]
     return _digest(repr((file.read_bytes(), beside)))
+
+
+def _model(path: str) -> str:
+    files = model_files(path)
+    return f"{files[HUB]}@{files[COMMIT]}" if HUB in files else _digest(repr(files))
 
 
 def _prompts(task: Task) -> dict[str, Any] | None:
@@ -265,38 +266,12 @@ def _prompts(task: Task) -> dict[str, Any] | None:
     return {"class": f"{kind.__module__}:{kind.__qualname__}", **values}
 
 
-def _of_queries(before: Sources, settings: Settings, task: Task, now: Sources) -> Iterator[Change]:
-    """Yields the first query of each split that differs."""
-    for split in SPLITS:
-        old, new = before.queries.get(split, []), now.queries.get(split, [])
-        if old == new:
-            continue
-        data = (settings.eval_data if split != "train" else None) or settings.data
-        source = _named(data or f"The data of task {task.name}", before)
-        at = next((at for at, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
-        if at is None and len(new) < len(old):
-            yield Change(split, f"{source}: {len(new)} {SPLITS[split]} queries, not {len(old)}")
-            continue
-        at = len(old) if at is None else at
-        text = " ".join(task.queries(split)[at].text.split())
-        text = text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."
-        what = "is new" if at == len(old) else "differs"
-        yield Change(split, f"{source}: {SPLITS[split]} query {at + 1}, {text!r}, {what}")
-
-
-def _of_prompts(before: Sources, now: Sources) -> Iterator[Change]:
-    old, new = before.task or {}, now.task or {}
-    names = [name for name in old if old[name] != new.get(name)]
-    if names:
-        yield Change("prompts", f"The task's {', '.join(names)} changed")
-
-
-def _named(name: str, before: Sources) -> str:
+def _changed(name: str, before: Sources) -> str:
     """Returns the beginning of a sentence on data or a model that differs from what a run began with."""
     path = path_in(name)
     recorded = before.paths.get(path)
-    elsewhere = recorded is not None and Path(path).exists() and os.path.abspath(path) != recorded
-    return f"{name} is not what training began with{f', {recorded}' if elsewhere else ''}"
+    is_elsewhere = recorded is not None and Path(path).exists() and os.path.abspath(path) != recorded
+    return f"{name} is not what training began with{f', {recorded}' if is_elsewhere else ''}"
 
 
 def _digest(text: str) -> str:

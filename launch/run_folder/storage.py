@@ -8,17 +8,15 @@ removed first: a folder without one is no checkpoint.
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from launch.console.credentials import secret_in
 from launch.console.errors import IN_JOB, CommandError
-from launch.console.interrupts import held
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, name_of, update_of
-from launch.run_folder.layout import CHECKPOINTS, CONFIG, FINAL, LEASE, METRICS, ORIGIN, SAMPLES, SOURCES, WRITERS
+from launch.run_folder.layout import CHECKPOINTS, CONFIG, FINAL, METRICS, SAMPLES, SOURCES, WRITERS
 from policies.models.cached_folder import user_cache
 
 if TYPE_CHECKING:
@@ -99,12 +97,6 @@ class Storage:
             raise CommandError(f"{uri} is no place for a run: {_reason(error)}. Use s3://, gs://, file:///") from error
         self._base = base.rstrip("/")
         self._uploaded: dict[str, tuple[int, int]] = {}  # by name, (size, time of change) of what was uploaded
-        self._damaged: set[int] = set()  # updates whose checkpoints there are not what they were
-
-    @property
-    def name(self) -> str:
-        """The run's."""
-        return PurePosixPath(self.uri.partition("?")[0]).name
 
     @property
     def folder(self) -> Path | None:
@@ -121,7 +113,8 @@ class Storage:
         Args:
             kind: `runs` of those that work there, `looked-at` of those that are read.
         """
-        return user_cache() / kind / hashlib.sha256(self.uri.encode()).hexdigest()[:12] / self.name
+        name = PurePosixPath(self.uri.partition("?")[0]).name
+        return user_cache() / kind / hashlib.sha256(self.uri.encode()).hexdigest()[:12] / name
 
     def files(self) -> "dict[str, FileInfo]":
         """Returns all files of the run there, by their paths relative to it.
@@ -144,23 +137,6 @@ class Storage:
         """
         return updates_in(self.files())
 
-    def has_same(self, folder: Path, update: int) -> bool:
-        """Tells whether the checkpoint of an update there is the one in a run's folder, by their manifests.
-
-        Raises:
-            StorageError: storage cannot be read.
-        """
-        name = f"{CHECKPOINTS}/{name_of(update)}/{manifest.NAME}"
-        return self.read(name) == (folder / name).read_bytes()
-
-    def is_run(self) -> bool:
-        """Tells whether a run was started there.
-
-        Raises:
-            StorageError: storage cannot be read.
-        """
-        return (self.read(CONFIG) or b"").startswith(ORIGIN.encode())
-
     def read(self, name: str) -> bytes | None:
         """Returns a file's content, or None if there is no such file.
 
@@ -181,7 +157,7 @@ class Storage:
         Raises:
             StorageError: storage cannot be written.
         """
-        with held(), self._appearing(name) as path, self._files.open_output_stream(path) as file:
+        with self._appearing(name) as path, self._files.open_output_stream(path) as file:
             file.write(content)
 
     def remove(self, name: str) -> None:
@@ -220,25 +196,21 @@ class Storage:
         Raises:
             StorageError: storage cannot be written; what is there still is a whole, older state of the run.
         """
-        for update in sorted(self._damaged):
-            self.remove(f"{CHECKPOINTS}/{name_of(update)}/{manifest.NAME}")
-            self._damaged.remove(update)
         remote = self.files()
         local = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        local = {name: path for name, path in local.items() if _is_of_run(name)}
-        saved = set(updates_in(remote))
+        saved = {*updates_in(remote)}
         updates = sorted(saved.union(updates_in(local)))
         kept = {*updates[-keep:], *([best] if best in updates else [])}
-        missing = set(map(name_of, kept - saved))
+        missing = {*map(name_of, kept - saved)}
         # Metrics before manifests, as on the disk: a checkpoint never lacks its lines.
         for name in sorted(local, key=lambda name: PurePosixPath(name).name == manifest.NAME):
             parts = PurePosixPath(name).parts
             is_hidden = any(part.startswith(".") for part in parts)
             if parts[1] in missing if parts[0] == CHECKPOINTS else not is_hidden:
-                self._upload_changed(local[name], name)
+                self._upload(local[name], name)
         if best in kept:
             self.write(f"{CHECKPOINTS}/{BEST}", f"{name_of(best)}\n".encode())
-        for checkpoint in self._folders(CHECKPOINTS).difference(map(name_of, kept)):
+        for checkpoint in self._checkpoints().difference(map(name_of, kept)):
             if f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}" in remote:
                 self.remove(f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}")
             with self._reported("written"):
@@ -280,36 +252,29 @@ class Storage:
             self.download(folder, [f"{checkpoint}/**"])
             if manifest.verify(folder / checkpoint) is None:
                 return
-            self._damaged.add(update)
+            self.remove(f"{checkpoint}/{manifest.NAME}")  # so that it counts no more, and may be saved anew
 
     def _at(self, name: str) -> str:
         return f"{self._base}/{name}"
 
-    def _folders(self, name: str) -> set[str]:
-        """Returns the names of the folders in a folder, also those in which a kill left nothing that is whole."""
+    def _checkpoints(self) -> set[str]:
+        """Returns the names of the folders of checkpoints, also of those in which a kill left nothing that is whole."""
         from pyarrow.fs import FileSelector, FileType
 
         with self._reported("read"):
-            entries = self._files.get_file_info(FileSelector(self._at(name), allow_not_found=True))
-        folders = {entry.base_name for entry in entries if entry.type == FileType.Directory}
-        return set(filter(_is_of_run, folders))
-
-    def _upload_changed(self, file: Path, name: str) -> None:
-        try:
-            state = _state(file)
-            if self._uploaded.get(name) != state:
-                self._upload(file, name)
-                self._uploaded[name] = state
-        except (FileNotFoundError, StorageError):
-            if file.exists():  # else it is another library's, removed meanwhile
-                raise
+            entries = self._files.get_file_info(FileSelector(self._at(CHECKPOINTS), allow_not_found=True))
+        names = {entry.base_name for entry in entries if entry.type == FileType.Directory}
+        return {name for name in names if update_of(name) is not None}
 
     def _upload(self, file: Path, name: str) -> None:
-        """Uploads a file atomically. No signal interrupts Arrow, which would end an object in an object store early."""
+        """Uploads a file atomically, if it has changed. No signal interrupts Arrow, which would end an object early."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
-        with self._appearing(name) as path:
-            copy_files(str(file), path, LocalFileSystem(), self._files, chunk_size=CHUNK)
+        state = _state(file)
+        if self._uploaded.get(name) != state:
+            with self._appearing(name) as path:
+                copy_files(str(file), path, LocalFileSystem(), self._files, chunk_size=CHUNK)
+            self._uploaded[name] = state
 
     @contextlib.contextmanager
     def _appearing(self, name: str) -> Iterator[str]:
@@ -319,16 +284,9 @@ class Storage:
             if self._files.type_name in OBJECT_STORES:
                 yield path
                 return
-            own = f".{secrets.token_hex(4)}" if name == LEASE else ""  # which several may write at once
-            beside = f"{path}{own}{PART}"
             self._files.create_dir(str(PurePosixPath(path).parent), recursive=True)
-            try:
-                yield beside
-                self._files.move(beside, path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self._files.delete_file(beside)
-                raise
+            yield f"{path}{PART}"
+            self._files.move(f"{path}{PART}", path)
 
     def _download(self, name: str, file: Path, time: int | None) -> None:
         """Copies a file here atomically, with its time of change there, in nanoseconds since 1970, if that is known."""

@@ -7,6 +7,7 @@ A search or study has several kinds of trainings: `sources.json` in its folder h
 import json
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from cory_env.tasks import Task
@@ -120,12 +121,12 @@ def read_comparable(folder: Path) -> dict[str, Sources]:
     if not file.is_file():
         return {}
     try:
-        return {kind: Sources.from_json(each) for kind, each in json.loads(file.read_text(encoding="utf-8")).items()}
+        return {kind: Sources(**each) for kind, each in json.loads(file.read_text(encoding="utf-8")).items()}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise CommandError(f"{file} is damaged ({error}). Restore it, or remove it to go on unchecked.") from error
 
 
 def write_comparable(folder: Path, sources: dict[str, Sources]) -> None:
     """Writes what each kind of training is made from, in one step."""
-    values = {kind: each.to_json() for kind, each in sources.items()}
+    values = {kind: asdict(each) for kind, each in sources.items()}
     replace_text(folder / SOURCES, json.dumps(values, indent=1, ensure_ascii=False) + "\n")

@@ -5,7 +5,7 @@ import sys
 
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus
-from launch.console.errors import IN_JOB, CommandError, FolderError
+from launch.console.errors import IN_JOB, CommandError
 from launch.run_folder.layout import RUNS, SOURCES
 from launch.run_folder.locations import add_module_folders, located
 from launch.run_folder.run import Run
@@ -88,9 +88,8 @@ def train_run(
 
     try:
         return run, train(run, present, done, max_failures=max_failures, quiet=quiet, debug=debug)
-    except CommandError as error:
-        if not isinstance(error, FolderError):  # its user has moved it
-            run.abort()
+    except CommandError:
+        run.abort()
         raise
     finally:
         run.unlock()

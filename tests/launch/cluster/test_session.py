@@ -5,15 +5,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from cory_env.home import HomeError, expand_home
 from launch.cluster import session
-from launch.console.errors import IN_JOB, CommandError
-from policies.models.cached_folder import CacheError, user_cache
+from launch.console.errors import IN_JOB
 from tests.launch.conftest import ENVIRONMENT
 
 LATE = """
@@ -66,56 +63,17 @@ join()
 """
 
 
-KILLED = """
-import os
-from launch.cluster.session import ray_session
-
-with ray_session([], debug=False):
-    print(os.environ["TMPDIR"], flush=True)
-    os.kill(os.getpid(), 9)
-"""
-
-
-def test_temporary_files_of_a_killed_process_go_when_the_next_one_starts_and_those_of_a_living_one_stay(
+def test_the_folder_for_temporary_files_goes_unless_a_defect_makes_its_logs_worth_a_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))  # Ray's sockets need a short path
-    try:
-        monkeypatch.setenv("RAY_TMPDIR", str(place))
-        killed = subprocess.run(
-            [sys.executable, "-c", KILLED],
-            env={**ENVIRONMENT, "RAY_TMPDIR": str(place)},
-            capture_output=True,
-            text=True,
-        )
-        left = Path(killed.stdout.strip())
-        assert killed.returncode == -9 and left.parent == place and list(left.iterdir())
-        (place / "cory-of-an-earlier-version").mkdir()
-        with session._temporary_folder() as own:
-            assert not left.exists()
-            with session._temporary_folder() as other:
-                assert Path(own).is_dir() and Path(other).is_dir()
-        with pytest.raises(KeyError) as raised, session._temporary_folder() as logs:
-            raise KeyError("a defect")
-        assert raised.value.__notes__ == [f"Ray's logs are in {logs}."]
-        with session._temporary_folder():
-            assert Path(logs).is_dir()
-        assert sorted(entry.name for entry in place.iterdir()) == sorted(
-            ["cory-of-an-earlier-version", Path(logs).name]
-        )
-    finally:
-        shutil.rmtree(place)
-
-
-def test_a_machine_on_which_ray_does_not_start_in_time_is_told_of_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def late(**options: object) -> None:
-        raise Exception("The current node timed out during startup. This could happen because ...")  # as Ray's node.py
-
-    monkeypatch.setattr("ray.init", late)
-    with pytest.raises(CommandError, match="Ray did not start within 120 s"):
-        session.join()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with session._temporary_folder() as own:
+        assert os.environ["TMPDIR"] == own and Path(own).is_dir()
+    assert os.environ["TMPDIR"] == str(tmp_path) and not Path(own).exists()
+    with pytest.raises(KeyError) as raised, session._temporary_folder() as logs:
+        raise KeyError("a defect")
+    assert raised.value.__notes__ == [f"Ray's logs are in {logs}."] and Path(logs).is_dir()
+    shutil.rmtree(logs)
 
 
 @pytest.mark.slow
@@ -164,42 +122,3 @@ def test_a_token_that_is_missing_is_asked_for(tmp_path: Path) -> None:
             [sys.executable, "-c", JOINING], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
     assert f"CommandError: No token, or a wrong one, for the cluster at RAY_ADDRESS={address}. Set" in found.stderr
-
-
-def test_a_machine_without_a_loopback_interface_is_told_of_before_ray_starts() -> None:
-    code = "from launch.cluster.session import _check_loopback; _check_loopback()"
-    alone = ["unshare", "--net", "--map-root-user"]
-    if subprocess.run([*alone, "true"], capture_output=True).returncode:
-        pytest.skip("no right to make a network namespace here")
-    found = subprocess.run([*alone, sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
-    assert "cannot reach each other at 127.0.0.1: Network is unreachable. Bring the loopback" in found.stderr
-    session._check_loopback()
-
-
-@pytest.mark.parametrize(
-    ("option", "environment", "said"),
-    [
-        ("-OO", {}, "Ray needs docstrings. Run Python without -OO"),
-        ("-O", {"PYTHONOPTIMIZE": "2"}, "Ray needs docstrings."),
-        ("-O", {}, ""),
-    ],
-)
-def test_what_libraries_cannot_be_imported_without_is_asked_for_in_a_sentence(
-    option: str, environment: dict[str, str], said: str
-) -> None:
-    code = "from launch.cluster.session import quiet_libraries; quiet_libraries(debug=False)"
-    found = subprocess.run(
-        [sys.executable, option, "-c", code], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
-    )
-    assert said in found.stderr and (found.returncode == 0) == (not said)
-
-
-def test_a_user_without_a_home_directory_is_told_to_set_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without HOME and an entry in passwd
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    with pytest.raises(CommandError, match="no home directory, which Ray asks for"):
-        session.quiet_libraries(debug=True)
-    with pytest.raises(CacheError, match="Set XDG_CACHE_HOME"):
-        user_cache()
-    with pytest.raises(HomeError, match="There is no home directory ~"):
-        expand_home("~/x")

@@ -1,6 +1,5 @@
 """What `cory submit` refuses before anything is sent, and what it sends."""
 
-import argparse
 import os
 import stat
 import subprocess
@@ -12,7 +11,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 
 from launch.cluster.jobs import check_free
 from launch.cluster.upload import check_size, uploaded_sizes
-from launch.commands.submit import _command, _environment, _parser, check_cluster
+from launch.commands.submit import check_cluster, job_command, job_environment
 from launch.console.credentials import is_secret, load_secrets, on_workers
 from launch.console.errors import CommandError
 from launch.main import main
@@ -26,10 +25,6 @@ TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_lea
 
 def job(cpus: float = 0.0, gpus: float = 0.0, **custom: float) -> Process:
     return Process("job", 1, cpus, gpus, custom)
-
-
-def options(*words: str) -> argparse.Namespace:
-    return _parser().parse_args(words)
 
 
 def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_leaves_behind_does_not_count(
@@ -56,25 +51,24 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
         (
             job(),
             [{"CPU": 2.0}, {"CPU": 1.0}],
-            r"1 of 2 learners with CPU=1 \(.*\), beside 2 runners\. Lower num_r",
+            r"1 of 2 learners with CPU=1 \(.*\), beside 2 runners\. Ask for fewer",
         ),
         (
             job(cpus=2.0),
             [{"CPU": 5.0}],
-            r"1 of 2 learners .* beside 1 job and 2 runners\. Lower --num-cpus, num_r",
+            r"1 of 2 learners .* beside 1 job and 2 runners\.",
         ),
         (
             job(cpus=4.0),
             [{"CPU": 3.0}, {"CPU": 3.0}],
-            r"1 of 1 job with CPU=4 \(.*3 CPUs left\)\. Lower --num-cpus, o",
+            r"1 of 1 job with CPU=4 \(.*3 CPUs left\)\.",
         ),
         (job(1.0, 1.0), [{"CPU": 8.0}, {"GPU": 1.0}], r"job with CPU=1, GPU=1 \(.* has 0 GPUs .* has 0 CPUs left"),
         (
             job(tpu=1.0),
             [{"CPU": 8.0}],
-            r"with tpu=1 \(.*1 has 0 tpu left\)\. Lower --resources, or add nodes t",
+            r"with tpu=1 \(.*1 has 0 tpu left\)\.",
         ),
-        (job(), [], r"1 of 1 job \(the cluster has no nodes\)\. Add nodes\."),
     ],
 )
 def test_what_a_cluster_can_never_place_is_refused_with_what_is_missing(
@@ -88,6 +82,7 @@ def test_what_a_cluster_can_place_is_not_refused() -> None:
     check_cluster(TRAIN, job(), cluster({"CPU": 2.0}, {"CPU": 2.0}))  # Ray is asked for no CPU of the driver
     check_cluster(TRAIN, job(), cluster({"CPU": 0.0}, {"CPU": 4.0}))
     check_cluster(TRAIN, job(cpus=2.0), cluster({"CPU": 6.0}))
+    check_cluster(TRAIN, job(), [])  # a head that has just started
     check_cluster(["validate", "imdb"], job(tpu=1.0), cluster({"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}))
 
 
@@ -122,7 +117,8 @@ def test_a_gpu_of_this_machine_is_not_asked_of_the_cluster(words: list[str], mon
     check_cluster(asked, job(), cluster({"CPU": 8.0}))
 
 
-def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Path) -> None:
+def test_files_of_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("num_learners: 4\n")
     search = [*SEARCH[:-1], "lr=1e-5"]
     for command in (
@@ -131,21 +127,13 @@ def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Pa
         [*search, "-c", "mine.yaml"],
     ):
         with pytest.raises(CommandError, match=r"of [24] learners"):
-            check_cluster(command, job(), cluster({"CPU": 2.0}), tmp_path)
+            check_cluster(command, job(), cluster({"CPU": 2.0}))
 
 
 @pytest.mark.parametrize("asked", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
 def test_resources_that_are_none_are_refused(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", "--resources", asked, "--", "validate", "imdb"]) == 2
     assert f"Error: --resources={asked}: `{asked}` is not a custom resource" in capsys.readouterr().err
-
-
-def test_a_command_without_the_dashes_before_it_is_refused_with_where_they_belong(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["submit", "--storage", "/shared", "train", "imdb-tiny"]) == 2
-    expected = "Unrecognized arguments: train imdb-tiny. What the job runs stands after `--`. See `cory submit --help`."
-    assert expected in capsys.readouterr().err
 
 
 SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
@@ -160,47 +148,47 @@ def test_a_search_that_a_cluster_can_never_place_is_refused_too() -> None:
 
 
 def test_a_search_lies_in_a_shared_folder_under_its_name_and_goes_on_there() -> None:
-    words, name, place = _command(options("--storage", "/shared", "--name", "period"), SEARCH)
+    words, name, place = job_command(SEARCH, "period", "/shared")
     assert (words, name) == ([*SEARCH, "--out", "/shared/period", "--continue"], "period")
     assert place == "/shared/period"
-    _, name, place = _command(options(), ["tune", "--resume", "/shared/old"])
+    _, name, place = job_command(["tune", "--resume", "/shared/old"], None, None)
     assert (name, place) == ("old", "/shared/old")
-    _, name, _ = _command(options("--storage", "/shared"), SEARCH)
+    _, name, _ = job_command(SEARCH, None, "/shared")
     assert name.startswith("tune-imdb-tiny-")
 
 
-def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(tmp_path: Path) -> None:
-    words, name, place = _command(options("--storage", "s3://bucket/runs/", "--name", "first"), TRAIN)
+def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, name, place = job_command(TRAIN, "first", "s3://bucket/runs/")
     assert (words, name) == ([*TRAIN, "--out", "s3://bucket/runs/first", "--continue"], "first")
     assert place == "s3://bucket/runs/first"
-    _, _, place = _command(options("--storage", "s3://bucket/runs?scheme=http", "--name", "first"), TRAIN)
-    assert place == "s3://bucket/runs/first?scheme=http"
-    words, name, place = _command(options(), ["train", "--resume", "/shared/old", "updates=9"])
+    assert job_command(TRAIN, "first", "s3://bucket/runs?scheme=http")[2] == "s3://bucket/runs/first?scheme=http"
+    words, name, place = job_command(["train", "--resume", "/shared/old", "updates=9"], None, None)
     assert (words[-1], name, place) == ("updates=9", "old", "/shared/old")
-    given = options("--storage", "/shared", "--working-dir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=r"mine\.yaml does not exist"):
-        _command(given, ["train", "mine.yaml"])
+        job_command(["train", "mine.yaml"], None, "/shared")
     (tmp_path / "mine.yaml").touch()
-    assert _command(given, ["train", "mine.yaml"])[1].startswith("mine-2")
+    assert job_command(["train", "mine.yaml"], None, "/shared")[1].startswith("mine-2")
 
 
 @pytest.mark.parametrize(
-    ("given", "words", "what"),
+    ("storage", "words", "what"),
     [
-        ([], [], "Say what to run after `--`"),
-        ([], ["submit"], "Say what to run after `--`"),
-        ([], ["train"], "Say once where the run is kept"),
-        (["--storage", "/shared"], ["train", "imdb-tiny", "gsm8k"], "One preset or file: imdb-tiny and gsm8k cannot"),
-        (["--storage", "/shared"], ["train", "--out", "/shared/one"], "Say once where the run is kept"),
-        (["--storage", "runs"], ["train"], "is relative, and the job's working directory goes when it ends"),
-        (["--storage", "s3://me:word@bucket"], ["train"], "holds a password"),
-        ([], ["tune"], "Say once where the search is kept"),
-        (["--storage", "s3://bucket"], SEARCH, "is a URI, and a search needs a folder"),
+        (None, ["submit"], "Say what to run after `--`"),
+        (None, ["train"], "Say once where the run is kept"),
+        ("/shared", ["train", "imdb-tiny", "gsm8k"], "One preset or file: imdb-tiny and gsm8k cannot"),
+        ("/shared", ["train", "--out", "/shared/one"], "Say once where the run is kept"),
+        ("runs", ["train"], "is relative, and the job's working directory goes when it ends"),
+        ("s3://me:word@bucket", ["train"], "holds a password"),
+        (None, ["tune"], "Say once where the search is kept"),
+        ("s3://bucket", SEARCH, "is a URI, and a search needs a folder"),
     ],
 )
-def test_a_command_that_could_not_keep_its_run_is_refused(given: list[str], words: list[str], what: str) -> None:
+def test_a_command_that_could_not_keep_its_run_is_refused(storage: str | None, words: list[str], what: str) -> None:
     with pytest.raises(CommandError, match=what):
-        _command(options(*given), words)
+        job_command(words, None, storage)
 
 
 def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -> None:
@@ -261,7 +249,7 @@ def test_a_worker_loads_its_nodes_own_file_although_the_driver_has_none(tmp_path
 )
 def test_secrets_are_no_variables_of_a_job(name: str) -> None:
     with pytest.raises(CommandError, match=f"{name} looks like a secret.*--secrets FILE") as raised:
-        _environment(options("--env", f"{name}=hunter2"))
+        job_environment([f"{name}=hunter2"], None, False)
     assert "hunter2" not in str(raised.value)
 
 
@@ -287,10 +275,10 @@ def test_secrets_inside_a_value_or_a_command_are_refused_and_not_shown(
 def test_uris_and_options_without_a_secret_are_sent() -> None:
     for value in ("DATABASE_URL=postgresql://me@host:5432/runs", "MLFLOW_TRACKING_URI=http://host:5000"):
         name, _, uri = value.partition("=")
-        assert _environment(options("--env", value))[name] == uri
+        assert job_environment([value], None, False)[name] == uri
     words = ["evaluate", "abfs://runs@account.dfs.core.windows.net/one", "reward=m:f?scale=2"]
     words += ["prompt=What is {query}? key=A", "prompt=Is it so? Reply with token=yes or token=no"]
-    assert _command(options(), words)[0] == words
+    assert job_command(words, None, None)[0] == words
 
 
 def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None:
@@ -302,14 +290,14 @@ def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None
         "GOOGLE_APPLICATION_CREDENTIALS",
     ):
         assert not is_secret(name)
-    sent = _environment(options("--env", "WANDB_MODE=offline", "--secrets", "/etc/cory/secrets.env"))
+    sent = job_environment(["WANDB_MODE=offline"], "/etc/cory/secrets.env", False)
     assert sent == {
         "RAY_JOB_STOP_WAIT_TIME_S": "3600",
         "WANDB_MODE": "offline",
         "CORY_SECRETS": "/etc/cory/secrets.env",
     }
-    assert _environment(options("--unchecked"))["CORY_UNCHECKED"] == "1"
-    assert _environment(options("--env", "RAY_JOB_STOP_WAIT_TIME_S=9000"))["RAY_JOB_STOP_WAIT_TIME_S"] == "9000"
+    assert job_environment([], None, True)["CORY_UNCHECKED"] == "1"
+    assert job_environment(["RAY_JOB_STOP_WAIT_TIME_S=9000"], None, False)["RAY_JOB_STOP_WAIT_TIME_S"] == "9000"
 
 
 def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,18 +325,9 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
     load_secrets()
     assert [os.environ[name] for name in names] == ["abc'", "a 'b' # c", "$HOME", "/a#b"]
     file.unlink()
-    with pytest.raises(CommandError, match="the secrets that CORY_SECRETS names, cannot be read: No such file"):
+    with pytest.raises(CommandError, match=r"secrets\.env cannot be read: .*No such file"):
         load_secrets()
-    for text, line in (
-        ("hunter2\n", 1),
-        ("A=1\n\n# mine\n\nhunter2\n", 5),
-        ("A=1\n'hunter2=1\n", 2),
-        ("A-B=hunter2", 1),
-    ):
-        file.write_text(text)
-        with pytest.raises(CommandError, match=f"secrets.env line {line} is not NAME=VALUE") as raised:
-            load_secrets()
-        assert "hunter2" not in str(raised.value)
-    file.write_bytes(b"HF_TOKEN=\xff")
-    with pytest.raises(CommandError, match="is not UTF-8 text"):
+    file.write_text("A=1\n\n# mine\n\nhunter2\n")
+    with pytest.raises(CommandError, match=r"secrets\.env has a line that is not NAME=VALUE") as raised:
         load_secrets()
+    assert "hunter2" not in str(raised.value)

@@ -1,6 +1,7 @@
 """How a command ends: one sentence for what the user can put right, a traceback for defects."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -19,19 +20,11 @@ def ending(error: Exception) -> int:
     return run(command, debug=False)
 
 
-@pytest.mark.parametrize(
-    ("number", "sentence"),
-    [
-        (errno.ENOSPC, "Error: runs/a: No space left on device. Make room there, or use another folder.\n"),
-        (errno.EACCES, "Error: runs/a: Permission denied. Change its permissions, or use another.\n"),
-        (errno.EROFS, "Error: runs/a: Read-only file system. Use another folder.\n"),
-    ],
-)
-def test_a_refused_file_is_one_sentence_with_what_to_do(
-    capsys: pytest.CaptureFixture[str], number: int, sentence: str
-) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_refused_file_is_one_sentence_with_what_to_do(capsys: pytest.CaptureFixture[str], number: int) -> None:
     assert ending(OSError(number, "whatever a library says", "runs/a")) == 2
-    assert capsys.readouterr().err == sentence
+    advice = "Make room there, correct its permissions, or use another folder."
+    assert capsys.readouterr().err == f"Error: runs/a: {os.strerror(number)}. {advice}\n"
 
 
 def test_notes_on_how_to_go_on_follow_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,12 +7,12 @@ import yaml
 from cory_env.named import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.console.configuration import (
+    Asked,
     as_yaml,
     read_file,
     read_preset,
     read_words,
     resolve,
-    run_name,
 )
 from launch.console.errors import CommandError
 from launch.experiments.study import load
@@ -222,7 +222,8 @@ def test_a_key_that_stands_twice_is_found_by_its_line(tmp_path: Path) -> None:
 
 def test_a_run_is_named_after_its_preset_or_else_its_file() -> None:
     files = [Path("base.yaml"), Path("configs/my task.yaml")]
-    assert [run_name("gsm8k", files), run_name(None, files), run_name(None, [])] == ["gsm8k", "my task", "imdb-tiny"]
+    for preset, paths, name in (("gsm8k", files, "gsm8k"), (None, files, "my task"), (None, [], "imdb-tiny")):
+        assert Asked(preset, paths, []).name == name
 
 
 def test_a_preset_builds_on_its_base() -> None:

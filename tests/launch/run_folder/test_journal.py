@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.console.errors import FolderError
+from launch.console.errors import CommandError
 from launch.run_folder.journal import Journal, replace_text
 
 
@@ -42,6 +42,6 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     journal.append({"update": 0})
     shutil.rmtree(folder)
     for write in (lambda: journal.append({"update": 1}), lambda: replace_text(folder / "config.yaml", "seed: 0")):
-        with pytest.raises(FolderError, match="run is gone: it was removed or renamed meanwhile"):
+        with pytest.raises(CommandError, match="run is gone: it was removed or renamed meanwhile"):
             write()
     assert not folder.exists()

@@ -191,20 +191,6 @@ def test_who_lost_a_run_before_anything_was_recorded_does_not_remove_what_the_ot
     other.unlock()
 
 
-def test_behind_a_mount_whose_locks_stay_on_one_machine_who_wrote_first_stops_at_its_next_upload(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = stored_run(tmp_path / "mounted" / "run")
-    with on_another_machine(tmp_path), monkeypatch.context() as unseen:
-        unseen.setattr("fcntl.flock", lambda *_: None)
-        other = Run.open(f"file://{tmp_path / 'mounted' / 'run'}")
-    with pytest.raises(Lost, match="was taken over by process"):
-        run.upload()
-    other.upload()
-    for one in (run, other):
-        one.unlock()
-
-
 def test_who_lost_a_run_that_has_ended_meanwhile_writes_nothing_there(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """Where modules of a run's functions are found by a process that looks at several runs."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,17 +24,16 @@ def score() -> list[float | None]:
         return worker.rewards(["q"], ["c"], {})
 
 
-def test_each_run_s_own_module_is_imported_and_the_present_folder_s_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("present", "value"), [("empty", 1.0), ("here", 3.0)])
+def test_a_run_s_module_is_imported_from_where_it_was_and_the_present_folder_s_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: str, value: float
 ) -> None:
-    first, second = (folder_with_reward(tmp_path / f"run_{value}", value) for value in (1, 2))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    run = folder_with_reward(tmp_path / "run", 1)
     folder_with_reward(tmp_path / "here", 3)
     (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    assert module_file(REWARD) is None
-    for paths, value in ((first, 1.0), (second, 2.0), (first, 1.0)):
-        add_module_folders([REWARD], paths)
-        assert score() == [value]
-    monkeypatch.chdir(tmp_path / "here")
-    add_module_folders([REWARD], second)
-    assert score() == [3.0]
+    monkeypatch.chdir(tmp_path / present)
+    assert (module_file(REWARD) is None) == (present == "empty")
+    add_module_folders([REWARD], run)
+    assert score() == [value]

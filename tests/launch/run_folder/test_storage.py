@@ -201,29 +201,6 @@ def test_a_small_file_is_written_where_there_is_no_folder_for_temporary_files(
     assert list(storage.files()) == ["deep/name"]
 
 
-class Cleaned(fsspec.implementations.local.LocalFileSystem):
-    """A file system; another program removes a local file while that is being uploaded there."""
-
-    cachable, protocol = False, "cleaned"
-
-    def __init__(self, victim: Path) -> None:
-        super().__init__()
-        self.victim = victim
-
-    def mkdir(self, *paths: str, **options: Any) -> None:
-        self.victim.unlink(missing_ok=True)
-        super().mkdir(*paths, **options)
-
-
-def test_a_file_that_is_removed_while_it_is_uploaded_is_left_out(run: Run, tmp_path: Path) -> None:
-    victim = run.path / "a"  # the first
-    victim.write_text("another library's")
-    files = PyFileSystem(FSSpecHandler(Cleaned(victim)))
-    storage = Storage("test://run", (files, str(tmp_path / "storage")))
-    storage.upload(run.path, keep=2, best=None)
-    assert not victim.exists() and storage.read("a") is None and storage.updates() == [9, 12]
-
-
 def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_place("runs/here")
     with pytest.raises(CommandError, match="holds a password") as raised:

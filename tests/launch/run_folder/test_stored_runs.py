@@ -9,7 +9,6 @@ import pytest
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
 from launch.main import main
-from launch.run_folder import run as run_folder
 from launch.run_folder.run import Run, is_begun
 from launch.run_folder.storage import Storage, StorageError
 from tests.launch.conftest import mount
@@ -125,26 +124,6 @@ def test_an_update_that_another_machine_did_anew_wins_over_the_one_that_was_left
     again.download_checkpoint()
     assert again.updates() == other.updates() == Run.open(place).updates()
     assert (again.checkpoints.choose("6")[1] / "deep" / "weights").read_text() == "done anew"
-
-
-def test_a_run_that_began_and_ended_after_the_first_look_at_storage_is_not_replaced(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "storage" / "run"
-    make_folder = run_folder._make_folder
-
-    def meanwhile(path: Path, *hint: str) -> None:
-        monkeypatch.setattr(run_folder, "_make_folder", make_folder)
-        with on_another_machine(tmp_path):
-            stored_run(place).finalize_upload()
-        make_folder(path, *hint)
-
-    monkeypatch.setattr(run_folder, "_make_folder", meanwhile)
-    with pytest.raises(CommandError, match=r"has a run, .*: go on with it by `cory train --resume"):
-        Run.create(f"file://{place}")
-    again = Run.open(f"file://{place}")  # nobody has it
-    assert again.reached() == 6 and len(again.updates()) == 7
-    again.unlock()
 
 
 def test_a_folder_and_its_uri_are_one_run_that_one_process_trains(home: Path, tmp_path: Path) -> None:

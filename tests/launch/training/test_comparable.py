@@ -51,7 +51,7 @@ def test_each_kind_is_compared_with_what_it_was_before(folder: Path) -> None:
     assert check(folder, one, alone, other) == []
     write_rows(ROWS, "other.jsonl")
     assert check(folder, one) == []
-    with pytest.raises(CommandError, match=r"other\.jsonl is not what training began with: training query 1"):
+    with pytest.raises(CommandError, match=r"other\.jsonl is not what training began with: its training queries"):
         check(folder, alone, other)
     told = check(folder, one, other, allow=True)
     assert len(told) == 3 and all(text.endswith("before and after this do not compare.") for text in told)
@@ -85,8 +85,8 @@ def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytes
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
     assert main(["tune", "--resume", "search"]) == 2
     assert capsys.readouterr().err == (
-        "Error: search cannot resume as it was. q.jsonl is not what training began with: training query 5, 'Another "
-        "book was', differs. Put that back, or resume with --allow-changes.\n"
+        "Error: search cannot resume as it was. q.jsonl is not what training began with: its training queries "
+        "differ (18 now, 18 then). Put that back, or resume with --allow-changes.\n"
     )
     assert main(["tune", "imdb-tiny", "--over", "lr=1e-4", "--allow-changes"]) == 2
     assert "--allow-changes requires --resume or --continue" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from launch.console.errors import FolderError
+from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display import curves
 from launch.display.terminal import Terminal
@@ -101,7 +101,7 @@ def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: 
 def test_a_run_whose_folder_is_renamed_or_removed_ends_in_a_sentence_and_makes_none_anew(tmp_path: Path) -> None:
     run = record(tmp_path / "run", Settings(updates=6), updates=[0])
     run.path.rename(tmp_path / "kept")
-    gone = pytest.raises(FolderError, match="run is gone: it was removed or renamed")
+    gone = pytest.raises(CommandError, match="run is gone: it was removed or renamed")
     with gone as raised, training._failure_explained(run):
         run.metrics.append({"update": 1})
     assert "the path that its folder has now" in raised.value.__notes__[-1]

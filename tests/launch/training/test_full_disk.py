@@ -81,6 +81,6 @@ def test_a_disk_that_turns_read_only_ends_the_save_and_leaves_what_is_there(
     for step in (lambda: journal.append({"update": 2}), lambda: checkpoints.save(2, lambda folder: None)):
         assert run(partial(go_on, step), debug=False) == 2
         message = capsys.readouterr().err
-        assert str(disk) in message and "Read-only file system. Use another folder." in message
+        assert str(disk) in message and "Read-only file system. Make room there" in message
     assert [record["update"] for record in journal.read()] == [1]
     assert manifest.verify(disk / "checkpoints" / "update_000001") is None
