@@ -1,17 +1,28 @@
-"""`python -m benchmarks.reproduction STUDY ... --out FILE`: judges what is claimed of CORY by studies' results.
-
-`cory report STUDY ... --claims FILE` shows the verdicts.
-"""
+"""`python -m benchmarks.reproduction STUDY ... --out FILE`: judges what is claimed of CORY by studies' results."""
 
 import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from benchmarks.reproduction.claims import Judged, judge_all
 from launch.experiments.results import StudyRun, read
-from launch.report.tables import JudgedClaim
 from launch.run_folder.journal import replace_text
+
+
+class JudgedClaim(TypedDict):
+    """What is claimed of a method, and what a study found."""
+
+    text: str
+    source: str
+    rule: str
+    """By which it is judged."""
+    found: str
+    """The figure, or nothing."""
+    small: str
+    """What belongs to it: p and effect size."""
+    verdict: str
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from launch.console.cli import AsJson, Debug, path_or_uri
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, path_or_uri
-from launch.console.parser import run as run_command
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,58 +21,38 @@ if TYPE_CHECKING:
     Ends = dict[str, dict[str, Estimate]]
     """By who answered, each figure."""
 
-EPILOG = """Figures are of the end of each run, on held-out queries: each policy alone, their mean, and the chain's last
-answer. Of runs with final_queries, 95 % intervals over these queries stand in brackets; else the last evaluation has no
-intervals, and `cory evaluate` gives them. A run's figures are of one seed: `cory report` and `cory study` compare over
-seeds.
 
-examples:
-  cory compare runs/a runs/b
-  cory compare runs/tried/* --json
-"""
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN|STUDY...", parser=path_or_uri, help="Folders or URIs of runs; folders of studies."),
+    ],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show in which settings runs differ, their held-out figures at the end, and what they took.
 
+    Figures are of the end of each run, on held-out queries: each policy alone, their mean, and the chain's last
+    answer. Of runs with final_queries, 95 % intervals over these queries stand in brackets; else the last evaluation
+    has no intervals, and `cory evaluate` gives them. A run's figures are of one seed: `cory report` and `cory study`
+    compare over seeds.
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command.
-
-    Returns:
-        0, or 2 after a user's mistake.
-    """
-    parser = Parser(
-        prog="cory compare",
-        description="Show in which settings runs differ, their held-out figures at the end, and what they took.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "runs", type=path_or_uri, nargs="+", metavar="RUN|STUDY", help="folders or URIs of runs; folders of studies"
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    options = parser.parse_args(argv)
-    return run_command(lambda: compare(options.runs, options.json), debug=options.debug)
-
-
-def compare(addresses: Sequence[str], as_json: bool = False) -> int:
-    """Prints the comparison.
-
-    Raises:
-        CommandError: an address is no run's, or there are fewer than two runs.
-        StorageError: storage cannot be read.
+    Examples:
+      cory compare runs/a runs/b
+      cory compare runs/tried/* --json
     """
     from launch.display.tables import print_whole
     from launch.report.runs import read
     from launch.report.tables import estimates_at_end
 
-    runs = read(addresses)
-    if len(runs) < 2:
+    recorded = read(runs)
+    if len(recorded) < 2:
         raise CommandError("Name two runs or more to compare.")
-    ends = [estimates_at_end(run) for run in runs]
+    ends = [estimates_at_end(run) for run in recorded]
     if as_json:
-        print(json.dumps(_as_json(runs, ends), indent=1))
+        print(json.dumps(_as_json(recorded, ends), indent=1))
     else:
-        print_whole(sys.stdout, *_tables(runs, ends))
-    return 0
+        print_whole(sys.stdout, *_tables(recorded, ends))
 
 
 def _as_json(runs: Sequence[Run], ends: Sequence[Ends]) -> dict[str, object]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from launch.console.parser import Parser, path_or_uri, run
+import typer
+
+from launch.console.cli import Debug, RunArgument
 
 if TYPE_CHECKING:
     from launch.display.terminal import Terminal
@@ -21,53 +22,22 @@ SECONDS = 1.0
 STORAGE_SECONDS = 5.0
 """Between two looks at a run in storage."""
 
-EPILOG = """exit codes:
-  0 the run is done; 1 it is not, and nothing is seen to train it; 3 stop_on_collapse ended it; 130 you did, by Ctrl-C.
 
-Of a run in storage a process is seen by its lease, two minutes longer than it lives, so such a run is watched until it
-is done.
-"""
+def watch(
+    run: RunArgument,
+    once: Annotated[bool, typer.Option("--once", help="Show what there is, and exit.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait on also while no process on this machine trains the run.")
+    ] = False,
+    debug: Debug = False,
+) -> int:
+    """Follow a run: its table, warnings and state, until it is done.
 
+    Exit codes: 0 the run is done; 1 it is not, and nothing is seen to train it; 3 stop_on_collapse ended it; 130 you
+    did, by Ctrl-C.
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command.
-
-    Returns:
-        0 when the run is done; 1 when it is not and nothing trains it; 3 when it collapsed; 130 after Ctrl-C.
-    """
-    parser = Parser(
-        prog="cory watch",
-        description="Follow a run: its table, warnings and state, until it is done.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "run",
-        type=path_or_uri,
-        metavar="RUN",
-        help="the run's folder, such as runs/imdb-tiny-20250101-120000, or its URI",
-    )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--once", action="store_true", help="show what there is, and exit")
-    how.add_argument(
-        "--follow", action="store_true", help="wait on also while no process on this machine trains the run"
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    options = parser.parse_args(argv)
-    return run(lambda: watch(options.run, once=options.once, follow=options.follow), debug=options.debug)
-
-
-def watch(place: str, *, once: bool = False, follow: bool = False) -> int:
-    """Shows a run, and what comes, until it is done.
-
-    Args:
-        place: the run's folder or URI.
-        once: show what is there, and return.
-        follow: go on also while nothing trains it.
-
-    Raises:
-        CommandError: there is no run, or a file of it is damaged.
-        StorageError: storage cannot be read at first, or later for `PATIENCE` seconds.
+    Of a run in storage a process is seen by its lease, two minutes longer than it lives, so such a run is watched until
+    it is done.
     """
     from launch.console.patience import PATIENCE, patiently
     from launch.display.terminal import Terminal
@@ -75,7 +45,7 @@ def watch(place: str, *, once: bool = False, follow: bool = False) -> int:
     from launch.run_folder.storage import StorageError
     from launch.training.training import COLLAPSED
 
-    status = read_status(place)
+    status = read_status(run)
     with Terminal(status.settings, sys.stdout, bar=not once) as terminal:
         shown: list[Update] = []
         training: bool | None = None
@@ -95,24 +65,20 @@ def watch(place: str, *, once: bool = False, follow: bool = False) -> int:
             if last:
                 return COLLAPSED if status.collapsed else 0 if status.done or status.process else STOPPED
             time.sleep(STORAGE_SECONDS if status.stored else SECONDS)
-            status = patiently(lambda: read_status(place), PATIENCE, StorageError, tell)
+            status = patiently(lambda: read_status(run), PATIENCE, StorageError, tell)
 
 
 def _show_new(terminal: Terminal, shown: list[Update], status: RunStatus) -> None:
     """Shows the updates that were not shown yet. A run that was resumed may have gone back before those that were."""
-    kept = 0
-    while kept < min(len(shown), len(status.updates)) and shown[kept] == status.updates[kept]:
-        kept += 1
+    pairs = zip(shown, status.updates, strict=False)
+    kept = next((k for k, (old, new) in enumerate(pairs) if old != new), min(len(shown), len(status.updates)))
     done = shown[kept - 1]["update"] if kept else 0
     terminal.set_settings(status.settings, done)
     if kept < len(shown):
         terminal.say(f"Going on after update {done}.")
     before = shown[kept - 1].get("health", []) if kept else []
     for line in status.updates[kept:]:
-        if "policy" in line:
-            terminal.update(line, line["seconds"]["total"])
-        else:
-            terminal.start(line)
+        terminal.update(line)
         for warning in line.get("health", []):
             if _name(warning) not in map(_name, before):
                 terminal.say(f"Warning: Update {line['update']}: {warning['text']}")

@@ -1,7 +1,6 @@
 """What plots are drawn with: colours, the look of axes, lines, points and intervals, and how a figure is written."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ INK, FAINT, GRID = "#333333", "#b8b8b8", "#e6e6e6"
 FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
 """Endings of the files that can be drawn."""
 FAINTLY = 0.45
-SPARE = 0.35
-"""Share of a panel by which intervals may widen it to either side; those of few seeds could fill any."""
 EXCHANGE: Any = (0, (2, 2))
 """The dashes of a role exchange."""
 AVERAGING: Any = (0, (1, 2))
@@ -46,24 +43,12 @@ def draw_evaluations(panel: Axes, x: Sequence[float], y: Sequence[float], colour
     panel.plot(x, y, color=colour, linewidth=1.8, **POINT, zorder=3)
 
 
-def mark_exchanges(panel: Axes, updates: Sequence[int]) -> None:
-    """Marks the role exchanges that follow these updates."""
-    for update in updates:
-        panel.axvline(update + 0.5, color=FAINT, linewidth=0.8, linestyle=EXCHANGE, zorder=0)
-
-
-def mark_averagings(panel: Axes, updates: Sequence[int]) -> None:
-    """Marks the moves of all LLMs to their mean that follow these updates."""
-    for update in updates:
-        panel.axvline(update + 0.5, color=INK, linewidth=0.8, linestyle=AVERAGING, alpha=FAINTLY, zorder=0)
-
-
-def style(panel: Axes, title: str, unit: str) -> None:
-    """Gives a panel over updates its title, labels and grid."""
+def style(panel: Axes, title: str, unit: str, xlabel: str = "update") -> None:
+    """Gives a panel, by default over updates, its title, labels and grid."""
     panel.set_title(title, loc="left", fontsize=11, color=INK)
     panel.set_ylabel(unit, fontsize=9, color=INK)
-    panel.set_xlabel("update", fontsize=9, color=INK)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.set_xlabel(xlabel, fontsize=9, color=INK)
+    panel.xaxis.set_major_locator(MaxNLocator(6, integer=xlabel == "update"))
     panel.tick_params(labelsize=9, colors=INK, length=3)
     panel.grid(axis="y", color=GRID, linewidth=0.8)
     panel.set_axisbelow(True)
@@ -89,11 +74,3 @@ def draw_bars(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
 def draw_runs(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
     """Draws single runs."""
     panel.plot(x, y, linestyle="", marker="o", markersize=4, color=colour, alpha=FAINTLY, markeredgewidth=0)
-
-
-def widened(limits: tuple[float, float], ends: Iterable[float]) -> tuple[float, float]:
-    """Returns limits that hold the ends of intervals too, as far as `SPARE` allows; NaN is none."""
-    low, high = limits
-    known = [low, high, *(end for end in ends if not math.isnan(end))]
-    spare = SPARE * (high - low)
-    return max(low - spare, min(known)), min(high + spare, max(known))

@@ -4,7 +4,6 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,13 @@ from matplotlib.lines import Line2D
 from launch.display.drawing import AVERAGING, EXCHANGE, FAINTLY, INK, POINT, save
 
 WIDTH, HEIGHT = 4.6, 3.1
-"""Inches of a panel: at the width of a phone its letters are as large as the page's."""
+"""Inches of a panel."""
+LEFT, RIGHT, BOTTOM, TOP = 0.78, 0.13, 0.5, 0.35
+"""Inches around the axes of a panel."""
+LINE = 0.24
+"""Inches of a line of the legend."""
 ROW = 3
-"""Panels side by side in a picture."""
+"""Panels side by side."""
 KEYS: dict[str, dict[str, Any]] = {
     "training": {"linewidth": 1.1, "alpha": FAINTLY},
     "held out": {"linewidth": 1.8, **POINT},
@@ -40,22 +43,6 @@ class Panel:
     draw: Callable[[Axes], None]
     says: str
     """What it shows, for a reader who does not see it."""
-    height: float = HEIGHT
-    left: float = 0.78
-    """Inches for what stands to the left of the axes."""
-
-    def svg(self) -> Markup:
-        """Returns it as an element of an HTML page."""
-        figure = Figure(figsize=(WIDTH, self.height))
-        figure.subplots_adjust(  # a layout engine would take three times as long
-            left=self.left / WIDTH,
-            right=1 - 0.13 / WIDTH,
-            bottom=0.46 / self.height,
-            top=1 - 0.3 / self.height,
-        )
-        with matplotlib.rc_context(_SETTINGS):
-            self.draw(figure.subplots())
-            return _as_element(figure)
 
 
 @dataclass(frozen=True)
@@ -65,10 +52,6 @@ class Key:
     label: str
     colour: str
     kind: str = "series"
-
-    def svg(self) -> Markup:
-        """Returns its sample as an element of an HTML page."""
-        return _sample(self.colour, self.kind)
 
 
 @dataclass(frozen=True)
@@ -81,44 +64,48 @@ class Plot:
     note: str
     panels: Sequence[Panel]
     legend: Sequence[Key] = ()
+    height: float = HEIGHT
+    """Inches of a panel."""
+
+    def svg(self) -> Markup:
+        """Returns it as an element of an HTML page."""
+        text = io.StringIO()
+        with matplotlib.rc_context(_SETTINGS):
+            self._draw(0.0).savefig(text, format="svg", transparent=True, metadata=_UNSAID)
+        return Markup(text.getvalue()[text.getvalue().index("<svg") :])  # without the head of a file
 
     def save(self, file: Path) -> None:
-        """Draws it into a file in the format that its ending names; replaces the file if it exists."""
-        columns = min(len(self.panels), ROW)
-        rows = math.ceil(len(self.panels) / columns)
-        height = max(panel.height for panel in self.panels) * rows + 0.7
+        """Draws it, with its title, in the format that the file's ending names; replaces the file if it exists."""
         with matplotlib.rc_context(_SETTINGS):
-            figure = Figure(figsize=(WIDTH * columns, height), dpi=200, layout="constrained")
-            FigureCanvasAgg(figure)
-            axes = figure.subplots(rows, columns, squeeze=False).ravel()
-            for panel, drawn in zip(self.panels, axes, strict=False):
-                panel.draw(drawn)
-            for empty in axes[len(self.panels) :]:
-                empty.set_axis_off()
+            figure = self._draw(LINE)
             figure.suptitle(self.title, fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
-            handles = [Line2D([], [], color=key.colour, label=key.label, **KEYS[key.kind]) for key in self.legend]
-            if handles:
-                widest = max(len(key.label) for key in self.legend)
-                figure.legend(
-                    handles=handles,
-                    loc="outside lower left",
-                    ncols=max(1, int(13 * WIDTH * columns / (widest + 8))),
-                    frameon=False,
-                    fontsize=9,
-                    labelcolor=INK,
-                )
             save(figure, file)
 
-
-@lru_cache
-def _sample(colour: str, kind: str) -> Markup:
-    figure = Figure(figsize=(0.36, 0.17))
-    figure.add_artist(Line2D([0.1, 0.5, 0.9], [0.5] * 3, color=colour, **KEYS[kind]))
-    with matplotlib.rc_context(_SETTINGS):
-        return _as_element(figure)
-
-
-def _as_element(figure: Figure) -> Markup:
-    text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata=_UNSAID)
-    return Markup(text.getvalue()[text.getvalue().index("<svg") :])  # without the head of a file
+    def _draw(self, above: float) -> Figure:
+        """Returns the figure, with so many inches above it. A layout engine would take three times as long."""
+        columns = min(len(self.panels), ROW)
+        rows = math.ceil(len(self.panels) / columns)
+        letters = max((len(key.label) for key in self.legend), default=0)
+        keys_in_line = max(1, int(13 * WIDTH * columns / (letters + 8)))
+        below = LINE * math.ceil(len(self.legend) / keys_in_line)
+        width, height = WIDTH * columns, self.height * rows + above + below
+        figure = Figure(figsize=(width, height), dpi=200)
+        FigureCanvasAgg(figure)
+        figure.subplots_adjust(
+            left=LEFT / width,
+            right=1 - RIGHT / width,
+            bottom=(below + BOTTOM) / height,
+            top=1 - (above + TOP) / height,
+            wspace=(LEFT + RIGHT) / (WIDTH - LEFT - RIGHT),
+            hspace=(BOTTOM + TOP) / (self.height - BOTTOM - TOP),
+        )
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        for panel, drawn in zip(self.panels, axes, strict=False):
+            panel.draw(drawn)
+        for empty in axes[len(self.panels) :]:
+            empty.set_axis_off()
+        handles = [Line2D([], [], color=key.colour, label=key.label, **KEYS[key.kind]) for key in self.legend]
+        if handles:
+            options: dict[str, Any] = {"frameon": False, "fontsize": 9, "labelcolor": INK}
+            figure.legend(handles=handles, loc="lower left", ncols=keys_in_line, **options)
+        return figure

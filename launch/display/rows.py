@@ -14,8 +14,6 @@ from policies.settings.settings import Settings
 COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", "combined", 9))
 """What is shown of each policy: figure, heading and width."""
 GROUP = sum(width for *_, width in COLUMNS)
-SPREAD = (("lowest", min, 9), ("highest", max, 9))
-"""What is shown of the combined reward beside the mean of policies that do not fit: heading, choice and width."""
 CHAIN = 12
 """Least width of the chain's column."""
 SPEED = 13
@@ -31,8 +29,7 @@ class Rows:
         Args:
             settings: of the run.
             arrow: stands between the LLMs of a chain.
-            width: that rows may take, at most; policies that do not fit are shown as their mean, with the lowest and
-                highest combined reward.
+            width: that rows may take, at most; policies that do not fit are shown as their mean.
         """
         self._modules = settings.modules
         self._roles = settings.roles
@@ -44,17 +41,12 @@ class Rows:
         self._chain = max(len(self.chain(players)) + 1, CHAIN)
         room = math.inf if width is None else width - self.indent - self._chain - SPEED
         self._shown = self._modules if GROUP * len(self._modules) <= room else ()
-        spread = GROUP + sum(width for *_, width in SPREAD)
-        self._spread = SPREAD if not self._shown and spread <= room else ()
 
     def heading(self) -> list[Text]:
         """Returns the two lines above the rows."""
         names = self._shown or ("mean",)
         above = " " * (self.indent + self._chain) + "".join(f"{name:>{GROUP}}" for name in names)
         labels = "".join(f"{label:>{width}}" for _, label, width in COLUMNS) * len(names)
-        if self._spread:
-            above += f"{'combined':>{sum(width for *_, width in self._spread)}}"
-            labels += "".join(f"{label:>{width}}" for label, _, width in self._spread)
         return [
             Text(above, style="bold"),
             Text(f"{'update':<{self.indent}}{'chain':<{self._chain}}{labels}  tok/s     s", style="bold"),
@@ -94,7 +86,4 @@ class Rows:
             for key, _, width in COLUMNS:
                 style = "bold green" if key == "combined_reward" else ""
                 text.append(f"{written(key, group[key]):>{width}}", style=style)
-        known = [value for group in groups if (value := group["combined_reward"]) is not None]
-        for _, choose, width in self._spread:
-            text.append(f"{written('combined_reward', choose(known, default=None)):>{width}}", style="green")
         return text

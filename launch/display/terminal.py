@@ -121,7 +121,7 @@ class Terminal(Voice):
         """Notes what will be shown; see `Voice`."""
         super().__init__(output, settings.updates, done=done, quiet=quiet, bar=bar)
         self._settings = settings
-        self._rows = self._make_rows()
+        self._rows = Rows(settings, self.arrow, self.console.width)
         self._shown = 0
 
     def set_settings(self, settings: Settings, done: int) -> None:
@@ -129,48 +129,28 @@ class Terminal(Voice):
         self._total, self._done = settings.updates, done
         self._bar.update(self._task, total=settings.updates, completed=done)
         if settings != self._settings:
-            self._settings = settings
-            self._rows = self._make_rows()
+            self._settings, self._rows = settings, Rows(settings, self.arrow, self.console.width)
 
-    def _make_rows(self) -> Rows:
-        return Rows(self._settings, self.arrow, self.console.width)
-
-    def begin(self) -> None:
-        """Starts the clock of the first update."""
-        super().begin()
-        self._bar.update(self._task, description="Training")
-
-    def update(self, line: Update, seconds: float | None = None) -> None:
-        """Shows the row of one update, and of the evaluation in it; see `advance` for the seconds."""
-        self._heading()
-        left = self.advance(seconds)
-        row = self._rows.update(line)
-        if not self.has_bar:
-            row.append(f"  {left}")
-        self.say(row)
-        self._evaluation(line)
-        for happened, text in ((line["exchanged"], "roles exchanged"), (line.get("averaged"), "LLMs averaged")):
-            if happened:
-                self.say(Text(f"{'':{self._rows.indent}}{text}", style="cyan"))
-
-    def start(self, line: Update) -> None:
-        """Shows the evaluation before the first update."""
-        self._heading()
-        self._evaluation(line)
-
-    def _evaluation(self, line: Update) -> None:
+    def update(self, line: Update) -> None:
+        """Shows the row of one update, if the line has one, and of the evaluation in it."""
+        if self._shown % HEADING_EVERY == 0:
+            for heading in self._rows.heading():
+                self.say(heading)
+        self._shown += 1
+        if "policy" in line:
+            left = self.advance(line["seconds"]["total"])
+            row = self._rows.update(line)
+            self.say(row if self.has_bar else row.append(f"  {left}"))
         for row in self._rows.evaluation(line) if "evaluation" in line else ():
             self.say(row)
+        for event, text in (("exchanged", "roles exchanged"), ("averaged", "LLMs averaged")):
+            if line.get(event):
+                self.say(Text(f"{'':{self._rows.indent}}{text}", style="cyan"))
 
     def samples(self, samples: Sequence[Sample]) -> None:
         """Shows a few chains of this update's training queries, one where chains are long."""
         for sample in samples[: 2 if self._settings.num_agents < 4 else 1]:
             self.say(chain_text(sample, self._rows.indent))
-
-    def _heading(self) -> None:
-        for text in self._rows.heading() if self._shown % HEADING_EVERY == 0 else ():
-            self.say(text)
-        self._shown += 1
 
 
 def clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Sample texts as they are shown: a query, and the chain's responses to it."""
+"""Texts as they are shown: what a run's algorithm is called; a query, and the chain's responses to it."""
 
 import re
 
@@ -6,8 +6,20 @@ from rich.text import Text
 
 from launch.display.tables import written
 from launch.run_folder.records import Response, Sample
+from policies.settings.settings import Settings
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters but tab and line feed; halves
+
+
+def method(settings: Settings) -> str:
+    """Returns what a run's algorithm is called."""
+    if settings.num_agents == 1:
+        return f"{settings.algorithm}{f' by {len(settings.modules)} LLMs' * (len(settings.modules) > 1)}"
+    agents = "" if settings.num_agents == 2 else f" of {settings.num_agents}"
+    if len(settings.modules) != settings.num_agents:
+        agents += f" by {len(settings.modules)} LLM{'s' * (len(settings.modules) > 1)}"
+    learner = "" if settings.algorithm == "PPO" else f" with {settings.algorithm}"
+    return f"CORY{agents}{learner}"
 
 
 def chain_text(sample: Sample, indent: int) -> Text:

@@ -1,32 +1,26 @@
-"""Lines of a report: of an arm's policies and roles, of several arms over training and over its cost, and sweeps."""
+"""Plots of a report: an arm's policies and roles over updates, and arms side by side over training and at its end."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
-import pandas as pd
+from matplotlib.axes import Axes
 
 from launch.display.curves import (
     LIMITS,
     PANELS,
     Figure,
-    Line,
     Member,
-    line_panel,
-    method,
     over_updates,
     policy_curves,
     with_interval,
 )
-from launch.display.drawing import colours_of
-from launch.display.frame import TOKEN_KL, over_seeds
-from launch.display.plot import Key, Plot
-from launch.display.statistics import mean_ci
-from launch.experiments.results import NO_MATTER
-from launch.experiments.space import show_value
-from launch.report.runs import NO_DIFFERENCE, Arm
+from launch.display.drawing import COLOURS, GRID, INK, POINT, colours_of, draw_runs, style
+from launch.display.frame import FEWEST, TOKEN_KL
+from launch.display.plot import Key, Panel, Plot
+from launch.display.statistics import Estimate, mean_ci
+from launch.report.runs import Arm
 
 TOGETHER = 6
 """Arms in one plot of curves, at most."""
@@ -36,20 +30,12 @@ HEALTH: tuple[Figure, ...] = (
     (TOKEN_KL, "KL to the initial policy", "nats per token"),
     ("response_length", "Response length", "tokens"),
 )
-COSTS = ("1000 tokens generated", "1000 tokens learned from", "minutes")
-"""What an update costs."""
-COST_NOTE = (
-    "Combined reward, mean of the policies, each alone on {}. A token is learned from once an epoch. Minutes are of "
-    "updates alone; what else the machine did adds to them."
-)
-SWEPT = {"exchange_period": 2, "lr": 2, "kl_coef": 2, "partner_reward": 3, "num_agents": 3}
-"""Settings whose effect is drawn, and from how many values on."""
-HELD_OUT = "Held out, mean of the policies, at the end."
+HELD_OUT = "Held out, mean of the policies, at the end. Small dots: single runs."
 
 
 def curves_of(arm: Arm, name: str) -> list[Plot]:
     """Returns an arm's curves: of each policy, and of each role."""
-    note = f"Lines: responses in training. Dots: each policy alone on {held_out_queries([arm])}, mean over seeds."
+    note = "Lines: responses in training. Dots: each policy alone on held-out queries, mean over seeds."
     plots = [policy_curves(f"{name}-policies", f"{arm.label}: by policy", note, arm.metrics, arm.settings)]
     if len(arm.settings.roles) > 1:
         title, note = f"{arm.label}: by role", "Responses in training, of whichever policy played the role."
@@ -63,8 +49,7 @@ def comparisons(arms: Sequence[Arm]) -> list[Plot]:
     evaluated = [arm for arm in arms if arm.is_evaluated]
     note = "Mean of the policies, in training."
     if evaluated:
-        queries = held_out_queries(evaluated)
-        note = f"Mean of the policies, each alone on {queries}; points of one update stand side by side."
+        note = "Mean of the policies, each alone on held-out queries; points of one update stand side by side."
     return _of_arms("arms", "Arms over training", note, evaluated or arms, PANELS, held_out=bool(evaluated))
 
 
@@ -78,13 +63,13 @@ def _of_arms(
     name: str, title: str, note: str, arms: Sequence[Arm], figures: Sequence[Figure], held_out: bool
 ) -> list[Plot]:
     plots = []
-    for part, some in paginate(name, arms):
-        members = {arm.label: Member(arm.metrics, trained=not held_out, held_out=held_out) for arm in some}
-        plots.append(over_updates(part, title, note, members, [arm.settings for arm in some], figures))
+    for part, shown in _paginate(name, arms):
+        members = {arm.label: Member(arm.metrics, trained=not held_out, held_out=held_out) for arm in shown}
+        plots.append(over_updates(part, title, note, members, [arm.settings for arm in shown], figures))
     return plots
 
 
-def paginate(name: str, arms: Sequence[Arm]) -> list[tuple[str, Sequence[Arm]]]:
+def _paginate(name: str, arms: Sequence[Arm]) -> list[tuple[str, Sequence[Arm]]]:
     """Spreads arms over as few plots as can hold them, as many to each; returns each plot's name and arms."""
     plots = math.ceil(len(arms) / TOGETHER)
     ends = [math.ceil(len(arms) * part / plots) for part in range(plots + 1)] if plots else []
@@ -94,104 +79,71 @@ def paginate(name: str, arms: Sequence[Arm]) -> list[tuple[str, Sequence[Arm]]]:
     ]
 
 
-def costs(arms: Sequence[Arm]) -> list[Plot]:
-    """Returns the arms' held-out curves over each cost, some arms at a time; nothing if none is evaluated."""
+def pareto(arms: Sequence[Arm]) -> list[Plot]:
+    """Returns where arms end in the Pareto plane, task reward against −KL, some arms at a time."""
     plots = []
-    for name, some in paginate("costs", [arm for arm in arms if arm.is_evaluated]):
-        colours = colours_of(len(some))
-        panels = []
-        for cost in COSTS:
-            lines = [
-                Line(arm.label, colour, held_out=over_cost(arm, cost))
-                for arm, colour in zip(some, colours, strict=True)
-            ]
-            says = f"Combined reward over {cost}."
-            panels.append(line_panel(f"Over {cost}", "combined reward", lines, says, xlabel=cost))
-        note = interval_note(COST_NOTE.format(held_out_queries(some)), some)
-        legend = [Key(arm.label, colour) for arm, colour in zip(some, colours, strict=True)]
-        plots.append(Plot(name, "Arms over what they cost", note, panels, legend))
+    for name, shown in _paginate("pareto", arms):
+        legend = [Key(arm.label, colour) for arm, colour in zip(shown, colours_of(len(shown)), strict=True)]
+        ends = {arm.label: (arm.at_end("task_reward"), arm.at_end("kl")) for arm in shown}
+        says = "; ".join(f"{label}: {_mean(task)} at KL {_mean(kl)}" for label, (task, kl) in ends.items())
+        note = with_interval(f"{HELD_OUT} Up and to the right is better.", [arm.metrics for arm in shown])
+        panel = Panel(partial(_draw_plane, shown, legend), says)
+        plots.append(Plot(name, "Task reward against KL", note, [panel], legend, height=3.8))
     return plots
 
 
-def over_cost(arm: Arm, cost: str) -> pd.DataFrame:
-    """Returns an arm's held-out combined reward, at each evaluation over the mean of what runs had cost until then."""
-    run = partial(arm.metrics.get, "run", policy="")
-    if cost == "minutes":
-        spent = (run("seconds/total") - run("seconds/evaluate").fillna(0.0)) / 60
-    else:
-        spent = run("tokens") / 1e3 * (arm.settings.epochs if cost == "1000 tokens learned from" else 1)
-    means = spent.groupby("run").cumsum().groupby("update").mean()
-    means.loc[0] = 0.0
-    curve = arm.held_out("combined_reward")
-    return curve.set_axis(means.reindex(curve.index).to_numpy())
+def _draw_plane(arms: Sequence[Arm], legend: Sequence[Key], panel: Axes) -> None:
+    style(panel, "Task reward", "per response", "− KL to the initial policy, nats per response")
+    for arm, key in zip(arms, legend, strict=True):
+        kl, task = [-value for value in arm.at_end("kl")], arm.at_end("task_reward")
+        draw_runs(panel, kl, task, key.colour)
+        _draw_mean(panel, mean_ci(kl), mean_ci(task), key.colour)
 
 
-def sweeps(arms: Sequence[Arm]) -> list[Plot]:
-    """Returns, for each setting of which arms differ in that alone, how the final figures depend on it."""
+def side_by_side(arms: Sequence[Arm]) -> list[Plot]:
+    """Returns the arms' final combined reward, a row each, in a plot for each tier of a study."""
     plots = []
-    for key, least in SWEPT.items():
-        if some := families(arms, key, least):
-            plots.append(_sweep(key, dict(zip(family_names(some, key), some, strict=True))))
+    first = min(arm.result.tier for arm in arms)
+    for tier in sorted({arm.result.tier for arm in arms}):
+        values = {arm.label: arm.at_end("combined_reward") for arm in arms if arm.result.tier == tier}
+        name, title = "ablation", "Final combined reward"
+        if tier != first:
+            name, title = f"{name}-tier-{tier}", f"{title}, tier {tier}"
+        says = "; ".join(f"{label}: {_mean(runs)}" for label, runs in values.items())
+        note = with_interval(HELD_OUT, [arm.metrics for arm in arms])
+        height = 0.42 * len(values) + 0.9
+        plots.append(Plot(name, title, note, [Panel(partial(_draw_rows, values), says)], height=height))
     return plots
 
 
-def families(arms: Sequence[Arm], key: str, least: int) -> list[list[Arm]]:
-    """Returns groups of arms, each of one study or of none, that differ in one setting alone and have enough values."""
-    groups: dict[str, list[Arm]] = {}
-    for arm in arms:
-        no_difference = {"seed", *NO_MATTER} if arm.result.study else NO_DIFFERENCE
-        same = arm.settings.model_dump(exclude={key, "eval_kl_coef", *no_difference})
-        groups.setdefault(repr((arm.result.study, arm.settings.report_kl_coef, same)), []).append(arm)
-    return [family for family in groups.values() if len({getattr(arm.settings, key) for arm in family}) >= least]
+def _draw_rows(values: dict[str, list[float]], panel: Axes) -> None:
+    style(panel, "", "", "combined reward")
+    panel.grid(axis="x", color=GRID, linewidth=0.8)
+    panel.grid(visible=False, axis="y")
+    panel.set_yticks([])
+    panel.spines["left"].set_visible(False)
+    for row, (label, runs) in enumerate(values.items()):
+        draw_runs(panel, runs, [-row] * len(runs), COLOURS[0])
+        _draw_mean(panel, mean_ci(runs), Estimate(-row, None, None, 1), COLOURS[0])
+        panel.text(0, 0.2 - row, label, transform=panel.get_yaxis_transform(), fontsize=9, color=INK)
+    panel.set_ylim(0.5 - len(values), 0.75)
 
 
-def family_names(groups: Sequence[Sequence[Arm]], key: str) -> list[str]:
-    """Returns a name for arms that differ in one setting alone: their method, or else what sets them apart."""
-    methods = ["agents" if key == "num_agents" else method(family[0].settings) for family in groups]
-    labels = [family[0].label for family in groups]
-    parts = [[part for part in label.split(", ") if not part.startswith(f"{key}=")] for label in labels]
-    shorter = [", ".join(some) or label for some, label in zip(parts, labels, strict=True)]
-    return next(names for names in (methods, shorter, labels) if len(set(names)) == len(names) or names is labels)
+def _draw_mean(panel: Axes, x: Estimate, y: Estimate, colour: str) -> None:
+    """Draws a point, with the interval of each coordinate that is of enough seeds."""
+    panel.plot(_interval(x), [y.mean] * 2, color=colour, linewidth=1.2, alpha=0.7)
+    panel.plot([x.mean] * 2, _interval(y), color=colour, linewidth=1.2, alpha=0.7)
+    panel.plot([x.mean], [y.mean], color=colour, **{**POINT, "markersize": 8}, zorder=4)
 
 
-def _sweep(key: str, groups: Mapping[str, Sequence[Arm]]) -> Plot:
-    arms = [arm for family in groups.values() for arm in family]
-    values: set[Any] = {getattr(arm.settings, key) for arm in arms}
-    ticks = sorted(values, key=lambda value: math.inf if value is None else value)
-    labels = ["never" if key == "exchange_period" and value is None else show_value(value) for value in ticks]
-    colours = dict(zip(groups, colours_of(len(groups)), strict=True))
-    panels = []
-    for metric, heading, unit in PANELS:
-        lines, said = [], []
-        for label, family in groups.items():
-            runs = dict(sorted((ticks.index(getattr(arm.settings, key)), arm.at_end(metric)) for arm in family))
-            lines.append(Line(label, colours[label], held_out=over_values(runs), runs=runs))
-            said.append(f"{label}: " + ", ".join(f"{show_value(ticks[x])}: {in_words(y)}" for x, y in runs.items()))
-        says = f"{heading} over {key}. {'; '.join(said)}"
-        unit = unit.format(f"{arms[0].settings.report_kl_coef:g}")
-        panels.append(line_panel(heading, unit, lines, says, xlabel=key, ticks=labels))
-    note = interval_note(f"{HELD_OUT} Small dots: single runs. Values stand evenly.", arms)
-    legend = [Key(label, colour) for label, colour in colours.items()]
-    return Plot(f"sweep-{key}", f"Sensitivity to {key}", note, panels, legend)
+def _interval(estimate: Estimate) -> tuple[float, float]:
+    """Returns the ends of an interval as they are drawn: NaN if it is of too few seeds."""
+    if estimate.low is None or estimate.high is None or estimate.n < FEWEST:
+        return math.nan, math.nan
+    return estimate.low, estimate.high
 
 
-def over_values(runs: Mapping[int, Sequence[float]]) -> pd.DataFrame:
-    """Averages what runs have at each x, as `over_seeds` does at each update."""
-    return over_seeds(pd.concat({x: pd.Series(values) for x, values in runs.items()}, names=["update", "run"]))
-
-
-def in_words(values: Sequence[float]) -> str:
+def _mean(values: Sequence[float]) -> str:
     """Returns a mean in words."""
     estimate = mean_ci(values)
     return f"{estimate.mean:.2f}" if estimate.n else "not known"
-
-
-def held_out_queries(arms: Sequence[Arm]) -> str:
-    """Returns how many queries the evaluations during training are of, in words; all, if there are fewer."""
-    counts = {arm.settings.eval_queries for arm in arms}
-    return f"up to {counts.pop()} held-out queries" if len(counts) == 1 else "held-out queries"
-
-
-def interval_note(note: str, arms: Sequence[Arm]) -> str:
-    """Returns a plot's note, with what its bars are if any arm has them."""
-    return with_interval(note, [arm.metrics for arm in arms])

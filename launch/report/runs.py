@@ -1,20 +1,19 @@
 """What a report is about: runs, and arms, which are runs that differ in nothing but their seed."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
 import pandas as pd
 
 from cory_env.pickled import shown
 from launch.console.configuration import Value
-from launch.console.errors import CommandError
-from launch.display.curves import method
-from launch.display.frame import MEAN, over_seeds
+from launch.display.frame import MEAN
+from launch.display.texts import method
 from launch.experiments import results
 from launch.experiments.measures import Measure, StudyMetrics, at_end
 from launch.experiments.results import NO_MATTER, Cost, FinalFigures, StudyRun, final_figures
@@ -28,23 +27,13 @@ from launch.run_folder.storage import REPORTED, is_uri
 from policies.settings.settings import Settings, deciding
 
 LABEL_LENGTH = 48
-"""Letters of an arm's name, about, for which plots have room."""
+"""Letters of an arm's name for which plots have room; the table of settings has all."""
 _OF_NO_STUDY: dict[str, Any] = {
     **{"study": "", "arm": "", "label": "", "tier": 1, "place": 0, "against": None, "differs": {}},
     **{"command": "", "versions": {}, "hardware": {}, "date": ""},
 }
 NO_DIFFERENCE = {"seed", "updates", *deciding("writing")}
 """Settings in which the runs of one arm may differ."""
-
-
-@dataclass(frozen=True)
-class EvaluationSummary:
-    """What `cory evaluate` found."""
-
-    name: str
-    split: str
-    figures: dict[str, dict[str, dict[str, float | None]]]
-    """By who answered in which role, each figure's mean and the ends of its interval."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +48,8 @@ class Run:
     environment: dict[str, str]
     """What is known of where it ran."""
     unfinished: bool = False
-    evaluations: list[EvaluationSummary] = field(default_factory=list)
-    last_look: final.Final | None = None
-    """Every response after its last update, if its folder keeps them."""
+    final_responses: final.Final | None = None
+    """Every response to held-out queries after its last update, if its folder keeps them."""
 
     @property
     def settings(self) -> Settings:
@@ -130,10 +118,6 @@ class Arm:
         """Returns a figure at the end of each run that counts, the mean of its policies."""
         return self.values(at_end(metric))
 
-    def held_out(self, metric: str) -> pd.DataFrame:
-        """Returns a held-out figure, mean of the policies, over seeds, by update."""
-        return over_seeds(self.metrics.get("validation", metric))
-
     @property
     def is_evaluated(self) -> bool:
         """Whether any run was evaluated after it began to train."""
@@ -185,7 +169,7 @@ def read_run(address: str | Path, name: str) -> Run:
     lines = (folder / CONFIG).read_text(encoding="utf-8").splitlines()
     origins = [shown(line).removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
     machine = origins[-1][2] if origins else ""
-    last_look = None if diverged else _last_look(run, updates)
+    responses = None if diverged else _final_responses(run, updates)
     result = StudyRun(
         **_OF_NO_STUDY,
         seed=settings.seed,
@@ -198,7 +182,7 @@ def read_run(address: str | Path, name: str) -> Run:
         ),
         metrics=updates,
         samples=cast(list[SampleLine], run.samples.read()),
-        final=None if diverged else _final_figures(settings, updates, last_look),
+        final=None if diverged else _final_figures(settings, updates, responses),
     )
     return Run(
         name=name,
@@ -206,20 +190,21 @@ def read_run(address: str | Path, name: str) -> Run:
         commands=[command for command, _, _ in origins],
         environment={"made with": machine} if machine else {},
         unfinished=not collapsed and diverged is None and done < settings.updates,
-        evaluations=[_read_evaluation(file) for file in sorted(folder.glob("evaluation/*/evaluation.json"))],
-        last_look=last_look,
+        final_responses=responses,
     )
 
 
-def _last_look(run: RunFolder, updates: Sequence[Update]) -> final.Final | None:
-    kept = final.read(run.final)
-    return kept if kept and updates and kept["update"] == updates[-1]["update"] else None  # else the run went on
+def _final_responses(run: RunFolder, updates: Sequence[Update]) -> final.Final | None:
+    responses = final.read(run.final)
+    if responses is None or not updates or responses["update"] != updates[-1]["update"]:
+        return None  # the run went on
+    return responses
 
 
-def _final_figures(settings: Settings, updates: Sequence[Update], kept: final.Final | None) -> FinalFigures | None:
-    """Returns the last look at a run's policies, or else its last held-out evaluation."""
-    if kept is not None:
-        return final_figures(kept, settings.modules)
+def _final_figures(settings: Settings, updates: Sequence[Update], responses: final.Final | None) -> FinalFigures | None:
+    """Returns the figures of a run's final responses, or else its last held-out evaluation."""
+    if responses is not None:
+        return final_figures(responses, settings.modules)
     for line in reversed(updates):
         if "evaluation" in line:
             policy = dict(line["evaluation"])
@@ -237,23 +222,14 @@ def _final_figures(settings: Settings, updates: Sequence[Update], kept: final.Fi
     return None
 
 
-def _read_evaluation(file: Path) -> EvaluationSummary:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        figures = {label: standing["figures"] for label, standing in found["rows"].items()}
-        return EvaluationSummary(file.parent.name, found["split"], figures)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CommandError(f"{file} is not what `cory evaluate` wrote there. Evaluate again, or remove it.") from error
-
-
 def names(addresses: Sequence[str | Path]) -> list[str]:
     """Returns a name per folder or URI, as short as tells them apart: the last parts of its path."""
     parts = [tuple(resolved(address).partition("?")[0].rstrip("/").split("/")) for address in addresses]
     for size in range(1, max(map(len, parts)) + 1):
-        found = ["/".join(each[-size:]) for each in parts]
-        if len(set(found)) == len(set(parts)):
+        short = ["/".join(path[-size:]) for path in parts]
+        if len(set(short)) == len(set(parts)):
             break
-    return found
+    return short
 
 
 def resolved(address: str | Path) -> str:
@@ -264,13 +240,13 @@ def resolved(address: str | Path) -> str:
 def differing(runs: Sequence[Run]) -> list[str]:
     """Returns the settings in which runs differ."""
     dumps = [run.settings.model_dump() for run in runs]
-    return [key for key in Settings.model_fields if len({repr(each[key]) for each in dumps}) > 1]
+    return [key for key in Settings.model_fields if len({repr(settings[key]) for settings in dumps}) > 1]
 
 
 def values_that_differ(runs: Sequence[Run]) -> dict[str, list[Value]]:
     """Returns each setting in which runs differ, with the value of each run."""
     told = [run.settings.told() for run in runs]
-    return {key: [each[key] for each in told] for key in differing(runs)}
+    return {key: [settings[key] for settings in told] for key in differing(runs)}
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
@@ -285,8 +261,8 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
             studies.setdefault((run.result.study, run.result.arm, repr(settings)), []).append(run)
     several = len({study for study, *_ in studies}) > 1
     arms = [
-        Arm(f"{study}: {some[0].result.label}" if several else some[0].result.label, some)
-        for (study, *_), some in studies.items()
+        Arm(f"{study}: {members[0].result.label}" if several else members[0].result.label, members)
+        for (study, *_), members in studies.items()
     ]
     arms += _arms_of_folders([run for run in runs if not run.result.study])
     labels: set[str] = set()
@@ -298,31 +274,20 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 
 
 def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
-    """Groups runs that differ in nothing but their seed."""
+    """Groups runs that differ in nothing but their seed; an arm is named by what few other arms have."""
     keys = [key for key in differing(runs) if key not in NO_DIFFERENCE]
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(repr(getattr(run.settings, key)) for key in keys), []).append(run)
-    usual = {key: Counter(group[number] for group in groups).most_common(1)[0][0] for number, key in enumerate(keys)}
-    others = [key for key in keys if key != "num_agents"]
+    usual = [Counter(values).most_common(1)[0][0] for values in zip(*groups, strict=True)]
     arms = []
-    for some in groups.values():
-        settings = some[0].settings
-        apart = {key: getattr(settings, key) for key in others}
-        if len(others) > 1:
-            apart = {key: value for key, value in apart.items() if repr(value) != usual[key]}
-        label = [method(settings)] if "num_agents" in keys or not apart else []
-        label += [f"{key}={_short(value)}" for key, value in apart.items()]
-        arms.append(Arm(_joined(label), sorted(some, key=lambda run: run.settings.seed)))
+    for values, members in groups.items():
+        apart = [
+            f"{key}={show_value(getattr(members[0].settings, key))}"
+            for key, value, most in zip(keys, values, usual, strict=True)
+            if key != "num_agents" and (value != most or len(keys) == 1)
+        ]
+        names = [method(members[0].settings)] if "num_agents" in keys or not apart else []
+        label = shorten(", ".join([*names, *apart]), LABEL_LENGTH, placeholder=" …")
+        arms.append(Arm(label, sorted(members, key=lambda run: run.settings.seed)))
     return arms
-
-
-def _joined(parts: Sequence[str]) -> str:
-    """Joins what sets an arm apart, as far as plots have room for it; the table of settings has all."""
-    kept = next((n for n in range(len(parts), 1, -1) if len(", ".join(parts[:n])) <= LABEL_LENGTH), 1)
-    return ", ".join([*parts[:kept], *([f"{len(parts) - kept} more"] if kept < len(parts) else [])])
-
-
-def _short(value: Value) -> str:
-    text = show_value(value)
-    return text if len(text) <= 30 else f"{text[:29]}…"

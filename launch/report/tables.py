@@ -1,16 +1,12 @@
-"""The tables of a report: measures of each arm, differences between arms, claims, runs, evaluations and settings."""
+"""The tables of a report: measures of each arm, differences between arms, runs, warnings and environments."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import pydantic
-from typing_extensions import TypedDict
 
-from launch.console.errors import CommandError
 from launch.display.frame import LAST, MEAN
 from launch.display.statistics import Difference, Estimate, column_cis, mean_ci
 from launch.display.tables import MAIN, show, shown, written
@@ -18,17 +14,14 @@ from launch.experiments.measures import (
     Measure,
     area,
     at_end,
-    best,
     collapse,
     collapses,
-    critic_loss,
     influence,
     last_answer,
     of_average,
     paired,
-    variance,
 )
-from launch.report.runs import Arm, EvaluationSummary, Run
+from launch.report.runs import Arm, Run
 from launch.run_folder.records import Evaluation, HealthWarning, highest
 
 COMBINED = shown("combined_reward").pattern
@@ -66,7 +59,6 @@ def _arm_row(arm: Arm) -> dict[str, Any]:
         return cell(arm.values(measure), form, count)
 
     average = [cell_of(of_average(key), shown(key).pattern) for key in MAIN]
-    spread = variance(arm.counted_metrics, "combined_reward")
     return {
         "label": arm.label,
         "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{count} of {len(arm.runs)}",
@@ -75,11 +67,8 @@ def _arm_row(arm: Arm) -> dict[str, Any]:
         "collapsed": collapses(arm.results),
         "more": [
             cell_of(area, COMBINED),
-            cell_of(best, COMBINED),
             cell_of(last_answer("combined_reward"), COMBINED),
             cell_of(influence, "{:.0%}"),
-            Cell(show(spread, "{:.2g}")),
-            cell_of(critic_loss, "{:.2f}"),
             cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
             cell([result.cost["seconds"] / 60 for result in arm.results], "{:.1f}"),
         ],
@@ -127,11 +116,11 @@ def estimates_at_end(run: Run) -> dict[str, dict[str, Estimate]]:
     """
     policies = run.settings.modules
     estimates: dict[str, dict[str, Estimate]] = {}
-    if run.last_look is not None:
-        answers = {policy: [responses] for policy, responses in run.last_look["policy"].items()}
+    if run.final_responses is not None:
+        answers = {policy: [responses] for policy, responses in run.final_responses["policy"].items()}
         if all(policy in answers for policy in policies):
-            answers[MEAN] = [run.last_look["policy"][policy] for policy in policies]
-        answers[LAST] = list(run.last_look.get("last_answer", {}).values())
+            answers[MEAN] = [run.final_responses["policy"][policy] for policy in policies]
+        answers[LAST] = list(run.final_responses.get("last_answer", {}).values())
         estimates = {who: _over_queries(responses) for who, responses in answers.items() if responses}
     elif run.result.final is not None:
         final = run.result.final
@@ -157,36 +146,6 @@ def _over_queries(answers: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate
     joined = pd.concat([table[list(MAIN)] for table in tables], axis=1, join="inner", keys=range(len(tables)))
     values = np.mean([joined[number].to_numpy() for number in range(len(tables))], axis=0)
     return dict(zip(MAIN, column_cis(values, "bootstrap"), strict=True))
-
-
-class JudgedClaim(TypedDict):
-    """What is claimed of a method, and what a study found."""
-
-    text: str
-    source: str
-    rule: str
-    """By which it is judged."""
-    found: str
-    """The figure, or nothing."""
-    small: str
-    """What belongs to it in small letters."""
-    verdict: str
-
-
-def read_claims(file: Path) -> list[JudgedClaim]:
-    """Reads the claims that `benchmarks.reproduction` judged, or anyone else.
-
-    Raises:
-        CommandError: the file cannot be read, or is not a list of such claims.
-    """
-    try:
-        return pydantic.TypeAdapter(list[JudgedClaim]).validate_json(file.read_bytes())
-    except (OSError, pydantic.ValidationError) as error:
-        first = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else error.strerror
-        raise CommandError(
-            f"The claims in {file} cannot be read: {first}. `python -m benchmarks.reproduction STUDY --out {file}` "
-            "writes them."
-        ) from error
 
 
 def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
@@ -219,27 +178,14 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
 
 def warnings(run: Run) -> list[dict[str, Any]]:
     """Returns each warning of a run once, with the updates at which it stood."""
-    found: dict[tuple[str, str], list[tuple[int, HealthWarning]]] = {}
+    stood: dict[tuple[str, str], list[tuple[int, HealthWarning]]] = {}
     for line in run.updates:
         for warning in line.get("health", []):
-            found.setdefault((warning["signature"], warning["of"]), []).append((line["update"], warning))
+            stood.setdefault((warning["signature"], warning["of"]), []).append((line["update"], warning))
     return [
-        {"signature": signature, "of": of, "first": stood[0][0], "last": stood[-1][0], "text": stood[-1][1]["text"]}
-        for (signature, of), stood in found.items()
+        {"signature": signature, "of": of, "first": times[0][0], "last": times[-1][0], "text": times[-1][1]["text"]}
+        for (signature, of), times in stood.items()
     ]
-
-
-def evaluation_table(evaluation: EvaluationSummary) -> dict[str, Any]:
-    """Returns the headings and rows of what `cory evaluate` found."""
-    names = list(next(iter(evaluation.figures.values()), {}))
-    rows = {
-        label: [
-            Cell(written(name, found["mean"]), _interval(found["low"], found["high"], shown(name).pattern))
-            for name, found in figures.items()
-        ]
-        for label, figures in evaluation.figures.items()
-    }
-    return {"headings": [shown(name).heading for name in names], "rows": rows}
 
 
 def environments(runs: Sequence[Run]) -> list[tuple[str, Mapping[str, str]]]:
@@ -247,5 +193,5 @@ def environments(runs: Sequence[Run]) -> list[tuple[str, Mapping[str, str]]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(repr(run.environment), []).append(run)
-    names = [", ".join(run.name for run in some) for some in groups.values()] if len(groups) > 1 else [""]
-    return [(name, some[0].environment) for name, some in zip(names, groups.values(), strict=True)]
+    names = [", ".join(run.name for run in group) for group in groups.values()] if len(groups) > 1 else [""]
+    return [(name, group[0].environment) for name, group in zip(names, groups.values(), strict=True)]

@@ -8,7 +8,6 @@ final.json       with `final_queries`: every response of each policy, alone, aft
 tensorboard/     the metrics again, for TensorBoard
 wandb/           with `wandb`, what Weights & Biases keeps
 wandb.id         and the run's id there
-mlflow.id        with `mlflow`, the run's id there
 trackio.id       with `trackio`, the run's name there
 run.id           of a run in storage, what no other run has
 checkpoints/     the last few and `best`
@@ -50,10 +49,10 @@ FROM_PYTHON = "cory train, from Python"
 """What stands there as the command of a run that `cory_rllib.train` began."""
 TENSORBOARD = "tensorboard"
 WANDB, WANDB_ID = "wandb", "wandb.id"
-MLFLOW_ID, TRACKIO_ID = "mlflow.id", "trackio.id"
+TRACKIO_ID = "trackio.id"
 """What Weights & Biases keeps, and the id under which its run goes on."""
 BEGUN = (
-    *(CONFIG, SOURCES, METRICS, SAMPLES, LOG, RUN_ID, WANDB_ID, MLFLOW_ID, TRACKIO_ID, CHECKPOINTS, TENSORBOARD, WANDB),
+    *(CONFIG, SOURCES, METRICS, SAMPLES, LOG, RUN_ID, WANDB_ID, TRACKIO_ID, CHECKPOINTS, TENSORBOARD, WANDB),
     *(f".{CONFIG}.new", f".{SOURCES}.new"),  # of a kill in the middle of a write
 )
 """What a run that ended before anything of it was saved may have left."""

@@ -187,7 +187,7 @@ class Run:
         """Writes `config.yaml`; its first lines are the commands that made it, `origin` the latest."""
         file = self.path / CONFIG
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        comments = [line for line in lines if line.startswith("# ")] + [f"# {' '.join(origin.split())}"]
+        comments = [line for line in lines if line.startswith("# ")] + [f"# {' '.join(origin.splitlines())}"]
         replace_text(file, "\n".join(comments) + "\n" + as_yaml(settings))
 
     def settings(self) -> Settings:

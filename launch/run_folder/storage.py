@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOOKED_AT = (CONFIG, SOURCES, METRICS, f"{CHECKPOINTS}/{BEST}")
 """What is read of a run, beside a checkpoint."""
 REFUSED_FILES = "refused_update_*"
-REPORTED = (*LOOKED_AT, SAMPLES, FINAL, REFUSED_FILES, "evaluation/*/evaluation.json")
+REPORTED = (*LOOKED_AT, SAMPLES, FINAL, REFUSED_FILES)
 """What a report reads of a run."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems on which a file appears when it is whole, and which have no folders."""

@@ -1,25 +1,176 @@
-"""Sends a run's numbers to TensorBoard files, Ray's metrics endpoint and, if asked, Weights & Biases and MLflow."""
+"""Sends a run's numbers to TensorBoard files and, if asked, to Weights & Biases and Trackio."""
 
 import contextlib
 import importlib.util
+import io
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self
 
 from launch.console.credentials import without_passwords
 from launch.console.errors import CommandError, reason
-from launch.run_folder.layout import METRICS, TENSORBOARD
+from launch.run_folder.layout import METRICS, TENSORBOARD, TRACKIO_ID, WANDB_ID
 from launch.run_folder.records import Sample, Update, plain
-from launch.training.services import MLflow, Tracker, Trackio, WeightsAndBiases
-from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 POSITION = "position/"
+COLUMNS = ("update", "query", "role", "policy", "response", "task_reward")
+"""Of a table of sample texts."""
 logger = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    """Receives the numbers of every update."""
+
+    name: str
+    """What users know it by."""
+
+    def log(self, update: int, figures: Mapping[str, float]) -> None:
+        """Records the numbers of one update."""
+
+    def show(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
+        """Records sample texts of one update, if it can; before its numbers."""
+        return
+
+    def close(self, failed: bool) -> None:
+        """Writes what is still held back, and that the run has ended, or failed."""
+
+
+class TensorBoard(Tracker):
+    """TensorBoard event files."""
+
+    name = "TensorBoard"
+
+    def __init__(self, folder: Path, after: int | None) -> None:
+        """Opens new event files; TensorBoard then ignores what older ones say of updates later than `after`."""
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
+
+    def log(self, update: int, figures: Mapping[str, float]) -> None:
+        """Records the numbers of one update."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, update)
+        self._writer.flush()
+
+    def close(self, failed: bool) -> None:
+        """Closes the files. A disk that is full by now was reported where the run itself wrote to it."""
+        with contextlib.suppress(OSError):
+            self._writer.close()
+
+
+class WeightsAndBiases(Tracker):
+    """One Weights & Biases run, continued under the same id when training is resumed.
+
+    Its own variables, such as WANDB_PROJECT, WANDB_NAME, WANDB_ENTITY and WANDB_RUN_GROUP, say where and how it is
+    kept.
+    """
+
+    name = "Weights & Biases"
+
+    def __init__(self, folder: Path, settings: Settings, group: str | None = None) -> None:
+        """Opens the run; what it is known by is kept in the run's folder.
+
+        Args:
+            folder: the run's.
+            settings: of the run.
+            group: what it is a part of, beside others in this process (`launch.training.tracking.open_services`).
+
+        Raises:
+            CommandError: the tracker refuses, as without a login.
+        """
+        self._alone = group is None
+        self._next = 0  # the first update that it does not hold yet, unless it sees to that by itself
+        self._open(folder, settings, group)
+
+    def _open(self, folder: Path, settings: Settings, group: str | None) -> None:
+        import wandb
+
+        self._library: Any = wandb
+        file = folder / WANDB_ID
+        if not file.exists():
+            file.write_text(secrets.token_hex(4))
+        try:
+            self._run: Any = wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or "cory",
+                name=os.environ.get("WANDB_NAME") or folder.name,
+                id=file.read_text(),
+                resume="allow",
+                group=os.environ.get("WANDB_RUN_GROUP") or group,
+                reinit="create_new",  # others of its group may be open
+                dir=os.environ.get("WANDB_DIR") or str(folder),
+                config=settings.told(),
+            )
+        except wandb.Error as error:
+            raise CommandError(
+                f"Weights & Biases refuses to start: {error} To do without: WANDB_MODE=offline, or wandb=false."
+            ) from error
+
+    def log(self, update: int, figures: Mapping[str, float]) -> None:
+        """Records the numbers of one update, unless it was done before the run went back to a checkpoint."""
+        if update >= self._next:
+            self._run.log(dict(figures), step=update)
+
+    def show(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
+        """Records sample texts of one update, as a table."""
+        rows = [
+            [update, sample["query"], response["role"], response["policy"], response["text"], response["task_reward"]]
+            for sample in samples
+            for response in sample["responses"]
+        ]
+        table = self._library.Table(columns=list(COLUMNS), data=rows)
+        self.log(update, {"samples/held_out" if held_out else "samples/training": table})
+
+    def close(self, failed: bool) -> None:
+        """Ends the run, and the process that sends its numbers."""
+        try:
+            self._run.finish(exit_code=int(failed))
+        finally:
+            if self._alone:
+                self._library.teardown()  # else one that has died is asked again when this process ends
+
+
+class Trackio(WeightsAndBiases):
+    """One Trackio run, continued under its name when training is resumed. Trackio has the interface of the above.
+
+    It keeps numbers in a database on this machine, which `trackio show` draws in a browser. Its own variables say where
+    numbers go: TRACKIO_DIR, or TRACKIO_SPACE_ID and TRACKIO_SERVER_URL for a dashboard elsewhere; TRACKIO_PROJECT the
+    project, else `cory`.
+    """
+
+    name = "Trackio"
+
+    def _open(self, folder: Path, settings: Settings, group: str | None) -> None:
+        import trackio
+
+        self._library = trackio
+        file = folder / TRACKIO_ID
+        known = file.exists()
+        with contextlib.redirect_stdout(io.StringIO()):  # its greeting
+            self._run = trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT") or "cory",
+                name=file.read_text(encoding="utf-8") if known else folder.name,
+                group=group,
+                config=settings.told(),
+                resume="allow" if known else "never",
+                embed=False,
+            )
+        file.write_text(self._run.name, encoding="utf-8")
+        self._next = self._run._next_step  # it would keep both of two that are of one update
+
+    def close(self, failed: bool) -> None:
+        """Waits until all numbers are written."""
+        from trackio import context_vars
+
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run.finish()
+        if context_vars.current_run.get() is self._run:  # which Trackio finishes when Python ends
+            context_vars.current_run.set(None)
 
 
 class Trackers:
@@ -70,115 +221,22 @@ def _warn(tracker: Tracker, error: Exception) -> None:
     logger.warning("%s has failed (%s). The run does without it; %s has all numbers.", tracker.name, said, METRICS)
 
 
-class TensorBoard(Tracker):
-    """TensorBoard event files."""
-
-    name = "TensorBoard"
-
-    def __init__(self, folder: Path, after: int | None) -> None:
-        """Opens new event files; TensorBoard then ignores what older ones say of updates later than `after`."""
-        from tensorboardX import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
-
-    def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update."""
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, update)
-        self._writer.flush()
-
-    def close(self, failed: bool) -> None:
-        """Closes the files. A disk that is full by now was reported where the run itself wrote to it."""
-        with contextlib.suppress(OSError):
-            self._writer.close()
-
-
-MEASURED = {
-    "task_reward": "Mean task reward of an update's responses",
-    "kl": "Mean KL to the reference policy, in nats per response",
-    "combined_reward": "Task reward less eval_kl_coef times KL",
-}
-GROUPS = {
-    "policy": ("policy", "by LLM"),
-    "role": ("role", "by role"),
-    "evaluation": ("held_out", "of each LLM alone, on held-out queries"),
-}
-"""How a group of figures is called in a metric's name, and described."""
-RUN_WIDE = {
-    "tokens_per_second": "Response tokens per second of the rollout",
-    "weight_version_lag": "Updates by which the weights that sampled are behind those that learned",
-    "exchanges": "Role exchanges so far",
-}
-
-
-class Prometheus(Tracker):
-    """Gauges that Ray exports, with its own, at the metrics port of the node that the driver runs on.
-
-    Each is tagged with the run, and with the policy or role it is of. Setting one costs microseconds; where the cluster
-    exports nothing, nothing comes of it.
-    """
-
-    name = "Prometheus"
-
-    def __init__(self, run: str, settings: Settings) -> None:
-        """Declares the gauges; Ray puts `ray_` before their names."""
-        from ray.util.metrics import Gauge
-
-        self._run = run
-        self._roles = settings.roles
-        self._update = Gauge("cory_update", "Updates done", ("run",))
-        self._plays = Gauge("cory_plays", "1 for the role that an LLM plays, else 0", ("run", "policy", "role"))
-        self._gauges = {name: (Gauge(f"cory_{name}", text, ("run",)), "") for name, text in RUN_WIDE.items()}
-        for group, (called, of) in GROUPS.items():
-            tag = "role" if group == "role" else "policy"
-            for name, text in MEASURED.items():
-                gauge = Gauge(f"cory_{called}_{name}", f"{text}, {of}", ("run", tag))
-                members = settings.roles if tag == "role" else settings.modules
-                if group == "evaluation" and settings.evaluate_average:
-                    members = (*members, AVERAGE)
-                self._gauges |= {f"{group}/{member}/{name}": (gauge, tag) for member in members}
-
-    def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Sets the gauges."""
-        run = {"run": self._run}
-        self._update.set(update, run)
-        for key, value in figures.items():
-            if key in self._gauges:
-                gauge, tag = self._gauges[key]
-                gauge.set(value, {**run, tag: key.split("/")[1]} if tag else run)
-            elif key.startswith(POSITION):
-                for position, role in enumerate(self._roles):
-                    self._plays.set(position == value, {**run, "policy": key.removeprefix(POSITION), "role": role})
-
-    def close(self, failed: bool) -> None:
-        """Does nothing: the gauges end with the process."""
-
-
-SERVICES: dict[str, tuple[type[WeightsAndBiases | MLflow], str]] = {
-    "wandb": (WeightsAndBiases, "wandb"),
-    "mlflow": (MLflow, "mlflow-skinny"),
-    "trackio": (Trackio, "trackio"),
-}
-"""Trackers that are others' programs, and their packages, by the settings that ask for them."""
+SERVICES: dict[str, type[WeightsAndBiases]] = {"wandb": WeightsAndBiases, "trackio": Trackio}
+"""Trackers that are others' programs, by their packages, which are the settings that ask for them too."""
 
 
 def check(settings: Settings) -> None:
-    """Refuses, before anything is started, settings whose tracker is not there.
+    """Refuses, before anything is started, settings whose tracker is not installed.
 
     Raises:
-        CommandError: `wandb=true`, `mlflow=true` or `trackio=true` without the package, or MLflow without an address.
+        CommandError: `wandb=true` or `trackio=true` without the package.
     """
-    for name, (_, package) in SERVICES.items():
+    for name in SERVICES:
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
             raise CommandError(
-                f"{name}=true needs the package {package}, which is not installed. Run `pip install {package}`, or set "
+                f"{name}=true needs the package {name}, which is not installed. Run `pip install {name}`, or set "
                 f"{name}=false."
             )
-    if settings.mlflow and not os.environ.get("MLFLOW_TRACKING_URI"):
-        raise CommandError(
-            "mlflow=true needs MLFLOW_TRACKING_URI: the address of a tracking server, such as http://host:5000, or of "
-            "a database, such as sqlite:////shared/mlflow.db. Set it, or set mlflow=false."
-        )
 
 
 def open_trackers(folder: Path, settings: Settings, after: int | None) -> Trackers:
@@ -187,8 +245,7 @@ def open_trackers(folder: Path, settings: Settings, after: int | None) -> Tracke
     Raises:
         CommandError: one of them refuses.
     """
-    own = [TensorBoard(folder / TENSORBOARD, after), Prometheus(folder.name, settings)]
-    return Trackers([*own, *open_services(folder, settings)])
+    return Trackers([TensorBoard(folder / TENSORBOARD, after), *open_services(folder, settings)])
 
 
 def open_services(folder: Path, settings: Settings, group: str | None = None) -> list[Tracker]:
@@ -202,7 +259,7 @@ def open_services(folder: Path, settings: Settings, group: str | None = None) ->
     Raises:
         CommandError: one of them refuses.
     """
-    return [kind(folder, settings, group) for name, (kind, _) in SERVICES.items() if getattr(settings, name)]
+    return [kind(folder, settings, group) for name, kind in SERVICES.items() if getattr(settings, name)]
 
 
 def end_services() -> None:

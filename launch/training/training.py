@@ -59,7 +59,7 @@ def train(run: Run, settings: Settings, done: int | None, *, max_failures: int =
             print(f"{interrupts.requested.name}: the run stops after this update.", file=sys.stderr)  # in its log
 
     interrupts = Interrupts(confirm)
-    terminal.say(_what(settings, terminal.arrow))
+    terminal.say(_describe(settings, terminal.arrow))
     terminal.say(f"Run folder: {run.place}" + (f" (going on after update {done})" if done is not None else ""))
     terminal.say()
     with interrupts:
@@ -110,13 +110,8 @@ def _failure_explained(run: Run) -> Iterator[None]:
         yield
     except Exception as error:
         batch = _keep_batch(run, error)
-        if not isinstance(error, StorageError):
-            try:
-                sync_error = run.sync_error()
-            except Exception as another:  # as settings that cannot be read
-                sync_error = f"What is new was not uploaded: {another}"
-            if sync_error is not None:
-                error.add_note(sync_error)
+        if not isinstance(error, StorageError) and (sync_error := run.sync_error()) is not None:
+            error.add_note(sync_error)
         if batch is not None:
             error.add_note(f"What it was to learn from is in {batch}, to be looked at by safetensors.torch.load_file.")
         error.add_note(_how_to_resume(run))
@@ -147,9 +142,9 @@ class Trainer:
                 done = last_whole(self.run, self._warn)
                 if done is None and not self.run.checkpoints.empty():  # all are damaged, and worth a look
                     raise
-                what = (str(error).strip() or type(error).__name__).splitlines()[0]
-            where = "Starting anew." if done is None else f"Going on after update {done}."
-            self._warn(f"Failure {failures} of at most {max_failures}: {what} {where}")
+                message = (str(error).strip() or type(error).__name__).splitlines()[0]
+            start = "Starting anew." if done is None else f"Going on after update {done}."
+            self._warn(f"Failure {failures} of at most {max_failures}: {message} {start}")
             self.terminal.set_back(done or 0)
             self.run.cut_after(-1 if done is None else done)
             self.interrupts.training = False
@@ -203,7 +198,7 @@ class Trainer:
         line = cast(Update, plain({"update": 0, **algo.evaluator.held_out()}))
         self._keep(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
         self._record(line)
-        self.terminal.start(line)
+        self.terminal.update(line)
         saving.begin(algo)
 
     def _loop(self, algo: "Cory", saving: CheckpointWriter) -> None:
@@ -213,7 +208,8 @@ class Trainer:
         """
         settings = self.settings
         self.interrupts.training = True
-        self.terminal.begin()
+        if self.terminal.has_bar:
+            self.terminal.stage("Training")
         ended = False
         while algo.updates < settings.updates and self.interrupts.requested is None and not ended:
             result = algo.train()["cory"]
@@ -250,10 +246,10 @@ class Trainer:
         self.trackers.log(line["update"], figures_of(line))
 
     def _keep(self, update: int, samples: Sequence[object], held_out: bool) -> None:
-        kept = cast(list[Sample], plain(samples))
-        for sample in kept:
+        rows = cast(list[Sample], plain(samples))
+        for sample in rows:
             self.run.samples.append({"update": update, "held_out": held_out, **sample})
-        self.trackers.show(update, kept, held_out)
+        self.trackers.show(update, rows, held_out)
 
 
 def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:
@@ -263,34 +259,24 @@ def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> 
             algo.stop()
 
 
-def _what(settings: Settings, arrow: str) -> str:
+def _describe(settings: Settings, arrow: str) -> str:
     """Returns what is trained on what, in two sentences."""
-    policies = len(settings.modules)
-    teams = policies // settings.num_agents
-    if settings.num_agents == 1:
-        who, exchange = f"{settings.algorithm}: one agent learns", ""
-        if teams > 1:
-            who = f"{settings.algorithm}: {teams} LLMs, each one agent with queries of its own, learn"
-    else:
-        roles = settings.roles if settings.num_agents < 4 else (*settings.roles[:2], "...", settings.roles[-1])
+    learners = f"{settings.algorithm}: one agent learns"
+    if settings.num_agents > 1:
         by = "" if settings.critic else f" by {settings.algorithm}"
-        played = "" if policies == settings.num_agents else f", played by {counted(policies, 'LLM')},"
-        if teams > 1:
-            played = f", played by {policies} LLMs in {teams} teams with queries of their own,"
-        who = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(roles)}){played} learn"
-        period = settings.exchange_period
-        exchange = f"; roles are exchanged every {period}" if period else "; roles are never exchanged"
-        if policies == 1:
-            exchange = "; one LLM has nobody to exchange roles with"
+        learners = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
+    exchange = ""
+    if settings.exchange_period is not None and settings.num_agents > 1 and len(settings.modules) > 1:
+        exchange = f"; roles are exchanged every {settings.exchange_period}"
     if settings.average_period is not None:
         exchange += f"; LLMs are averaged every {settings.average_period}"
-    updates = counted(settings.updates, "update")
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
     if settings.num_siblings > 1:
         times += f", {settings.num_siblings} chains from each response of the pioneer"
     return (
-        f"{who} task {settings.task}, starting from {settings.started_from}.\n"
-        f"{updates} of {settings.queries} queries{times}{exchange}. Generation: {settings.backend}."
+        f"{learners} task {settings.task}, starting from {settings.started_from}.\n"
+        f"{counted(settings.updates, 'update')} of {settings.queries} queries{times}{exchange}. "
+        f"Generation: {settings.backend}."
     )
 
 
@@ -311,7 +297,8 @@ def _keep_batch(run: Run, error: Exception) -> Path | None:
 
 def _how_to_resume(run: Run) -> str:
     if not run.path.exists():
-        return f"All of the run is in {run.place}."
+        moved = "Go on with it by `cory train --resume` and the path that its folder has now."
+        return moved if run.storage is None else f"All of the run is in {run.place}."
     latest = run.checkpoints.latest()
     if latest is None:
         return "Nothing was saved yet."

@@ -300,8 +300,6 @@ class Fields(BaseModel):
     """Updates between sample texts."""
     wandb: bool = of_writing(False)
     """Also log to Weights & Biases (extra `wandb`)."""
-    mlflow: bool = of_writing(False)
-    """Also log to MLflow, where MLFLOW_TRACKING_URI says (extra `mlflow`)."""
     trackio: bool = of_writing(False)
     """Also log to Trackio's dashboard on this machine (extra `trackio`)."""
 

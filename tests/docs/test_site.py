@@ -119,7 +119,7 @@ def test_the_search_finds_settings_and_words_of_pages(site: dict[Path, Read]) ->
     found = json.loads((html / "searchindex.js").read_text(encoding="utf-8")[len("Search.setIndex(") : -1])
     number = found["docnames"].index("reference/settings")
     assert {"exchange_period", "kl_coef"} <= {entry[-1] for entries in found["objects"].values() for entry in entries}
-    held = found["terms"]["prometheus"]
+    held = found["terms"]["tensorboard"]
     assert found["docnames"].index("reference/metrics") in (held if isinstance(held, list) else [held])
     assert "Settings" in found["titles"][number]
 

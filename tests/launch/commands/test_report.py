@@ -15,13 +15,10 @@ import pytest
 from matplotlib.image import imread
 
 from launch.commands.report import report
-from launch.console.errors import CommandError
 from launch.display.frame import over_seeds
 from launch.display.texts import visible
 from launch.main import main
-from launch.report.plots import sweeps
 from launch.report.runs import arms_of, names, read, read_run
-from launch.report.samples import moments_of
 from launch.report.tables import arm_rows, environments
 from launch.run_folder.environment import in_words
 from launch.run_folder.manifest import own_version
@@ -51,9 +48,9 @@ class Words(HTMLParser):
         self.text += data
 
 
-def sampled(run: Run, update: int, text: str, **signs: object) -> None:
+def sampled(run: Run, update: int, text: str) -> None:
     responses = [
-        {"role": role, "policy": policy, "text": text, "task_reward": None, **signs}
+        {"role": role, "policy": policy, "text": text, "task_reward": None}
         for role, policy in zip(run.settings().roles, run.settings().modules, strict=True)
     ]
     run.samples.append({"update": update, "held_out": False, "query": HOSTILE, "responses": responses})
@@ -61,7 +58,7 @@ def sampled(run: Run, update: int, text: str, **signs: object) -> None:
 
 def written(tmp_path: Path, *runs: Run) -> str:
     """Writes the report of runs and returns it."""
-    assert report([run.path for run in runs], tmp_path / "report.html") == 0
+    report([str(run.path) for run in runs], tmp_path / "report.html")
     return (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
@@ -96,7 +93,7 @@ def test_an_arm_that_differs_in_much_has_a_name_that_fits_into_plots(tmp_path: P
     for name, settings in (("usual", Settings()), ("own", much)):
         record(tmp_path / name, settings, updates=range(2))
         runs.append(read_run(tmp_path / name, name))
-    assert [arm.label for arm in arms_of(runs)] == ["CORY", "task=custom, data=questions.csv, 5 more"]
+    assert [arm.label for arm in arms_of(runs)] == ["CORY", "task=custom, data=questions.csv, …"]
 
 
 def test_names_are_as_short_as_tells_folders_apart() -> None:
@@ -134,32 +131,21 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     runs[1].metrics.append({**broken, "update": 13})
     sampled(runs[0], 5, HOSTILE)
     sampled(runs[0], 10, " \n")
-    sampled(runs[1], 5, "a a a", repetition=0.31)
-    evaluated(runs[1])
+    sampled(runs[1], 5, "a a a")
     return written(folder, *runs)
-
-
-def evaluated(run: Run) -> Path:
-    """Writes what `cory evaluate` leaves."""
-    found = {"mean": 0.5, "low": 0.25, "high": None, "n": 4}
-    row = {"policy": "llm_2", "after": "llm_1", "figures": {"task_reward": found, "pass@4": found}}
-    file = run.path / "evaluation" / "best-1234" / "evaluation.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"split": "test", "rows": {"llm_2 after llm_1": row}}))
-    return file
 
 
 def test_every_role_and_policy_of_a_chain_is_on_the_page(html: str) -> None:
     settings = Settings(num_agents=8)
     text = Words(html).text
     assert all(f"{role} · {module}" in text for role, module in zip(settings.roles, settings.modules, strict=True))
-    assert all(f"<span>{name}</span></li>" in html for name in (*settings.roles, *settings.modules))
+    assert all(f">{name}</text>" in html for name in (*settings.roles, *settings.modules))
 
 
 def test_only_chains_have_roles_that_are_exchanged(tmp_path: Path, html: str) -> None:
-    assert ": by role<" in html and "role exchange</span></li>" in html
+    assert ": by role<" in html and ">role exchange</text>" in html
     alone = written(tmp_path, record(tmp_path / "run", Settings(num_agents=1, updates=12)))
-    assert ": by role<" not in alone and "role exchange</span></li>" not in alone and "PPO: by policy<" in alone
+    assert ": by role<" not in alone and ">role exchange</text>" not in alone and "PPO: by policy<" in alone
 
 
 def test_nothing_on_the_page_is_fetched_from_anywhere(html: str) -> None:
@@ -177,24 +163,6 @@ def test_texts_of_models_and_users_are_shown_and_not_obeyed(html: str) -> None:
     assert visible("a\tb\n\ud800\r") == "a\tb\n��"
 
 
-def test_responses_that_repeat_themselves_are_marked_and_warnings_stand_above_them(tmp_path: Path, html: str) -> None:
-    run = record(tmp_path / "run", Settings(updates=12, max_repetition=0.3))
-    warning = {"signature": "eos", "of": "llm_1", "text": "llm_1 hardly ends its responses.", "updates": 3}
-    run.metrics.append({**run.updates()[-1], "update": 13, "health": [warning]})
-    sampled(run, 5, "a a a", repetition=0.31)
-    sampled(run, 13, "a b a", repetition=0.3)
-    first, second = moments_of(read_run(run.path, "run"))
-    assert [answer.repeats for answer in first.chains[0][1]] == ["repeats itself: 31% of its token pairs"] * 2
-    assert (first.marked, first.warnings, second.marked) == (True, [], False)
-    assert second.warnings == ["llm_1 hardly ends its responses."]
-    assert "marked at update 5<" in html and html.count("repeats itself: 31% of its token pairs") == 2
-
-
-def test_the_rule_by_which_a_run_has_collapsed_is_stated(html: str) -> None:
-    text = Words(html).text
-    assert all(part in text for part in ("20% (max_repetition)", "that was 5% or more", "2 (max_token_kl) nats"))
-
-
 def test_what_does_not_compare_is_said_to(html: str) -> None:
     text = Words(html).text
     assert "Not finished, so in the curves alone: short." in text and "1 of 2" in text and "3 of 12" in text
@@ -203,46 +171,10 @@ def test_what_does_not_compare_is_said_to(html: str) -> None:
     assert "of different tasks, data or rewards" in text
 
 
-@pytest.mark.parametrize(
-    ("settings", "low", "said"), [({}, -0.01, True), ({}, 0.1, False), ({"partner_reward": 0.0}, -0.01, False)]
-)
-def test_what_is_paid_for_others_without_influence_is_called_noise(
-    tmp_path: Path, settings: dict[str, float], low: float, said: bool
-) -> None:
-    run = record(tmp_path / "run", Settings.model_validate(settings), updates=range(2))
-    metrics = {**dict.fromkeys(("task_reward", "kl", "combined_reward"), 1.0), "repetition": 0.0}
-    answered = [{"query": 0, "prompt": "a", "text": "b", "metrics": metrics}]
-    influence = {"share": 0.04, "low": low, "high": 0.2, "queries": 9}
-    final = {"update": 1, "policy": dict.fromkeys(("llm_1", "llm_2"), answered), "influence": influence}
-    run.final.write_text(json.dumps(final))
-    page = Words(written(tmp_path, run)).text
-    assert ("can only add noise" in page) == said and "4%" in page
-
-
 def test_settings_that_differ_come_first_and_all_are_there(html: str) -> None:
     text = Words(html).text
     assert text.index("What differs") < text.index("All settings of")
     assert text.count("lora_alpha: 32.0") == 5 and "cory train" in text
-
-
-def test_arms_that_differ_in_one_setting_alone_show_its_effect(tmp_path: Path) -> None:
-    runs = []
-    for number, (period, agents) in enumerate([(1, 2), (None, 2), (5, 2), (5, 1), (1, 4), (5, 4)]):
-        record(tmp_path / str(number), Settings(exchange_period=period, num_agents=agents, updates=12))
-        runs.append(read_run(tmp_path / str(number), str(number)))
-    drawn = {plot.name: plot for plot in sweeps(arms_of(runs))}
-    assert set(drawn) == {"sweep-exchange_period", "sweep-num_agents"}
-    assert [key.label for key in drawn["sweep-exchange_period"].legend] == ["CORY", "CORY of 4"]
-    says = drawn["sweep-exchange_period"].panels[0].says
-    assert says.endswith("CORY: 1: 1.73, 5: 1.73, null: 1.73; CORY of 4: 1: 1.73, 5: 1.73")
-
-
-def test_what_cory_evaluate_found_is_a_table(tmp_path: Path, html: str) -> None:
-    assert "pass@4" in html and "+0.25\u00a0… -" in html
-    run = record(tmp_path / "run", Settings(updates=12))
-    evaluated(run).write_text("{}")
-    with pytest.raises(CommandError, match="is not what `cory evaluate` wrote there"):
-        read_run(run.path, "run")
 
 
 def test_where_a_run_was_made_is_said_once_for_all_that_share_it(tmp_path: Path) -> None:
@@ -260,28 +192,10 @@ def test_where_a_run_was_made_is_said_once_for_all_that_share_it(tmp_path: Path)
 
 def test_plots_are_drawn_as_png_too(tmp_path: Path) -> None:
     run = record(tmp_path / "run", Settings(num_agents=1, updates=12))
-    assert report([run.path], tmp_path / "r.html", tmp_path / "png") == 0
+    report([str(run.path)], tmp_path / "r.html", tmp_path / "png")
     drawn = {file.stem: imread(file) for file in (tmp_path / "png").iterdir()}
     assert set(drawn) == {"pareto", "curves-1-policies", "health"}
     assert all(image.shape[1] > 800 and image[..., :3].std() > 0.05 for image in drawn.values())
-
-
-def test_of_the_plots_those_that_are_named_are_drawn_as_png(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    record(tmp_path / "run", Settings(updates=12))
-    assert main(["report", "run", "--png", "png", "--plots", "pareto,curves-*"]) == 0
-    assert {file.stem for file in (tmp_path / "png").iterdir()} == {"pareto", "curves-1-policies", "curves-1-roles"}
-    (tmp_path / "report.html").unlink()
-    assert (
-        main(["report", "run", "--png", "png", "--plots", "paretto"])
-        == main(["report", "run", "--plots", "pareto"])
-        == 2
-    )
-    wrong, nowhere = capsys.readouterr().err.splitlines()
-    assert wrong.endswith("no plot `paretto`. Name some of: pareto, curves-*-policies, curves-*-roles, health.")
-    assert "say with --png which folder" in nowhere and not (tmp_path / "report.html").exists()
 
 
 def test_a_run_that_diverged_counts_as_collapsed_without_a_figure_of_its_end(tmp_path: Path) -> None:
@@ -299,7 +213,7 @@ def test_a_run_that_diverged_counts_as_collapsed_without_a_figure_of_its_end(tmp
     assert [run.name for run in arm.counted] == ["whole", "diverged"]
     (row,) = arm_rows([arm])
     assert row["collapsed"] == 1 and row["figures"][0].small == "1 of 2"
-    assert report(places, tmp_path / "report.html") == 0
+    report([str(place) for place in places], tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "diverged<small>The gradient of llm_2 was not finite in update 7.</small>" in html
 
@@ -338,7 +252,7 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
         ("cut",): "cut/final.json is damaged: ",
         ("columns",): "columns/final.json is damaged: ",
     }.items():
-        assert main(list(words)) == 2
+        assert main(["report", *words]) == 2
         assert reason in capsys.readouterr().err
     assert (tmp_path / "report.html").read_text() == "an older one"
 

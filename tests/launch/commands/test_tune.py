@@ -163,7 +163,6 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
             "it needs one eval_every, below updates=45",
         ),
         (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
-        (("--over", "lr=1e-5", "mlflow=true"), "mlflow=true needs MLFLOW_TRACKING_URI"),
         (("--over", "max_prompt=64,5"), "4000 of 4000 queries of train do not fit max_prompt = 5"),
         (("--over", "select_by=bare,chain"), "trials that differ in it do not compare"),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
@@ -192,7 +191,6 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert main(["tune", *(["backend=transformers"] if "--resume" not in words else []), *words]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1

@@ -62,7 +62,7 @@ def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_go_on(tmp_path: Pa
 def test_a_run_that_ended_before_anything_was_saved_makes_room(tmp_path: Path) -> None:
     record(tmp_path, SETTINGS, updates=[0]).unlock()
     (tmp_path / "wandb" / "offline-run").mkdir(parents=True)
-    for name in ("wandb.id", "mlflow.id", "trackio.id"):
+    for name in ("wandb.id", "trackio.id"):
         (tmp_path / name).write_text("1a2b3c4d")
     run = Run.create(tmp_path)
     assert not run.exists() and run.updates() == []

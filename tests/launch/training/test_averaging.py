@@ -48,5 +48,5 @@ def test_the_mean_is_told_and_evaluated_beside_the_llms_everywhere(tmp_path: Pat
             assert evaluated[name][figure] == pytest.approx(mean, rel=1e-4)
     assert len({means(rows, name)["kl"] for name in final}) == 3
     page = (tmp_path / "report.html").read_text()
-    assert "one LLM, whose weights are the mean of the policies" in page and "llm_mean after llm_mean" in page
+    assert "one LLM, whose weights are the mean of the policies" in page
     assert "llm_mean ends at" in page and run.curves.exists()

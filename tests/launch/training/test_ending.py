@@ -1,9 +1,7 @@
 """How a run ends: nothing of it is lost by a signal that comes late, or by what fails after the last update."""
 
-import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,14 +13,13 @@ from launch.console.interrupts import Interrupts
 from launch.display import curves
 from launch.display.terminal import Terminal
 from launch.run_folder.run import Run
-from launch.run_folder.sources import Sources
 from launch.training import training
 from launch.training.saving import CheckpointWriter
 from launch.training.summary import summarise
 from policies.settings.settings import Settings
 from tests.forked import forked
 from tests.launch.conftest import ENVIRONMENT, record
-from tests.launch.run_folder.conftest import SETTINGS, stored_run
+from tests.launch.run_folder.conftest import SETTINGS
 from tests.launch.run_folder.test_checkpoints import write
 
 
@@ -67,78 +64,6 @@ def test_what_happens_after_the_last_update_costs_nothing_of_a_run(
     assert bool(local) == (happens != "signal")
 
 
-def train_while(
-    run: Run,
-    happens: Callable[[int], object],
-    begun: bool = False,
-    while_saved: Callable[[int], object] = lambda number: None,
-) -> int:
-    """Trains in a recorded run's folder, of 6 updates, while something happens after each update was learned.
-
-    Args:
-        run: the run, locked.
-        happens: is told the update.
-        begun: a checkpoint of each update is begun, and never written by itself.
-        while_saved: happens before a checkpoint that was begun is written; is told how many were begun.
-
-    Returns:
-        The updates that were learned.
-    """
-    settings = Settings(updates=6, samples_every=100, checkpoint_every=1 if begun else 100)
-    lines = iter(record(run.path.parent / "other", settings).updates()[1:])
-    folders: list[Path] = []
-
-    def finish_save() -> None:
-        while_saved(len(folders))
-        folders[-1].with_name("optimizer").write_text("moments")
-
-    algo: Any = SimpleNamespace(
-        updates=0,
-        get_state=lambda not_components: {},
-        save_to_path=lambda folder, state: (Path(folder) / "weights").write_text(f"learned {algo.updates}"),
-        learners=SimpleNamespace(
-            begin_save=folders.append,
-            saved=lambda: False,
-            finish_save=finish_save,
-        ),
-        evaluator=SimpleNamespace(samples=lambda *_: []),
-        mapping=None,
-    )
-
-    def learn() -> dict[str, Any]:
-        algo.updates += 1
-        happens(algo.updates)
-        return {"cory": {**next(lines), "samples": [], "collapsed": False}}
-
-    algo.train = learn
-    terminal = Terminal(settings, sys.stdout, bar=False)
-    interrupts = Interrupts(lambda: None)
-    with terminal, CheckpointWriter(run, 2, pytest.fail) as saving:
-        training.Trainer(run, settings, terminal, interrupts, debug=True)._loop(algo, saving)
-    return int(algo.updates)
-
-
-def test_what_goes_wrong_while_a_failure_is_explained_is_noted_on_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    run = stored_run(tmp_path / "storage" / "run")
-    (run.path / "config.yaml").write_text("# cory train\nlr: [")
-    with pytest.raises(ValueError, match="half way") as raised, training._failure_explained(run):
-        raise ValueError("half way")
-    notes = "\n".join(raised.value.__notes__)
-    assert "config.yaml" in notes and "Update 6 is saved." in notes
-    run.unlock()
-
-
-def test_a_run_whose_folder_is_removed_ends_in_a_sentence_and_makes_none_anew(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", Settings(updates=6), updates=[0])
-    with pytest.raises(CommandError, match="run is gone: it was removed or renamed meanwhile"):
-        train_while(run, lambda update: shutil.rmtree(run.path))
-    run.abort()
-    assert not run.path.exists()
-
-
 class SignalledLate(int):
     """A period of saving, at the look at which a signal comes: after it was asked whether one had come."""
 
@@ -173,14 +98,21 @@ def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: 
     assert run.checkpoints.updates() == [2] and [line["update"] for line in run.updates()] == [0, 1, 2]
 
 
-def test_the_summary_says_which_figures_do_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_folder_is_renamed_or_removed_ends_in_a_sentence_and_makes_none_anew(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", Settings(updates=6), updates=[0])
+    run.path.rename(tmp_path / "kept")
+    gone = pytest.raises(CommandError, match="run is gone: it was removed or renamed")
+    with gone as raised, training._failure_explained(run):
+        run.metrics.append({"update": 1})
+    assert "the path that its folder has now" in raised.value.__notes__[-1]
+    assert not run.path.exists() and Run(tmp_path / "kept").updates()
+
+
+def test_the_summary_has_texts_and_the_best_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = record(tmp_path / "run", Settings(updates=12))
-    changes = [{"update": 6, "part": part, "text": "q.jsonl differs"} for part in ("train", "test")]
-    Sources({}, None, {}, {}, [], tuple(changes)).write(run.path)
     for update, text in ((0, "before"), (12, "after")):
         response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
         run.samples.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
     summarise(run, Settings(updates=12), Terminal(Settings(updates=12), sys.stdout, bar=False))
     output = capsys.readouterr().out
-    assert output.count("Warning: figures before and after update 6 do not compare. q.jsonl differs.") == 1
     assert "before" in output and "after" in output and "from update " in output
