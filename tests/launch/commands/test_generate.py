@@ -12,12 +12,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
-from launch.commands.generate import main
+from cory_env.tasks.task import TemplateError
 from launch.console.errors import CommandError
+from launch.main import main
 from launch.models.trained import open_trained
-from launch.models.trained_chain import TokenPrinter, TrainedChain, _check_prompts
+from launch.models.trained_chain import TokenPrinter, TrainedChain
 from launch.run_folder.run import Run
 from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
@@ -97,7 +99,7 @@ def test_roles_checkpoint_and_seed_are_those_of_the_run_unless_others_are_named(
     policies_run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join([QUERIES[0], "  ", QUERIES[1]]) + "\n"))
-    assert main([str(policies_run.path), "--json"]) == 0
+    assert main(["generate", str(policies_run.path), "--json"]) == 0
     output, errors = capsys.readouterr()
     assert errors.startswith(f"llm_2 then llm_1, after update 5 of {policies_run.path}\n")
     answers = [json.loads(line) for line in output.splitlines()]
@@ -109,7 +111,7 @@ def test_roles_checkpoint_and_seed_are_those_of_the_run_unless_others_are_named(
     other = TrainedChain(trained, ["llm_1", "llm_1", "llm_2"], 0.5, 3).answer(0, QUERIES[0])
     named = ["--roles", "llm_1, llm_1,llm_2", "--temperature", "0.5", "--seed", "3", "--checkpoint", "5", "--json"]
     for words in ([QUERIES[0], *named], [*named, QUERIES[0]]):
-        assert main([str(policies_run.path), *words]) == 0
+        assert main(["generate", str(policies_run.path), *words]) == 0
         assert json.loads(capsys.readouterr().out) == other
     assert [response["role"] for response in other["responses"]] == ["pioneer", "observer_1", "observer_2"]
 
@@ -118,7 +120,7 @@ def test_the_mean_of_all_llms_answers_as_their_mean_weights_do(
     policies_run: Run, adapters_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--roles", "mean", "--temperature", "0", "--json"]
-    assert main([str(policies_run.path), QUERIES[0], *words]) == 0
+    assert main(["generate", str(policies_run.path), QUERIES[0], *words]) == 0
     output, errors = capsys.readouterr()
     assert errors.startswith("llm_mean, after update 5")
     trained = open_trained(policies_run.path, "best")
@@ -132,7 +134,7 @@ def test_the_mean_of_all_llms_answers_as_their_mean_weights_do(
     expected = model.generate(prompt, max_new_tokens=limit, do_sample=False)[0, prompt.shape[1] :]
     (response,) = json.loads(output)["responses"]
     assert response["text"] == tokenizer.decode(expected)
-    assert main([str(adapters_run.path), QUERIES[0], *words]) == 2
+    assert main(["generate", str(adapters_run.path), QUERIES[0], *words]) == 2
     assert "The mean of adapters has a higher rank" in capsys.readouterr().err
 
 
@@ -142,35 +144,25 @@ def test_the_mean_of_all_llms_answers_as_their_mean_weights_do(
         (["word " * 90], "needs a prompt of"),
         (["word " * 45], "needs a prompt of"),  # of the second alone, which repeats the query
         ([" "], "The query is empty."),
-        (["caf\udce9"], "A query is not UTF-8 text"),
-        (["This movie", "--roles", "llm_1,llm_7"], "no policy `llm_7`. Its policies are: llm_1, llm_2."),
+        (["This movie", "--roles", "llm_1,llm_7"], "no policy `llm_7`. Its policies are: llm_1, llm_2, mean."),
         (["This movie", "--checkpoint", "1"], "no checkpoint `1`. It has: best (5), latest (6), 5, 6."),
     ],
 )
 def test_what_cannot_be_answered_is_one_sentence(
     policies_run: Run, capsys: pytest.CaptureFixture[str], words: list[str], what: str
 ) -> None:
-    assert main([str(policies_run.path), *words]) == 2
+    assert main(["generate", str(policies_run.path), *words]) == 2
     output, errors = capsys.readouterr()
     assert output == "" and errors.splitlines()[-1].startswith("Error: ") and what in errors
 
 
-@pytest.mark.parametrize("value", ["-1", "nan", "abc"])
-@pytest.mark.parametrize(("option", "needed"), [("--temperature", "a number"), ("--seed", "a whole number")])
-def test_numbers_out_of_range_are_refused(
-    option: str, needed: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["run", option, value])
-    assert ended.value.code == 2
-    assert f"Argument {option}: it is {value}, but must be {needed}, 0 or more" in capsys.readouterr().err
-
-
-def test_prompts_that_hold_columns_of_the_data_cannot_be_filled_by_a_query_alone() -> None:
+def test_prompts_that_hold_columns_of_the_data_cannot_be_filled_by_a_query_alone(policies_run: Run) -> None:
     task = Task(name="custom", train=[], test=[], reward="r:r", observer_template="{hint} {query} {reference}")
-    _check_prompts(task, later=False)
-    with pytest.raises(CommandError, match=r"The prompts of this run hold \{hint\} from its data beside the query"):
-        _check_prompts(task, later=True)
+    made = chain(policies_run, "llm_1", "llm_2")
+    made.chain = Chain(task, made.chain.tokenizer)
+    assert made.columns == {"hint"}
+    with pytest.raises(TemplateError, match="asks for 'hint', which this query's row does not have"):
+        made.answer(0, "This movie")
 
 
 def test_the_best_of_several_responses_cannot_be_shown_without_a_reward(policies_run: Run) -> None:
