@@ -186,7 +186,7 @@ def test_completions_refuse_what_they_would_leave_out_or_could_not_read(asked: A
     for model, fields, said in (
         ("llm_1", {"logprobs": 0}, "logprobs=0 is not supported"),
         ("chain", {"prompt": ""}, "The prompt is empty."),
-        ("llm_1", {"prompt": []}, "prompt: List should have at least 1 item"),
+        ("llm_1", {"prompt": []}, "prompt: Value should have at least 1 item"),
         ("llm_1", {"prompt": [QUERY] * 65}, "A request may have at most 64 responses."),
         ("chain", {"prompt": [QUERY, "word " * 200], "stream": True}, "needs a prompt of"),
         ("llm_1", {"prompt": "word " * 2**18}, "413"),
