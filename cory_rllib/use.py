@@ -188,6 +188,6 @@ def _evaluate_run(
     settings = make_settings({**evaluation.located_settings(run.directory).model_dump(), "min_response": None})
     session.quiet_libraries(debug=True)
     plan = evaluation.plan_evaluation(settings, run.directory, chosen, split, queries, samples, warn)
-    folder = evaluation.default_folder(run.place, run.directory, chosen, plan.fingerprint)
+    folder = evaluation.default_folder(run.place, run.directory, chosen[1], plan.fingerprint)
     folder = folder if out is None else Path(expand_home(str(out)))
     return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.place!r})", quiet=quiet, warn=warn)

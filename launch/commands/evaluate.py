@@ -111,7 +111,7 @@ def evaluate(
     settings = _settings(target, run, words or (), agents)
     plan = evaluation.plan_evaluation(settings, run, chosen, split, queries, samples, _warn)
     if out is None:
-        out = evaluation.default_folder(target, run, chosen, plan.fingerprint)
+        out = evaluation.default_folder(target, run, chosen[1] if chosen else None, plan.fingerprint)
     if not quiet:
         print(f"Evaluating {target} on task {plan.task.name}: {plan.queries} {split} queries × {samples} responses.")
     command = shlex.join(["cory", "evaluate", *context.meta["words"]])
@@ -153,7 +153,7 @@ def _lm_eval(
     for change in trained.changes():
         _warn(change)
     suite = lm_eval.Suite(tuple(tasks), folder, limit)
-    out = out or default_folder(target, trained.run, (trained.update, trained.folder), suite.fingerprint(trained))
+    out = out or default_folder(target, trained.run, trained.folder, suite.fingerprint(trained))
     make_folder(out)
     console = output.own_output()
     with lock_folder(out), contextlib.nullcontext() if debug else output.output_into(out / "log.txt"):

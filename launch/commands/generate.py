@@ -80,9 +80,9 @@ def generate(
     settings = trained.settings
     players = trained.players if roles is None else trained.named(roles.split(","))
     print(f"{' then '.join(players)}, after update {trained.update} of {run}", file=sys.stderr)
-    backend = "transformers" if source is None else choose_backend(backend, settings)
+    engine = "transformers" if source is None else choose_backend(backend, settings)
     temperature = settings.temperature if temperature is None else temperature
-    chain = TrainedChain(trained, players, temperature, settings.seed if seed is None else seed, backend)
+    chain = TrainedChain(trained, players, temperature, settings.seed if seed is None else seed, engine)
     for change in trained.changes():
         print(f"Warning: {change}", file=sys.stderr)
     if source is None or out is None:
@@ -92,7 +92,7 @@ def generate(
     queries = read_queries(source, chain.columns)
     chain.check(queries)
     answer_file(trained, chain, queries, out, samples=samples, bar=not debug)
-    print(f"{out}: {len(queries) * samples:,} answers, by {backend}.")
+    print(f"{out}: {len(queries) * samples:,} answers, by {engine}.")
 
 
 def _answer(chain: TrainedChain, query: str | None, samples: int, as_json: bool) -> None:

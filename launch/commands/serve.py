@@ -69,7 +69,7 @@ def serve(
     policies = open_trained(run, checkpoint)
     players = policies.players if roles is None else policies.named(roles.split(","))
     names = tuple(dict.fromkeys(players))
-    backend = choose_backend(backend, policies.settings)
+    engine = choose_backend(backend, policies.settings)
     try:
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -85,12 +85,12 @@ def serve(
         print(f"{' then '.join(players)}, after update {policies.update} of {run}: loading.", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries that load may swallow a KeyboardInterrupt
         with contextlib.nullcontext() if debug else output.output_into(Path(os.devnull)):
-            generator = load_generator(policies, names, backend, AT_ONCE)
+            generator = load_generator(policies, names, engine, AT_ONCE)
             queue = RequestQueue(make_backend(generator, names, AT_ONCE))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
         address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/v1"
-        print(f"Serving {', '.join(models)} at {address} ({backend}). Ctrl-C ends it.", file=sys.stderr, flush=True)
+        print(f"Serving {', '.join(models)} at {address} ({engine}). Ctrl-C ends it.", file=sys.stderr, flush=True)
         app = server.make_app(queue, models, policies.settings.temperature, api_key)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again when it has ended
             server.serve(app, sock)

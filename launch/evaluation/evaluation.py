@@ -301,9 +301,9 @@ def answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spli
     return measure_chains(algo, mapping, lineup.names, [Deal(query, sample) for query, sample in deals], split)
 
 
-def default_folder(target: str, run: Run | None, checkpoint: tuple[int, Path] | None, fingerprint: str) -> Path:
+def default_folder(target: str, run: Run | None, checkpoint: Path | None, fingerprint: str) -> Path:
     """Returns the folder of an evaluation: in the run's, or here if that is in storage or a model is evaluated."""
-    name = fingerprint if checkpoint is None else f"{checkpoint[1].name}-{fingerprint}"
+    name = fingerprint if checkpoint is None else f"{checkpoint.name}-{fingerprint}"
     if run is not None and run.storage is None:
         return run.path / "evaluation" / name
     return Path("evaluations", f"{Path(target).resolve().name}-{name}")

@@ -63,11 +63,11 @@ def load_generator(
     }
     if backend == "transformers":
         longest = settings.max_prompt + settings.max_response
-        generator = TransformersGenerator(models, **common, quantization=settings.quantization, longest=longest)
+        hf_generator = TransformersGenerator(models, **common, quantization=settings.quantization, longest=longest)
         for policy in policies:
-            trained.check_base(policy, weights[policy], generator.own[policy])
-            generator.load(policy, weights[policy], trained.update)
-        return generator
+            trained.check_base(policy, weights[policy], hf_generator.own[policy])
+            hf_generator.load(policy, weights[policy], trained.update)
+        return hf_generator
     from policies.generation.vllm_generator import VLLMGenerator
 
     for policy in policies:  # before engines start, which takes long

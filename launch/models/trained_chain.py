@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TextIO, cast
 
 import typer
@@ -189,7 +189,7 @@ class TrainedChain:
             printer.turn(role, policy)
             chain = self.chain.at[position]
             detokenizer = Detokenizer(chain.decode_whole, chain.stops)
-            streamer = StepStreamer(lambda tokens, detokenizer=detokenizer: printer.say(detokenizer.add(tokens)))
+            streamer = StepStreamer(partial(_print_tokens, printer, detokenizer))
             (response,) = cast(TransformersGenerator, self.generator).generate(
                 [episode.prompt_ids()], policy, self._sampling(number, position, sample), streamer
             )
@@ -207,6 +207,10 @@ class TrainedChain:
             query=episode.query.raw,
             responses=[Answer(role=role, policy=policy, text=text) for role, policy, text in responses],
         )
+
+
+def _print_tokens(printer: TokenPrinter, detokenizer: Detokenizer, tokens: list[int]) -> None:
+    printer.say(detokenizer.add(tokens))
 
 
 def chain_of(trained: PolicySet, players: Sequence[str]) -> Chain:
