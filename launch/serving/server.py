@@ -112,9 +112,8 @@ def make_app(
     async def chat(request: ChatRequest) -> Response:
         model = find_model(request.model)
         text, history = query_of(request, model)
-        return await reply(
-            request, model, [Choice(index, Query(index, text, history=history)) for index in range(request.n)]
-        )
+        choices = [Choice(index, Query(index, text, history=history)) for index in range(request.n)]
+        return await reply(request, model, choices)
 
     @router.post("/completions")
     async def complete(request: CompletionRequest) -> Response:
@@ -122,12 +121,11 @@ def make_app(
         texts = [text for text in request.prompt for _ in range(request.n)]
         if len(texts) > MAX_CHOICES:
             raise RequestError(f"A request may have at most {MAX_CHOICES} responses.", param="prompt")
-        tokens = encode_prompt if len(model.policies) == 1 else lambda model, text: None  # the chain makes its prompts
-        return await reply(
-            request,
-            model,
-            [Choice(index, Query(index, text), tokens(model, text)) for index, text in enumerate(texts)],
-        )
+        choices = [Choice(index, Query(index, text)) for index, text in enumerate(texts)]
+        if len(model.policies) == 1:  # the chain makes its prompts of queries
+            for choice, text in zip(choices, texts, strict=True):
+                choice.prompt = encode_prompt(model, text)
+        return await reply(request, model, choices)
 
     app.include_router(router)
     return app
