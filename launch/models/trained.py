@@ -126,7 +126,7 @@ class PolicySet:
         Raises:
             ModelError: there is no base model any more.
         """
-        from policies.models.adapters import adapted  # brings torch along
+        from policies.models.adapters import adapted  # brings transformers along
         from policies.models.language_model import empty_language_model
 
         model = empty_language_model(model_path(self.base(policy)), self.settings.trust_remote_code)
