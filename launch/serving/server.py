@@ -54,7 +54,7 @@ def make_app(
         queue: generates.
         models: by the names that clients know them by.
         temperature: where a request says none.
-        api_key: what clients must bring; None: nothing.
+        api_key: what clients must bring; None or empty: nothing.
     """
     app = FastAPI(openapi_url=None)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY)
@@ -65,7 +65,7 @@ def make_app(
 
     def check_key(key: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]) -> None:
         sent = "" if key is None else key.credentials
-        if api_key is not None and not hmac.compare_digest(sent.encode(errors="replace"), api_key.encode()):
+        if api_key and not hmac.compare_digest(sent.encode(errors="replace"), api_key.encode()):
             message = "The API key is missing or wrong. Send the server's as `Authorization: Bearer KEY`."
             raise RequestError(message, status=401, code="invalid_api_key")
 
