@@ -13,8 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from launch.commands import COMMANDS
-from launch.console.cli import command
+from launch.console.cli import COMMANDS, command
 from policies.meanings import FIGURES, PHASES
 from policies.models.families import ENGINE_LIMIT, LIMIT, read_table
 from policies.settings import fields

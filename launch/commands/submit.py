@@ -18,8 +18,7 @@ from launch.cluster import room
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT, answers_told, connect, nodes
 from launch.cluster.jobs import check_free, follow
 from launch.cluster.upload import check_size, check_uploaded, uploaded_sizes
-from launch.commands import COMMANDS
-from launch.console.cli import INTERRUPTED, Address, Debug, local_path, parsed, path_or_uri
+from launch.console.cli import COMMANDS, INTERRUPTED, Address, Debug, local_path, parsed, path_or_uri
 from launch.console.credentials import FILE, is_secret, secret_in
 from launch.console.errors import CommandError
 from policies.settings.core_yaml import read_yaml

@@ -15,8 +15,7 @@ import pages
 import pytest
 import reference
 
-from launch.commands import COMMANDS
-from launch.console.cli import command, parsed
+from launch.console.cli import COMMANDS, command, parsed
 from launch.console.configuration import asked
 from launch.experiments.study import load, studies
 from policies.settings.files import presets

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch.commands import COMMANDS
-from launch.console.cli import parsed, run
+from launch.console.cli import COMMANDS, parsed, run
 from launch.console.errors import CommandError
 from launch.main import main
 
