@@ -110,7 +110,6 @@ class Plan(NamedTuple):
         """Everything that the responses depend on, as JSON: two plans with the same one give the same responses."""
         assert self.sources is not None
         split = self.split if self.split in self.sources.queries else "test"
-        queries = self.sources.queries[split][: self.queries]
         average = {"average": True} if self.settings.evaluate_average else {}  # else as earlier versions wrote it
         return {
             **average,
@@ -122,7 +121,7 @@ class Plan(NamedTuple):
             "llms": self.sources.llms,
             "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),
             "split": self.split,
-            "data": {"queries": self.queries, "checksum": zlib.crc32(repr(queries).encode())},
+            "data": {"queries": self.queries, "digest": self.sources.queries[split]["digest"]},
             "samples": self.samples,
         }
 
