@@ -15,7 +15,7 @@ from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final, FinalInfluence
 from launch.run_folder.journal import replace_text
 from launch.run_folder.records import Evaluation, Figures, SampleLine, Update, mean_over_policies, plain
-from policies.settings.settings import Settings, SettingsError, deciding, kept_settings
+from policies.settings.settings import Settings, SettingsError, deciding, make_settings
 
 Status = Literal["done", "collapsed", "diverged", "failed"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results.
@@ -166,7 +166,7 @@ def read_one(file: Path) -> StudyRun:
             if lacking and not (name == "final" and entries[name] is None):
                 raise ValueError(f"{name} lacks {', '.join(sorted(lacking))}")
         entries["cost"] = {key: entries["cost"][key] for key in Cost.__required_keys__}
-        run = StudyRun(**{**entries, "settings": kept_settings(entries["settings"])})
+        run = StudyRun(**{**entries, "settings": make_settings(entries["settings"])})
         for name in ("metrics", "samples"):
             if not all(type(line["update"]) is int for line in entries[name]):
                 raise ValueError(f"a line of {name} is not of an update")

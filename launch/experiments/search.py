@@ -27,7 +27,7 @@ from launch.run_folder.storage import is_uri
 from launch.training.start import starting_policies
 from policies.settings.core_yaml import as_word, read_yaml, write_yaml
 from policies.settings.placement import Process, processes
-from policies.settings.settings import Settings, SettingsError, changed_settings, kept_settings
+from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 
 SEARCH = "search.yaml"
 ORIGIN = "# cory tune"
@@ -102,7 +102,7 @@ class Search(NamedTuple):
             raise CommandError(f"{folder} is not a search's folder: it {missing}. `cory tune --out DIR` makes them.")
         try:
             kept = read_yaml(file.read_text(encoding="utf-8"), "it")
-            settings = kept_settings(kept.pop("settings"))
+            settings = make_settings(kept.pop("settings"))
             return cls(settings=settings, axes=read_axes(kept.pop("over")), **kept)
         except (CommandError, SettingsError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
             raise CommandError(f"{file} cannot be read as a search: {error}") from error

@@ -14,7 +14,6 @@ from launch.console.errors import CommandError
 from policies.settings.contradictions import refuse_contradictions
 from policies.settings.core_yaml import QUOTES, Value, as_word, scalar
 from policies.settings.fields import Fields
-from policies.settings.overrides import reject_unused_settings
 from policies.settings.settings import ABOUT, Settings, SettingsError, deciding, make_settings, nearest_key
 
 SEED = "seed"
@@ -157,9 +156,7 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
     found = []
     for point in ends:
         try:
-            made = make_settings({**given, **point})
-            reject_unused_settings(point, made)
-            found.append(made)
+            found.append(make_settings({**given, **point}))
         except SettingsError as error:
             raise CommandError(f"--over {show_point(point)}: {error}") from error
     return found

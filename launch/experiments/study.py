@@ -33,7 +33,7 @@ from launch.console.configuration import read_preset, read_words
 from launch.console.errors import CommandError
 from launch.experiments.contrasts import Contrast, read_contrasts
 from policies.settings.core_yaml import Value, as_word, read_yaml
-from policies.settings.overrides import apply_overrides, reject_unused_settings
+from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 
 _FOLDER = files("launch.experiments") / "studies"
@@ -147,13 +147,10 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     for arm in arms.values():
         try:
             settings = study.settings(arm, 0)
-            reject_unused_settings(arm.changes, settings)
         except SettingsError as error:
             raise CommandError(f"{where}, arm {arm.name}: {error}") from error
         if arm.against is not None:
             check_differs(arm, settings, study.settings(arms[arm.against], 0))
-    if not any(study.settings(arm, 0).lora for arm in arms.values()):
-        reject_unused_settings(shared, resolved)
     return study
 
 

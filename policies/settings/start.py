@@ -7,7 +7,7 @@ from pathlib import Path
 from policies.settings.core_yaml import as_word
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
-from policies.settings.settings import Settings, kept_settings
+from policies.settings.settings import Settings, make_settings
 
 POLICIES = "learner_group/learner/rl_module"
 """Where RLlib puts the policies in a checkpoint, each in a folder of its name."""
@@ -45,7 +45,7 @@ def find_start(settings: Settings) -> Path | None:
     checkpoint = checkpoint.resolve()
     config = checkpoint.parent.parent / CONFIG
     if config.is_file():
-        refuse_other_policies(settings, kept_settings(read_file(config)))
+        refuse_other_policies(settings, make_settings(read_file(config)))
     return checkpoint
 
 

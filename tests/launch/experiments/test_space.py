@@ -63,9 +63,9 @@ def test_every_point_of_a_search_must_be_settings() -> None:
     assert len(points(SETTINGS, good)) == 4
     with pytest.raises(CommandError, match="--over exchange_period=0: Setting `exchange_period`=0: Input should be"):
         points(SETTINGS, read_axes(["exchange_period=5,0"]))
-    with pytest.raises(CommandError, match=r"--over minibatch=100: minibatch=100 does not divide queries=256"):
+    with pytest.raises(CommandError, match=r"--over minibatch=100: minibatch=100 does not divide the 256 resp"):
         points(SETTINGS, read_axes(["minibatch=64,100"]))
-    with pytest.raises(CommandError, match="--over lora_rank=8: lora_rank=8 has no effect"):
+    with pytest.raises(CommandError, match="--over lora_rank=8: lora_rank=8 requires weights=lora"):
         points(SETTINGS, read_axes(["lora_rank=8,16"]))
     with pytest.raises(CommandError, match="--over gamma=2: "):
         points(SETTINGS, read_axes(["gamma=uniform:0:2"]))
@@ -79,11 +79,11 @@ def test_every_whole_number_of_a_range_must_be_a_setting_and_those_that_can_be_a
         points(settings, read_axes(["queries=uniform:64:256"]))
     assert str(error.value) == (
         "--over queries=uniform:64:256: 189 of its 193 values cannot be, such as queries=65: minibatch=64 does not "
-        "divide queries=65: every policy answers each query once. List some that can: --over queries=64,128,192,256."
+        "divide the 65 responses of a policy to queries=65. List some that can: --over queries=64,128,192,256."
     )
     with pytest.raises(CommandError, match=r"such as minibatch=3: .* --over minibatch=1,2,4,8,16,32,64,128,256\.$"):
         points(settings, read_axes(["minibatch=log:1:256"]))
-    with pytest.raises(CommandError, match=r"--over queries=65: minibatch=64 does not divide queries=65"):
+    with pytest.raises(CommandError, match=r"--over queries=65: minibatch=64 does not divide the 65 resp"):
         points(settings, read_axes(["queries=uniform:65:127"]))  # not one can be
     with pytest.raises(CommandError, match=r"--over exchange_period=0: Setting `exchange_period`=0"):
         points(settings, read_axes(["exchange_period=uniform:0:9"]))
