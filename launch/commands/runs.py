@@ -2,74 +2,51 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from launch.console.parser import Parser, path_or_uri, run
+import typer
+
+from launch.console.cli import AsJson, Debug, path_or_uri
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from launch.report.listing import Listed
 
-EPILOG = """states:
-  training        a process is seen to train it, by its lock or, in storage, its lease
-  ended           all updates are done
-  collapsed       stop_on_collapse ended it
-  diverged        a gradient that was not finite ended it
-  stopped         nothing trains it, and all that it did is saved: `cory train --resume RUN` goes on
-  crashed         nothing trains it, and its updates after the latest checkpoint are lost: --resume goes on from there;
-                  a run without a checkpoint yet is to be started anew
-  unreadable      a file of it is damaged
-  A trial of `cory tune` may also have been stopped early by the scheduler, or have failed.
 
-examples:
-  cory runs
-  cory runs runs/study
-  cory runs s3://bucket/runs --json
-"""
+def runs(
+    folder: Annotated[
+        str | None,
+        typer.Argument(metavar="[FOLDER|URI]", parser=path_or_uri, help="Where the runs are. [default: runs]"),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """List the runs of a folder, those of studies and the trials of searches in it too.
 
+    States:
+      training    a process trains it
+      ended       all updates are done
+      collapsed   stop_on_collapse ended it
+      diverged    a gradient that was not finite ended it
+      stopped     nothing trains it, and all that it did is saved: `cory train --resume RUN` continues it
+      crashed     nothing trains it, and its updates after the latest checkpoint are lost: --resume continues from there
+      unreadable  a file of it is damaged
+    A trial of `cory tune` may also have been stopped early by the scheduler, or have failed.
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command.
-
-    Returns:
-        0, or 2 after a user's mistake.
-    """
-    parser = Parser(
-        prog="cory runs",
-        description="List the runs of a folder, those of studies and the trials of searches in it too.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "folder", type=path_or_uri, nargs="?", metavar="FOLDER|URI", help="where the runs are (default: runs)"
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON list")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    options = parser.parse_args(argv)
-    return run(lambda: runs(options.folder, options.json), debug=options.debug)
-
-
-def runs(place: str | None = None, as_json: bool = False) -> int:
-    """Lists runs.
-
-    Args:
-        place: a folder or URI; None: where runs lie of which nobody said where.
-        as_json: for programs.
-
-    Raises:
-        CommandError: there is no such place.
-        StorageError: storage cannot be read.
+    Examples:
+      cory runs
+      cory runs runs/study
+      cory runs s3://bucket/runs --json
     """
     from launch.display.tables import print_whole
     from launch.report.listing import listed
     from launch.run_folder.layout import RUNS
 
-    found = listed(place or str(RUNS)) if place or RUNS.is_dir() else []
+    found = listed(folder or str(RUNS)) if folder or RUNS.is_dir() else []
     for each in found:
         if each.problem is not None:
             print(f"Warning: {each.problem}", file=sys.stderr)
@@ -78,8 +55,7 @@ def runs(place: str | None = None, as_json: bool = False) -> int:
     elif found:
         print_whole(sys.stdout, _table(found))
     else:
-        print(f"There are no runs in {place or RUNS}.", file=sys.stderr)
-    return 0
+        print(f"There are no runs in {folder or RUNS}.", file=sys.stderr)
 
 
 def _table(found: list[Listed]) -> Table:
