@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
-import importlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator
@@ -12,12 +10,11 @@ from importlib.resources import files
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
-from unittest import mock
 
 from pydantic.fields import FieldInfo
 
 from launch.commands import COMMANDS
-from launch.console.parser import Parser
+from launch.console.cli import command
 from policies.meanings import FIGURES, PHASES
 from policies.models.families import ENGINE_LIMIT, LIMIT, read_table
 from policies.settings import fields
@@ -126,53 +123,19 @@ def commands() -> str:
     return "\n".join(_command(name, about) for name, about in COMMANDS.items())
 
 
-class _Found(Exception):
-    """Carries a command's parser out of it."""
-
-
-def parser_of(name: str) -> argparse.ArgumentParser:
-    """Returns the parser of a command, as it is when it is asked for help."""
-
-    def found(parser: argparse.ArgumentParser, file: object = None) -> None:
-        raise _Found(parser)
-
-    with mock.patch.object(Parser, "print_help", found):
-        try:
-            importlib.import_module(f"launch.commands.{name}").main(["--help"])
-        except _Found as carried:
-            parser: argparse.ArgumentParser = carried.args[0]
-            return parser
-    raise LookupError(f"`cory {name} --help` prints no help")
-
-
 def _command(name: str, about: str) -> str:
-    parser = parser_of(name)
-    parts = [f"## cory {name}\n", f"{_linked(parser.description or about)}\n", _code(parser.format_usage(), "text")]
-    parts += _arguments(parser)
-    if parser.epilog:
-        parts.append(_code(parser.epilog, "text"))
-    return "\n".join(parts)
-
-
-def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
-    yield f"```{{program}} {parser.prog}\n```\n"
-    for action in parser._actions:
-        said = _linked((action.help or "") % {**vars(action), "prog": parser.prog})
-        if isinstance(action, argparse._SubParsersAction):
-            helps = {choice.dest: choice.help for choice in action._choices_actions}
-            for name, inner in action.choices.items():
-                yield f"### {parser.prog} {name}\n\n{helps[name]}.\n"
-                yield from _arguments(inner)
-        elif not action.option_strings:
-            yield f"{_metavar(action)}\n: {said[:1].upper()}{said[1:]}.\n"
-        elif "--help" not in action.option_strings:
-            takes = "" if action.nargs == 0 else f" {_metavar(action)}"
-            title = ", ".join(f"{option}{takes}" for option in action.option_strings)
-            yield _directive("option", title, f"{said[:1].upper()}{said[1:]}.")
-
-
-def _metavar(action: argparse.Action) -> str:
-    return str(action.metavar or ("{" + ",".join(action.choices) + "}" if action.choices else action.dest.upper()))
+    parsed = command(name)
+    context = parsed.make_context(f"cory {name}", [], resilient_parsing=True)
+    above, _, below = (parsed.help or about).partition("\n\n")
+    usage = " ".join([context.command_path, *parsed.collect_usage_pieces(context)])
+    parts = [f"## cory {name}\n", f"{_linked(above)}\n", _code(usage, "text"), f"```{{program}} cory {name}\n```\n"]
+    for parameter in parsed.params:
+        title, text = parameter.get_help_record(context)
+        if parameter.param_type_name == "argument":
+            parts.append(f"{title}\n: {_linked(text)}\n")
+        else:
+            parts.append(_directive("option", title, _linked(text)))
+    return "\n".join([*parts, *([_code(below, "text")] if below else [])])
 
 
 def presets() -> str:

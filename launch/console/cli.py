@@ -31,9 +31,11 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuses settings that are spelled as options; `ctx.meta["words"]` keeps what was given."""
         ctx.meta["words"] = [*args]
+        if any(not word or (word.startswith("--") and word.endswith("=")) for word in args):
+            ctx.fail("An argument is empty. Is a shell variable not set?")
         if any(parameter.name == "words" for parameter in self.params):
             options = {option for parameter in self.params for option in parameter.opts}
-            for word, following in zip(args, [*args[1:], "VALUE"], strict=True):
+            for word, following in zip(args, [*args[1:], "VALUE"], strict=False):
                 name, _, value = word.removeprefix("--").partition("=")
                 if word.startswith("--") and word.partition("=")[0] not in options and _is_setting(name):
                     ctx.fail(f"{word} is not an option. Write settings as {_setting(name)}={value or following}.")
@@ -112,10 +114,8 @@ def path_or_uri(word: str) -> str:
     """Returns the path or URI that a word is, with `~` expanded.
 
     Raises:
-        BadParameter: it is empty, as where a shell variable is not set, or there is no such home directory.
+        BadParameter: there is no such home directory.
     """
-    if not word:
-        raise typer.BadParameter("it is empty. Is a shell variable not set?")
     try:
         return expand_home(word)
     except HomeError as error:
@@ -126,7 +126,7 @@ def local_path(word: str) -> Path:
     """Returns the path that a word is, with `~` expanded.
 
     Raises:
-        BadParameter: it is a URI or empty, or there is no such home directory.
+        BadParameter: it is a URI, or there is no such home directory.
     """
     if "://" in word:
         raise typer.BadParameter(f"{word} is a URI, but a path is needed here.")

@@ -81,7 +81,7 @@ from launch.console.credentials import on_workers
 ray.init(runtime_env=on_workers())
 told = ray.remote(lambda: os.environ["HF_TOKEN"][:3])
 print("a worker has", ray.get(told.remote()), flush=True)
-raise SystemExit(train.main(["imdb-tiny"]))
+raise SystemExit(main(["train", "imdb-tiny"]))
 """
 
 

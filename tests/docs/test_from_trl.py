@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands import validate
 from launch.console.configuration import asked
+from launch.main import main
 from launch.training import preflight
 from policies.settings.settings import Settings
 
@@ -31,7 +31,7 @@ def test_its_files_make_a_run_of_one_agent_and_of_two(tmp_path: Path, monkeypatc
     words = re.findall(r"cory train mine.yaml (num_agents=2 .*)", PAGE)
     two = asked(["mine.yaml", *(word.strip("'") for word in words[0].split(" ", 1))]).settings()
     assert preflight.check(two)[0].observer_template.startswith("{query} (another one said")
-    assert validate.main(["mine.yaml"]) == 0
+    assert main(["validate", "mine.yaml"]) == 0
 
 
 def test_the_settings_that_it_names_are_there() -> None:

@@ -16,6 +16,7 @@ import pytest
 import reference
 
 from launch.commands import COMMANDS
+from launch.console.cli import command, parsed
 from launch.console.configuration import asked
 from launch.experiments.study import load, studies
 from policies.settings.files import presets
@@ -65,8 +66,8 @@ def test_every_setting_command_option_and_preset_has_its_entry(site: dict[Path, 
     commands = page(site, "reference/commands").anchors
     assert {f"cory-{name}" for name in COMMANDS} <= commands
     for name in COMMANDS:
-        actions = [action for action in reference.parser_of(name)._actions if action.dest != "help"]
-        options = {f"cmdoption-cory-{name}-{word.lstrip('-')}" for each in actions for word in each.option_strings}
+        words = {word for parameter in command(name).params for word in parameter.opts if word.startswith("-")}
+        options = {f"cmdoption-cory-{name}-{word.lstrip('-')}" for word in words}
         assert options <= commands
 
 
@@ -129,11 +130,11 @@ def test_every_command_among_the_recipes_is_one_that_would_be_taken() -> None:
     arms = {name: load(name).arms.keys() for name in studies()}
     for program, name, *words in map(shlex.split, commands):
         if program == "cory" and "…" not in words:
-            options = reference.parser_of(name).parse_intermixed_args(words)
+            options = parsed(name, words)
             if name == "study":
                 assert set(options.only or ()) <= arms[options.words[0]], words
             elif name in ("train", "tune"):
-                asked(options.words).settings()
+                asked(options.words or ()).settings()
         elif program == "python":
             module = words[0]
             assert (HOUSE / f"{module.replace('.', '/')}.py").exists() or (HOUSE / module / "__main__.py").exists()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.compare import main as compare
 from launch.commands.report import report
 from launch.commands.train import _same
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Plan
 from launch.experiments.search import Search, check_same
 from launch.experiments.space import pin_objective, read_axes
+from launch.main import main
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
@@ -52,8 +52,8 @@ def test_a_model_card_a_report_and_a_comparison_have_its_name(
     assert report([run.path for run in runs], tmp_path / "report.html") == 0
     html = (tmp_path / "report.html").read_text()
     assert "reward: near" in html and "reward=near" in html and "pickled" not in html
-    assert compare([str(run.path) for run in runs]) == 0
-    assert compare([str(run.path) for run in runs] + ["--json"]) == 0
+    assert main(["compare", *(str(run.path) for run in runs)]) == 0
+    assert main(["compare", *(str(run.path) for run in runs), "--json"]) == 0
     said = capsys.readouterr().out
     assert "pickled" not in said and json.loads(said[said.index("\n{") :])["settings"]["reward"] == ["near", "near"]
 

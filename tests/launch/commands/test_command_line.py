@@ -19,8 +19,9 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
     """Checks that a command was refused with one sentence, and returns it."""
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    return result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) in ((3, 4) if lines[0].startswith("Usage: ") else (1,))
+    return lines[-1]
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_help_names_every_command_and_loads_no_heavy_library() -> None:
 
 def test_settings_are_read_without_a_heavy_library() -> None:
     script = (
-        "import sys, launch.commands.train\nassert launch.commands.train.main(['--print-config']) == 0\n"
+        "import sys, launch.main\nassert launch.main.main(['train', '--print-config']) == 0\n"
         "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
@@ -65,13 +66,13 @@ def test_a_reader_that_takes_no_more_ends_a_command_without_a_word(words: list[s
     assert process.returncode == 141 or (words == ["train", "--help"] and process.returncode == 0)  # as argparse ends
 
 
-def test_train_help_lists_the_presets(cory_here: Cory) -> None:
-    text = cory_here("train", "--help").stdout
-    assert all(f"  {name} " in text for name in presets())
+def test_train_lists_the_presets(cory_here: Cory) -> None:
+    text = cory_here("train", "--presets").stdout
+    assert [line.split()[0] for line in text.splitlines()] == [*presets()]
 
 
 def test_an_unknown_command_is_refused_with_the_nearest(refusal: Refusal) -> None:
-    assert "Did you mean `train`?" in refusal("trian")
+    assert "Did you mean 'train'?" in refusal("trian")
 
 
 def test_an_unknown_option_is_refused(refusal: Refusal) -> None:
@@ -79,7 +80,7 @@ def test_an_unknown_option_is_refused(refusal: Refusal) -> None:
 
 
 def test_a_number_of_failures_that_is_none_is_refused(refusal: Refusal) -> None:
-    assert "--max-failures: -1 is not 0 or a larger whole number" in refusal("train", "--max-failures=-1")
+    assert "'--max-failures': Input should be greater than or equal to 0" in refusal("train", "--max-failures=-1")
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest(refusal: Refusal) -> None:
@@ -162,15 +163,15 @@ def test_what_ray_has_no_room_for_leaves_no_folder(
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["train", "--resume", ""], "cory train: What follows --resume is empty"),
-        (["train", "--out="], "cory train: --out is empty"),
-        (["train", "-c", ""], "cory train: What follows -c is empty"),
-        (["train", ""], "cory train: The first argument is empty"),
-        (["tune", "imdb-tiny", "--over", ""], "cory tune: What follows --over is empty"),
-        (["evaluate", ""], "cory evaluate: The first argument is empty"),
-        (["watch", ""], "cory watch: The first argument is empty"),
-        (["jobs", "logs", ""], "cory jobs: What follows logs is empty"),
-        (["submit", "--storage", "", "--", "train"], "cory submit: What follows --storage is empty"),
+        (["train", "--resume", ""], "An argument is empty"),
+        (["train", "--out="], "An argument is empty"),
+        (["train", "-c", ""], "An argument is empty"),
+        (["train", ""], "An argument is empty"),
+        (["tune", "imdb-tiny", "--over", ""], "An argument is empty"),
+        (["evaluate", ""], "An argument is empty"),
+        (["watch", ""], "An argument is empty"),
+        (["jobs", "logs", ""], "An argument is empty"),
+        (["submit", "--storage", "", "--", "train"], "An argument is empty"),
         (["train", "--print-config", "exchange_period="], "`exchange_period=` has no value"),
     ],
 )
@@ -178,7 +179,7 @@ def test_a_shell_variable_that_is_not_set_is_refused_and_not_taken_for_the_defau
     refusal: Refusal, words: list[str], what: str
 ) -> None:
     said = refusal(*words)
-    assert what in said and "is a shell variable not set?" in said
+    assert what in said and "s a shell variable not set?" in said
 
 
 def test_debug_shows_the_traceback_of_a_mistake(cory_here: Cory) -> None:

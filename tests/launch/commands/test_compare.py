@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.commands.compare import main
 from launch.display.statistics import mean_ci
+from launch.main import main
 from launch.run_folder import final
 from launch.run_folder.final import Final
 from launch.run_folder.records import Evaluation
@@ -50,7 +50,7 @@ def runs(tmp_path: Path) -> list[str]:
 def test_it_tells_what_differs_how_runs_ended_with_intervals_where_known_and_what_they_took(
     runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(runs) == 0
+    assert main(["compare", *runs]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["setting", "whole", "part"] in rows
     assert ["lr", "1.41e-05", "3e-05"] in rows and ["num_agents", "2", "1"] in rows
@@ -62,7 +62,7 @@ def test_it_tells_what_differs_how_runs_ended_with_intervals_where_known_and_wha
 
 
 def test_a_program_is_told_every_figure(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*runs, "--json"]) == 0
+    assert main(["compare", *runs, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["settings"] == {"num_agents": [2, 1], "lr": [1.41e-5, 3e-5]}
     whole, part = told["runs"]
@@ -78,11 +78,11 @@ def test_a_run_that_went_on_after_its_last_look_is_shown_by_its_last_evaluation(
 ) -> None:
     with (Path(runs[0]) / "metrics.jsonl").open("a") as file:
         file.write('{"update": 13}\n')
-    assert main([*runs, "--json"]) == 0
+    assert main(["compare", *runs, "--json"]) == 0
     (whole, _) = json.loads(capsys.readouterr().out)["runs"]
     assert (whole["update"], whole["held_out_at"], whole["held_out"]["mean"]["kl"]["low"]) == (13, 12, None)
 
 
 def test_one_run_alone_cannot_be_compared(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([runs[0], runs[0]]) == 2
+    assert main(["compare", runs[0], runs[0]]) == 2
     assert capsys.readouterr().err == "Error: Name two runs or more to compare.\n"

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.evaluate import _parser, _run_in, _settings, main
+from launch.commands.evaluate import _parser, _run_in, _settings
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Lineup, Plan
+from launch.main import main
 from launch.models.trained import POLICIES
 from launch.run_folder.run import Run
 from launch.run_folder.sources import sources_of
@@ -137,7 +138,7 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_both_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert main(["nosuch", "--quiet"]) == 2
+    assert main(["evaluate", "nosuch", "--quiet"]) == 2
     assert capsys.readouterr().err.endswith("There is no folder nosuch here, so it was taken for a model on the hub.\n")
 
 
@@ -156,8 +157,7 @@ def write_weights(file: Path) -> None:
 
 
 def test_numbers_of_samples_must_be_above_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["imdb-gpt2-tiny", "--k", "1,0"])
+    assert main(["evaluate", "imdb-gpt2-tiny", "--k", "1,0"]) == 2
     assert "it is 0, but must be a whole number, 1 or more" in capsys.readouterr().err
 
 

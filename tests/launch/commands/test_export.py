@@ -12,7 +12,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from launch.commands.export import main
+from launch.main import main
 from launch.models.export_files import whole_model
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
@@ -27,7 +27,9 @@ def test_plain_transformers_loads_it_and_gives_the_log_probabilities_that_traini
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "models" / "out"
-    assert main([str(policies_run.path), "--policy", "llm_2", "--checkpoint", "latest", "--out", str(out)]) == 0
+    assert (
+        main(["export", str(policies_run.path), "--policy", "llm_2", "--checkpoint", "latest", "--out", str(out)]) == 0
+    )
     assert capsys.readouterr().out == f"{out}: llm_2 after update 6, fp32, 17 MB.\n"
     assert [entry.name for entry in out.parent.iterdir()] == ["out"]
     assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}
@@ -67,7 +69,7 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
 
     out = tmp_path / "out"
     out.mkdir()
-    assert main([str(run.path), "--out", str(out), "--dtype", "bf16"]) == 0
+    assert main(["export", str(run.path), "--out", str(out), "--dtype", "bf16"]) == 0
     loaded = AutoModelForCausalLM.from_pretrained(out)
     assert (loaded.dtype, loaded.config.resid_pdrop) == (torch.bfloat16, 0.3)
     generation = GenerationConfig.from_pretrained(out)
@@ -93,7 +95,7 @@ def test_the_card_names_base_task_results_and_commands_and_its_example_runs(
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0
+    assert main(["export", str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0
     card = (out / "README.md").read_text()
     header = yaml.safe_load(card.split("---")[1])
     assert header["library_name"] == "transformers" and "cory" in header["tags"] and "base_model" not in header
@@ -124,7 +126,7 @@ def test_a_policy_that_was_collapsing_is_exported_with_a_warning_there_and_in_th
         run.metrics.append({**line, "health": [sick] if line["update"] == 6 else []})
     for policy, checkpoint, warned in (("llm_1", "6", True), ("llm_1", "5", False), ("llm_2", "6", False)):
         out = tmp_path / f"{policy}-{checkpoint}"
-        assert main([str(run.path), "--policy", policy, "--checkpoint", checkpoint, "--out", str(out)]) == 0
+        assert main(["export", str(run.path), "--policy", policy, "--checkpoint", checkpoint, "--out", str(out)]) == 0
         assert ("Warning: At update 6, llm_1 repeats itself: 61%." in capsys.readouterr().err) == warned
         assert ("**Warning.** llm_1 repeats itself: 61%." in (out / "README.md").read_text()) == warned
 
@@ -134,7 +136,7 @@ def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
     adapters_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], merge: bool
 ) -> None:
     out = tmp_path / "out"
-    assert main([str(adapters_run.path), "--policy", "llm_2", "--out", str(out), *["--merge"] * merge]) == 0
+    assert main(["export", str(adapters_run.path), "--policy", "llm_2", "--out", str(out), *["--merge"] * merge]) == 0
     assert (out / "adapter_model.safetensors").is_file() != merge
     assert (out / "model.safetensors").is_file() == merge
     kind = AutoModelForCausalLM if merge else AutoPeftModelForCausalLM
@@ -159,7 +161,7 @@ def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
 def test_each_llm_is_exported_with_its_own_models_configuration_and_named_after_it(
     two_models_run: Run, tmp_path: Path, policy: str, width: int, base: str
 ) -> None:
-    assert main([str(two_models_run.path), "--policy", policy, "--out", str(tmp_path / "out")]) == 0
+    assert main(["export", str(two_models_run.path), "--policy", policy, "--out", str(tmp_path / "out")]) == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     weights = open_trained(two_models_run.path).weights(policy)
     assert model.config.n_embd == width
@@ -176,7 +178,7 @@ def test_llms_of_different_models_have_no_mean(
         ([], "Which policy? Name it with --policy: llm_1, llm_2.\n"),
         (["--policy", "mean"], "has no mean of LLMs: its LLMs start from different models"),
     ):
-        assert main([str(two_models_run.path), *words, "--out", str(tmp_path / "out")]) == 2
+        assert main(["export", str(two_models_run.path), *words, "--out", str(tmp_path / "out")]) == 2
         assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -193,7 +195,7 @@ def test_the_mean_of_all_policies_is_exported_and_any_policy_at_a_longer_step_fr
         "far": ["--policy", "mean", "--step-scale", "1.5"],
         "far 2": ["--policy", "llm_2", "--step-scale", "1.5"],
     }.items():
-        assert main([str(policies_run.path), *words, "--out", str(tmp_path / name)]) == 0
+        assert main(["export", str(policies_run.path), *words, "--out", str(tmp_path / name)]) == 0
         models[name] = AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
     assert f"{tmp_path / 'far'}: llm_mean after update 5, its step from the base × 1.5, fp32" in capsys.readouterr().out
     base = AutoModelForCausalLM.from_pretrained(DEFAULT_TOKENIZER).state_dict()
@@ -216,7 +218,7 @@ def test_the_mean_of_all_policies_is_exported_and_any_policy_at_a_longer_step_fr
 def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(adapters_run: Run, tmp_path: Path, merge: bool) -> None:
     out = tmp_path / "out"
     words = ["--policy", "mean", "--step-scale", "0.5", "--out", str(out)]
-    assert main([str(adapters_run.path), *words, *["--merge"] * merge]) == 0
+    assert main(["export", str(adapters_run.path), *words, *["--merge"] * merge]) == 0
     model = (AutoModelForCausalLM if merge else AutoPeftModelForCausalLM).from_pretrained(out)
     tokens = torch.tensor([AutoTokenizer.from_pretrained(out)(TEXT)["input_ids"]])
     trained = open_trained(adapters_run.path)
@@ -234,7 +236,7 @@ def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(adapters_run: Run, 
 
 def test_a_merged_adapter_is_what_peft_merges(adapters_run: Run, tmp_path: Path) -> None:
     for name, words in {"adapter": [], "merged": ["--merge"]}.items():
-        assert main([str(adapters_run.path), "--policy", "llm_1", "--out", str(tmp_path / name), *words]) == 0
+        assert main(["export", str(adapters_run.path), "--policy", "llm_1", "--out", str(tmp_path / name), *words]) == 0
     expected = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").merge_and_unload().state_dict()
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
@@ -249,7 +251,7 @@ def test_an_adapter_of_a_quantised_base_is_not_merged(
     config = config.replace("quantization: none", "quantization: nf4")
     config = re.sub(r"gpus_per_(runner|learner): 0(\.0)?", r"gpus_per_\1: 0.5", config)
     (run.path / "config.yaml").write_text(config)
-    assert main([str(run.path), "--policy", "llm_1", "--out", str(tmp_path / "out"), "--merge"]) == 2
+    assert main(["export", str(run.path), "--policy", "llm_1", "--out", str(tmp_path / "out"), "--merge"]) == 2
     assert "The adapter was trained on a base in nf4." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -279,7 +281,7 @@ def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(
     (tmp_path / "full" / "file").touch()
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
-    assert main([str(policies_run.path), *words]) == 2
+    assert main(["export", str(policies_run.path), *words]) == 2
     message = capsys.readouterr().err
     assert what in message and len(message.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before
@@ -290,7 +292,7 @@ def test_a_step_scale_is_a_number_above_0(
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], scale: str
 ) -> None:
     words = ["--policy", "llm_1", "--out", str(tmp_path / "out"), f"--step-scale={scale}"]
-    assert main([str(policies_run.path), *words]) == 2
+    assert main(["export", str(policies_run.path), *words]) == 2
     assert f"The step scale {scale} is not a number above 0." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -299,7 +301,7 @@ def test_one_llm_alone_has_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture
     settings = Settings(num_agents=1)
     run = record(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
-    assert main([str(run.path), "--policy", "mean", "--out", str(tmp_path / "out")]) == 2
+    assert main(["export", str(run.path), "--policy", "mean", "--out", str(tmp_path / "out")]) == 2
     assert "has no mean of LLMs: there is one LLM only. Name one of: llm_1." in capsys.readouterr().err
 
 
@@ -311,7 +313,7 @@ def test_a_model_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytes
     run = record(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
     GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=16, n_layer=2, n_head=2)).save_pretrained(base)
-    assert main([str(run.path), "--out", str(tmp_path / "out")]) == 2
+    assert main(["export", str(run.path), "--out", str(tmp_path / "out")]) == 2
     assert "is not the one that" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
@@ -322,7 +324,7 @@ def test_a_full_disk_leaves_nothing_of_it(
     if megabytes > 2:  # room for the weights, but not for the tokenizer
         size = (DEFAULT_TOKENIZER / "model.safetensors").stat().st_size * 2 // 1024 + 64
         mount("-o", f"remount,size={size}k", str(disk))
-    assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(disk / "out")]) == 2
+    assert main(["export", str(policies_run.path), "--policy", "llm_1", "--out", str(disk / "out")]) == 2
     message = capsys.readouterr().err
     assert f"{disk / 'out'}" in message and "No space left on device. Make room there" in message
     assert not list(disk.iterdir())

@@ -17,8 +17,8 @@ import pytest
 
 from cory_env.tasks import Query
 from cory_env.tokenizer import load_tokenizer
-from launch.commands.generate import main
 from launch.console.errors import CommandError
+from launch.main import main
 from launch.models import many
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
@@ -35,7 +35,7 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 
 def asked(run: Run, source: Path, out: Path, *words: str, backend: str = "transformers") -> int:
-    return main([str(run.path), "--in", str(source), "--out", str(out), "--backend", backend, *words])
+    return main(["generate", str(run.path), "--in", str(source), "--out", str(out), "--backend", backend, *words])
 
 
 @pytest.fixture

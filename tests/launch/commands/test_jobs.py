@@ -16,8 +16,8 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 from launch.cluster.client import connect
 from launch.cluster.jobs import check_free, follow
 from launch.cluster.session import join
-from launch.commands import jobs
 from launch.console.errors import CommandError
+from launch.main import main
 from tests.launch.conftest import ENVIRONMENT
 
 ASKING = """
@@ -85,10 +85,10 @@ def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there
     dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dashboard.answers |= {"/api/jobs/": [(500, TRACE)], "/api/jobs/ill": [(500, TRACE)]}
-    assert jobs.main(["logs", "gone"]) == 2
+    assert main(["jobs", "logs", "gone"]) == 2
     assert capsys.readouterr().err == "Error: There is no job gone; `cory jobs list` shows all.\n"
     for words in (["logs", "ill"], ["stop", "ill"], ["list"]):
-        assert jobs.main(words) == 2
+        assert main(["jobs", *words]) == 2
         assert capsys.readouterr().err == (
             f"Error: The cluster at {dashboard.address} does not do what it is asked: Request failed with status code "
             "500: OSError: no GCS. The logs of its dashboard, on the head, say more.\n"
@@ -100,7 +100,7 @@ def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there
 def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboard: Dashboard) -> None:
     for code, shown in ((-9, 137), (3, 3)):
         dashboard.answers["/api/jobs/one"] = [job("FAILED", driver_exit_code=code)]
-        assert jobs.main(["logs", "one"]) == shown
+        assert main(["jobs", "logs", "one"]) == shown
 
 
 def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
@@ -110,13 +110,13 @@ def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
     for action in ("logs", "stop"):
         dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
         dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad"), (502, "bad"), job("SUCCEEDED")]
-        assert jobs.main([action, "one"]) == 0
+        assert main(["jobs", action, "one"]) == 0
         told = capsys.readouterr().err
         assert told.startswith("Warning: The cluster at") and told.endswith(" Asking again for a minute.\n")
         assert told.count("\n") == 1
     monkeypatch.setattr("launch.cluster.jobs.PATIENCE", 0.0)
     dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad")]
-    assert jobs.main(["logs", "one"]) == 2
+    assert main(["jobs", "logs", "one"]) == 2
     assert capsys.readouterr().err.startswith("Error: The cluster at")
 
 
@@ -171,7 +171,7 @@ def test_who_stops_a_job_is_told_what_becomes_of_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     dashboard.answers |= {"/api/jobs/one": [before, job(after)], "/api/jobs/one/stop": [(200, '{"stopped": true}')]}
-    assert jobs.main(["stop", "one"]) == code
+    assert main(["jobs", "stop", "one"]) == code
     output = capsys.readouterr().out
     assert output.startswith(f"one {told}") and f"\none: {after}." in output
 

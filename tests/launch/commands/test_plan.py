@@ -13,9 +13,10 @@ from benchmarks.roofline import MODELS
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.cluster.room import Node, check, node, pack
 from launch.cluster.session import check_driver
-from launch.commands.plan import _needs, machines, main, plan
+from launch.commands.plan import _needs, machines, plan
 from launch.console.configuration import resolve
 from launch.console.errors import CommandError
+from launch.main import main
 from policies.cory import CoryConfig
 from policies.models.model_check import ModelError
 from policies.models.model_names import BUNDLED_LM
@@ -168,14 +169,14 @@ def test_a_plan_for_machines_that_need_not_be_there(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")  # which nobody asks
     words = ["imdb-tiny", "shards_per_policy=2", "num_learners=4", "gpus_per_learner=1", "gpus_per_runner=1"]
-    assert main([*words, "--nodes", "2", "--gpus", "3", "--gpu-memory", "16"]) == 0
+    assert main(["plan", *words, "--nodes", "2", "--gpus", "3", "--gpu-memory", "16"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"^4 learners +0 +1 +\d\.\d of a GPU, 0\.4 beside it \(learns\)$", output, re.MULTILINE)
     assert "whole at once" in output and "node 2 of 2: " in output and output.endswith("It fits.\n")
-    assert main([*words, "--nodes", "1", "--gpus", "3"]) == 1
+    assert main(["plan", *words, "--nodes", "1", "--gpus", "3"]) == 1
     assert "no room for 2 of 4 learners: node 1 of 1 has 0 GPUs left" in capsys.readouterr().out
-    assert main([*words, "--nodes", "2", "--gpus", "3", "learner_resources=big=1"]) == 0
-    assert main([*words, "--nodes", "0"]) == main([*words, "--gpus", "8"]) == 2
+    assert main(["plan", *words, "--nodes", "2", "--gpus", "3", "learner_resources=big=1"]) == 0
+    assert main(["plan", *words, "--nodes", "0"]) == main(["plan", *words, "--gpus", "8"]) == 2
     assert "--gpus is of machines that --nodes counts. Add --nodes." in capsys.readouterr().err
 
 
@@ -307,7 +308,7 @@ def test_a_cluster_is_asked_for_what_its_nodes_have(
 def test_a_tokenizer_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Path(shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model"))
     (model / "tokenizer.json").unlink()
-    assert main(["imdb-tiny", f"model={model}"]) == 2
+    assert main(["plan", "imdb-tiny", f"model={model}"]) == 2
     told = capsys.readouterr().err.strip()
     assert told.startswith(f"Error: No tokenizer could be loaded from '{model}': ") and "\n" not in told
 
@@ -315,12 +316,12 @@ def test_a_tokenizer_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, capsy
 def test_the_model_s_family_is_part_of_the_plan_and_one_that_cannot_be_trained_ends_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["imdb-tiny"]) == 0
+    assert main(["plan", "imdb-tiny"]) == 0
     assert (
         "model family gpt2: honours padding; sdpa attention; LoRA on c_attn, c_fc, c_proj; " in capsys.readouterr().out
     )
     model = shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model")
     RwkvConfig(vocab_size=4096).save_pretrained(model)
     for backend in ("vllm", "transformers"):
-        assert main(["imdb-tiny", f"model={model}", "self_test=false", f"backend={backend}"]) == 2
+        assert main(["plan", "imdb-tiny", f"model={model}", "self_test=false", f"backend={backend}"]) == 2
         assert f"Error: `{model}` is of the family rwkv, whose code ignores padding" in capsys.readouterr().err

@@ -1,12 +1,11 @@
 import csv
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
-from launch.commands.plot import main, plot
+from launch.main import main
 from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, record
 
@@ -14,7 +13,7 @@ from tests.launch.conftest import Cory, record
 @pytest.mark.parametrize("agents", [1, 2, 8])
 def test_a_recorded_run_is_drawn(tmp_path: Path, agents: int) -> None:
     record(tmp_path / "run", Settings(num_agents=agents, updates=12))
-    assert plot(tmp_path / "run") == 0
+    assert main(["plot", str(tmp_path / "run")]) == 0
     image = imread(tmp_path / "run" / "curves.png")
     assert image.shape[0] > 500 and image.shape[1] > 1500
     assert image[..., :3].std() > 0.05  # not a blank page
@@ -25,7 +24,7 @@ def test_a_run_in_its_first_updates_and_with_missing_figures_is_drawn(tmp_path: 
     broken = run.updates()[1]
     broken["policy"]["llm_1"]["kl"] = None
     run.metrics.append({**broken, "update": 2})
-    assert plot(tmp_path / "run", tmp_path / "elsewhere.pdf") == 0
+    assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path / "elsewhere.pdf")]) == 0
     assert (tmp_path / "elsewhere.pdf").stat().st_size > 1000
 
 
@@ -50,21 +49,14 @@ def test_a_place_where_nothing_can_be_drawn_is_refused(
     record(tmp_path / "run", Settings())
     (tmp_path / "taken").touch()
     monkeypatch.chdir(tmp_path)
-    assert exit_code(lambda: main(["run", "--out", out])) == 2
+    assert main(["plot", "run", "--out", out]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_the_folder_of_a_picture_is_made_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     record(tmp_path / "run", Settings())
-    assert plot(tmp_path / "run", tmp_path / "new" / "curves.svg") == 0
+    assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path / "new" / "curves.svg")]) == 0
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["curves.svg"]
-
-
-def exit_code(command: Callable[[], int]) -> int | str | None:
-    try:
-        return command()
-    except SystemExit as ended:  # of the parser
-        return ended.code
 
 
 def test_a_run_without_metrics_cannot_be_drawn(cory_here: Cory, tmp_path: Path) -> None:

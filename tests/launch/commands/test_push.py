@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from launch.commands.export import main
+from launch.main import main
 from launch.run_folder.run import Run
 from tests.launch.conftest import Cory
 
@@ -145,7 +145,7 @@ def test_the_hub_gets_the_folder_that_was_written_with_its_card_in_one_commit(
 
 
 def exported(run: Run, out: Path, *words: str) -> int:
-    return main([str(run.path), "--policy", "llm_1", "--out", str(out), "--push", *(words or (MODEL,))])
+    return main(["export", str(run.path), "--policy", "llm_1", "--out", str(out), "--push", *(words or (MODEL,))])
 
 
 def test_a_model_that_everybody_sees_gets_nothing_that_is_to_be_private(
@@ -211,5 +211,7 @@ def test_what_cannot_be_pushed_is_refused_before_anything_is_written(
 def test_private_without_a_push_is_refused(
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(tmp_path / "out"), "--private"]) == 2
+    assert (
+        main(["export", str(policies_run.path), "--policy", "llm_1", "--out", str(tmp_path / "out"), "--private"]) == 2
+    )
     assert "--private is for --push OWNER/NAME." in capsys.readouterr().err

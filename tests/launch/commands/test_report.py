@@ -14,10 +14,11 @@ import pandas as pd
 import pytest
 from matplotlib.image import imread
 
-from launch.commands.report import main, report
+from launch.commands.report import report
 from launch.console.errors import CommandError
 from launch.display.frame import over_seeds
 from launch.display.texts import visible
+from launch.main import main
 from launch.report.plots import sweeps
 from launch.report.runs import arms_of, names, read, read_run
 from launch.report.samples import moments_of
@@ -270,10 +271,14 @@ def test_of_the_plots_those_that_are_named_are_drawn_as_png(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     record(tmp_path / "run", Settings(updates=12))
-    assert main(["run", "--png", "png", "--plots", "pareto,curves-*"]) == 0
+    assert main(["report", "run", "--png", "png", "--plots", "pareto,curves-*"]) == 0
     assert {file.stem for file in (tmp_path / "png").iterdir()} == {"pareto", "curves-1-policies", "curves-1-roles"}
     (tmp_path / "report.html").unlink()
-    assert main(["run", "--png", "png", "--plots", "paretto"]) == main(["run", "--plots", "pareto"]) == 2
+    assert (
+        main(["report", "run", "--png", "png", "--plots", "paretto"])
+        == main(["report", "run", "--plots", "pareto"])
+        == 2
+    )
     wrong, nowhere = capsys.readouterr().err.splitlines()
     assert wrong.endswith("no plot `paretto`. Name some of: pareto, curves-*-policies, curves-*-roles, health.")
     assert "say with --png which folder" in nowhere and not (tmp_path / "report.html").exists()

@@ -7,8 +7,9 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from launch.commands.report import main, report
+from launch.commands.report import report
 from launch.experiments.results import result_file
+from launch.main import main
 from launch.report import tables
 from launch.report.ends import pareto, side_by_side
 from launch.report.plots import comparisons, health, sweeps
@@ -237,6 +238,6 @@ def test_a_damaged_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     file = result_file(tmp_path, "cory", 0)
     file.parent.mkdir(parents=True)
     file.write_text("{")
-    assert main([str(tmp_path), "--out", str(tmp_path / "out.html")]) == 2
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out.html")]) == 2
     assert "seed_0.json cannot be read as a study's result" in capsys.readouterr().err
     assert not (tmp_path / "out.html").exists()

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.train import _find, _resumed, _same, main
+from launch.commands.train import _find, _resumed, _same
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
+from launch.main import main
 from launch.run_folder.run import Run
 from launch.training.steps import reopen
 from policies.settings.settings import Settings
@@ -79,7 +80,7 @@ def test_devices_that_a_run_cannot_have_are_refused_when_it_goes_on_too(
     same.write_text(as_yaml(SETTINGS))
     words = ["--resume", str(run.path)] if command == "--resume" else ["-c", str(same), "--out", str(run.path), command]
     before = run.updates()
-    assert main([*words, *gpus, "--allow-changes"]) == 2
+    assert main(["train", *words, *gpus, "--allow-changes"]) == 2
     assert "the driver learns on the first GPU, which Ray gives to runners too" in capsys.readouterr().err
     assert run.updates() == before and run.settings() == SETTINGS
 

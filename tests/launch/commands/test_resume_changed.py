@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from cory_env.tasks import Query
-from launch.commands import train
 from launch.commands.evaluate import _parser, _settings
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Terminal
 from launch.evaluation.evaluation import changes_since, located_settings
+from launch.main import main
 from launch.models.export import write as write_export
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, chain_of
@@ -68,7 +68,7 @@ def elsewhere(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     """The exit code of `cory train`, and what it prints. A run that is done ends without training."""
-    code = train.main([*words])
+    code = main(["train", *words])
     output = capsys.readouterr()
     return code, output.err + output.out
 

@@ -21,7 +21,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from cory_env.tokenizer import load_tokenizer
-from launch.commands.export import main
+from launch.main import main
 from launch.run_folder.run import Run
 from policies.generation.installed import vllm_installed
 from tests.launch.conftest import ENVIRONMENT, record_adapters
@@ -89,7 +89,7 @@ def likeliest(model: Any, folder: Path) -> str:
 @pytest.mark.slow
 def test_vllm_serves_a_policy_and_answers_as_transformers_does(policies_run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert main([str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0
+    assert main(["export", str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0
     with serve(tmp_path, "--model", "out", "--served-model-name", "llm_1") as address:
         assert complete(address, temperature=0) == likeliest(AutoModelForCausalLM.from_pretrained(out), out)
     log = (tmp_path / "log").read_text()
@@ -104,7 +104,7 @@ def test_vllm_serves_an_adapter_on_its_base_as_the_card_says(tmp_path: Path) -> 
     LlamaForCausalLM(config).save_pretrained(base)
     load_tokenizer().save_pretrained(base)
     run = record_adapters(tmp_path / "run", model=str(base))
-    assert main([str(run.path), "--policy", "llm_1", "--out", str(out)]) == 0
+    assert main(["export", str(run.path), "--policy", "llm_1", "--out", str(out)]) == 0
     command = re.search(r"`vllm serve (.+?)`", (out / "README.md").read_text())
     assert command is not None
     words = command[1].replace("NAME", "llm_1").replace("FOLDER", "out").split()

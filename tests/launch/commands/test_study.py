@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands import evaluate, export, study
-from launch.commands import report as report
 from launch.experiments.results import read
+from launch.main import main
 from launch.run_folder.locks import try_lock
 from launch.run_folder.run import Run
 from tests.launch.conftest import Cory, begin
@@ -109,12 +108,12 @@ def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_alon
     policies_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    for main, what, words in (
-        (study.main, "study", ["imdb", "--out", "here"]),
-        (export.main, "model", [str(policies_run.path), "--policy", "llm_1", "--out", "here"]),
-        (evaluate.main, "evaluation", [str(policies_run.path), "--out", "here"]),
-        (report.main, "report", [str(policies_run.path), "--out", "here/report.html"]),
-        (report.main, "report", [str(policies_run.path), "--out", "/tmp/report.html", "--png", "here"]),
+    for what, words in (
+        ("study", ["study", "imdb", "--out", "here"]),
+        ("model", ["export", str(policies_run.path), "--policy", "llm_1", "--out", "here"]),
+        ("evaluation", ["evaluate", str(policies_run.path), "--out", "here"]),
+        ("report", ["report", str(policies_run.path), "--out", "here/report.html"]),
+        ("report", ["report", str(policies_run.path), "--out", "/tmp/report.html", "--png", "here"]),
     ):
         assert main(words) == 2
         assert f"Error: The {what}'s folder here is relative: in a Ray job it would vanish" in capsys.readouterr().err

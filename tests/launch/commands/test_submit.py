@@ -12,9 +12,10 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 
 from launch.cluster.jobs import check_free
 from launch.cluster.upload import check_size, uploaded_sizes
-from launch.commands.submit import _command, _environment, _parser, check_cluster, main
+from launch.commands.submit import _command, _environment, _parser, check_cluster
 from launch.console.credentials import is_secret, load_secrets, on_workers
 from launch.console.errors import CommandError
+from launch.main import main
 from policies.settings import gpus
 from policies.settings.placement import Process
 from tests.launch.cluster.test_room import cluster
@@ -135,15 +136,14 @@ def test_files_of_settings_are_those_in_the_folder_that_is_uploaded(tmp_path: Pa
 
 @pytest.mark.parametrize("asked", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
 def test_resources_that_are_none_are_refused(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--resources", asked, "--", "validate", "imdb"]) == 2
+    assert main(["submit", "--resources", asked, "--", "validate", "imdb"]) == 2
     assert f"Error: --resources={asked}: `{asked}` is not a custom resource" in capsys.readouterr().err
 
 
 def test_a_command_without_the_dashes_before_it_is_refused_with_where_they_belong(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["--storage", "/shared", "train", "imdb-tiny"])
+    assert main(["submit", "--storage", "/shared", "train", "imdb-tiny"]) == 2
     expected = "Unrecognized arguments: train imdb-tiny. What the job runs stands after `--`. See `cory submit --help`."
     assert expected in capsys.readouterr().err
 
@@ -278,7 +278,7 @@ def test_secrets_are_no_variables_of_a_job(name: str) -> None:
 def test_secrets_inside_a_value_or_a_command_are_refused_and_not_shown(
     words: list[str], held: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--storage", "/shared", "--address", "http://127.0.0.1:1", *words]) == 2
+    assert main(["submit", "--storage", "/shared", "--address", "http://127.0.0.1:1", *words]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"Error: {held}") and "the cluster's jobs read" in told and "--secrets FILE" in told
     assert "hunter2" not in told

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from launch.cluster.upload import check_uploaded, uploaded_sizes
-from launch.commands.submit import main, named_files
+from launch.commands.submit import named_files
 from launch.console.errors import CommandError
+from launch.main import main
 
 
 @pytest.fixture
@@ -104,5 +105,5 @@ def test_what_is_left_out_is_refused_before_anything_is_sent(
     monkeypatch.chdir(project)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # where nobody answers
     (project / ".gitignore").write_text("*.jsonl\n")
-    assert main(["--storage", "/shared", "--", "train", "t.yaml"]) == 2
+    assert main(["submit", "--storage", "/shared", "--", "train", "t.yaml"]) == 2
     assert "Error: data=data.jsonl in t.yaml: data.jsonl is left out of the upload by a" in capsys.readouterr().err

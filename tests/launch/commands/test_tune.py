@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.commands.tune import main, parse, read_search
+from launch.commands.tune import read_search
+from launch.console.cli import parsed
 from launch.console.errors import CommandError
 from launch.experiments.search import Search, begun, check_same, read_reports
 from launch.experiments.space import pin_objective, read_axes
 from launch.experiments.tuning import optuna_search
+from launch.main import main
 from launch.run_folder.layout import LOCK
 from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, begin
@@ -132,8 +134,7 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--out", "--resume"])
 def test_a_search_in_storage_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([option, "s3://bucket/search"])
+    assert main(["tune", option, "s3://bucket/search"]) == 2
     assert "s3://bucket/search is a URI, but a path is needed here" in capsys.readouterr().err
 
 
@@ -192,7 +193,7 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert main(["backend=transformers", *words] if "--resume" not in words else list(words)) == 2
+    assert main(["tune", "backend=transformers", *words] if "--resume" not in words else list(words)) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
@@ -210,13 +211,15 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
 def test_a_search_by_optuna_that_cannot_be_is_refused(words: tuple[str, ...], says: str) -> None:
     pytest.importorskip("optuna")
     with pytest.raises(CommandError, match=re.escape(says)):
-        read_search(parse(["backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words]))
+        read_search(
+            parsed("tune", ["backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words])
+        )
 
 
 def test_optuna_chooses_from_ranges_and_lists_and_is_kept_with_the_search(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     axes = ["--over", "lr=log:1e-5:1e-1", "--over", "epochs=uniform:1:3", "--over", "exchange_period=1,5,null"]
-    search, _ = read_search(parse(["backend=transformers", *axes, "--search", "optuna", "--samples", "9"]))
+    search, _ = read_search(parsed("tune", ["backend=transformers", *axes, "--search", "optuna", "--samples", "9"]))
     assert search.trials == 9
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.commands import validate
+from launch.main import main
 
 OTHER = "reward=tests.policies.sample_rewards:letters"  # the preset's own loads a classifier, as `validate imdb` does
 
@@ -11,5 +11,5 @@ OTHER = "reward=tests.policies.sample_rewards:letters"  # the preset's own loads
     "words", [["drafts-tiny-team"], ["imdb-tiny", "num_agents=1", OTHER], ["imdb-tiny", "credit=chain", OTHER]]
 )
 def test_a_preset_is_put_together_as_for_training(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert validate.main(words) == 0, capsys.readouterr().err
+    assert main(["validate", *words]) == 0, capsys.readouterr().err
     assert "  model family " in capsys.readouterr().out

@@ -36,7 +36,7 @@ RUN = """
 import sys
 from pathlib import Path
 from launch.console.output import output_into, own_output
-from launch.console.parser import until_unread
+from launch.console.cli import until_unread
 
 def run():
     output = own_output()
@@ -76,7 +76,7 @@ def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
 
 PRINTS = """
 import sys
-from launch.console.parser import run, until_unread
+from launch.console.cli import run, until_unread
 
 def command():
     sys.stderr.write("a note\\n")
@@ -125,7 +125,7 @@ def test_what_the_encoding_lacks_is_a_question_mark_in_child_processes_too(
     code = f"""
 import subprocess, sys
 from launch.console.output import print_utf8
-from launch.console.parser import until_unread
+from launch.console.cli import until_unread
 
 def command():
     print({text}, flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launch.commands import evaluate, train
+from launch.main import main
 from policies.generation.installed import vllm_installed
 from tests.forked import forked
 from tests.launch.conftest import ENVIRONMENT
@@ -52,42 +52,52 @@ ALONE = ("self_test=false", "reward=my_rewards:brevity", "--queries", "2", "--sa
 def scenario() -> None:
     """Trains, evaluates again and again, and keeps each `evaluation.json`."""
     assert (
-        train.main(
-            [*SMALL, "updates=2", "lr=1e-3", "exchange_period=null", "validation=false", "--quiet", "--out", "run"]
+        main(
+            [
+                "train",
+                *SMALL,
+                "updates=2",
+                "lr=1e-3",
+                "exchange_period=null",
+                "validation=false",
+                "--quiet",
+                "--out",
+                "run",
+            ]
         )
         == 0
     )
     found = Path("found")
     Path("calls_left").write_text("5")  # of 9: the last of them under the checkpoint's weights
-    assert evaluate.main([*ASKED]) == 130
+    assert main(["evaluate", *ASKED]) == 130
     with (found / "responses.jsonl").open("a") as file:
         file.write('{"batch": 4, "torn')
-    assert evaluate.main([*ASKED]) == 0
+    assert main(["evaluate", *ASKED]) == 0
     (found / "evaluation.json").rename("continued.json")
-    assert evaluate.main([*ASKED]) == 0  # nothing is left to play
+    assert main(["evaluate", *ASKED]) == 0  # nothing is left to play
     (found / "evaluation.json").rename("again.json")
     shutil.rmtree(found)
-    assert evaluate.main([*ASKED, "--quiet"]) == 0
-    assert evaluate.main([*ASKED, "seed=1"]) == 2  # another evaluation is there
-    assert evaluate.main(["imdb-gpt2-tiny", "backend=transformers", "num_runners=0", *ALONE]) == 0
+    assert main(["evaluate", *ASKED, "--quiet"]) == 0
+    assert main(["evaluate", *ASKED, "seed=1"]) == 2  # another evaluation is there
+    assert main(["evaluate", "imdb-gpt2-tiny", "backend=transformers", "num_runners=0", *ALONE]) == 0
 
 
 def with_vllm() -> None:
     """Evaluates a model alone, by vLLM's engine."""
-    assert evaluate.main(["imdb-gpt2-tiny", "backend=vllm", *ALONE]) == 0
+    assert main(["evaluate", "imdb-gpt2-tiny", "backend=vllm", *ALONE]) == 0
 
 
 def untrained() -> None:
     """Evaluates policies before their first update."""
-    assert train.main([*SMALL, "updates=1", "--quiet", "--out", "run"]) == 0
-    assert evaluate.main(["run", "--checkpoint", "0", *FEW]) == 0
+    assert main(["train", *SMALL, "updates=1", "--quiet", "--out", "run"]) == 0
+    assert main(["evaluate", "run", "--checkpoint", "0", *FEW]) == 0
 
 
 def of_three() -> None:
     """Trains a chain of three adapters and evaluates it."""
     lora = ("weights=lora", "num_agents=3", "observed=best", "updates=1", "eval_every=1", "lr=1e-2")
-    assert train.main([*SMALL, *lora, "--quiet", "--out", "run"]) == 0
-    assert evaluate.main(["run", "--checkpoint", "1", *FEW, "--out", "found"]) == 0
+    assert main(["train", *SMALL, *lora, "--quiet", "--out", "run"]) == 0
+    assert main(["evaluate", "run", "--checkpoint", "1", *FEW, "--out", "found"]) == 0
 
 
 def play(scenario: str, folder: Path, of: str = __name__, **environment: str) -> "subprocess.CompletedProcess[str]":

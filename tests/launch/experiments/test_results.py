@@ -10,12 +10,12 @@ from typing import cast
 import pytest
 import yaml
 
-from launch.commands.train import main as train
 from launch.console.errors import CommandError, FolderError
 from launch.experiments.measures import critic_loss, metrics_of
 from launch.experiments.results import final_figures, read, result_file, rounded, write
 from launch.experiments.study import load
 from launch.experiments.study_runs import Ended, Job, Performer, collect, keep_policies
+from launch.main import main
 from launch.models.trained import POLICIES
 from launch.run_folder import final
 from launch.run_folder.checkpoints import ONLY_POLICIES
@@ -338,6 +338,6 @@ def test_a_result_s_command_gives_its_settings(tmp_path: Path, capsys: pytest.Ca
     made = collect(job(tmp_path, "no-exchange"), DONE)
     words = made.command.split()
     assert words[:2] == ["cory", "train"]
-    assert train([*words[2:], "--print-config"]) == 0
+    assert main(["train", *words[2:], "--print-config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == made.settings.model_dump()
     assert made.settings.exchange_period is None

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch.commands.evaluate import main
 from launch.harness import lm_eval
+from launch.main import main
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from policies.models.language_model import load_language_model
@@ -59,7 +59,7 @@ def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weig
 ) -> None:
     out = tmp_path / "out"
     words = ["--lm-eval", "mood", "--lm-eval-tasks-folder", str(tasks), "--limit", "2", "--out", str(out)]
-    assert main([str(policies_run.path), *words]) == 0
+    assert main(["evaluate", str(policies_run.path), *words]) == 0
     said = capfd.readouterr().out
     trained = open_trained(policies_run.path)
     models = {"base": load_language_model(model_path(trained.base("llm_1")))}
@@ -76,12 +76,12 @@ def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weig
     assert len(set(shown.values())) == 3
 
     (out / "results.jsonl").write_text("".join(lines[:-1]))  # as after a kill: the others are not measured again
-    assert main([str(policies_run.path), *words]) == 0
+    assert main(["evaluate", str(policies_run.path), *words]) == 0
     again = capfd.readouterr().out
     assert "Measuring llm_2" in again and "Measuring base" not in again and shown["llm_2"] in again
 
     words[5] = "3"
-    assert main([str(policies_run.path), *words]) == 2
+    assert main(["evaluate", str(policies_run.path), *words]) == 2
     assert f"{out}/results.jsonl holds other work: its limit differed." in capfd.readouterr().err
 
 

@@ -10,9 +10,10 @@ import pyarrow.fs
 import pytest
 from transformers import AutoModelForCausalLM
 
-from launch.commands import export, generate, plot, watch
+from launch.commands import watch
 from launch.commands.evaluate import _run_in
 from launch.console.errors import CommandError
+from launch.main import main
 from launch.models.trained import POLICIES, open_trained
 from launch.report.runs import read_run as report_of
 from launch.run_folder import final
@@ -81,14 +82,14 @@ def test_commands_take_the_uri_of_a_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     uri = uri_of(bucket)
-    assert plot.main([uri]) == 0
+    assert main(["plot", uri]) == 0
     assert capsys.readouterr().out == "run-curves.png\n" and (tmp_path / "run-curves.png").stat().st_size > 5_000
-    assert generate.main([uri, "This movie", "--roles", "llm_2", "--checkpoint", "6"]) == 0
+    assert main(["generate", uri, "This movie", "--roles", "llm_2", "--checkpoint", "6"]) == 0
     output, errors = capsys.readouterr()
     assert "pioneer (llm_2): " in output and f"llm_2, after update 6 of {uri}" in errors
-    assert export.main([uri, "--policy", "llm_1", "--out", "model"]) == 0
+    assert main(["export", uri, "--policy", "llm_1", "--out", "model"]) == 0
     assert "model: llm_1 after update 5, fp32" in capsys.readouterr().out
-    assert watch.main([uri, "--once"]) == 0
+    assert main(["watch", uri, "--once"]) == 0
     assert "Update 6 of 6" in capsys.readouterr().out
     found = _run_in(uri)
     assert found is not None and found.checkpoints.choose("latest", POLICIES)[0] == 6
@@ -108,11 +109,11 @@ def test_storage_that_fails_while_weights_are_copied_leaves_no_half_export_and_t
 
     with monkeypatch.context() as broken:
         broken.setattr(pyarrow.fs, "copy_files", fails)
-        assert export.main(words) == 2
+        assert main(["export", *words]) == 2
     message = capsys.readouterr().err
     assert "connection reset by peer" in message and uri_of(bucket) in message and len(message.splitlines()) == 1
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".unfinished*"))
-    assert export.main(words) == 0
+    assert main(["export", *words]) == 0
     stored, own = open_trained(uri_of(bucket)), AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     for name, array in stored.weights(AVERAGE).items():
         np.testing.assert_array_equal(own.get_parameter(name).detach().numpy(), array)
@@ -136,7 +137,7 @@ def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.Capt
         read_run(f"{uri}x")
     with pytest.raises(CommandError, match="holds a password"):
         read_run("s3://me:word@bucket/run")
-    assert watch.main(["ftp://host/run"]) == 2
+    assert main(["watch", "ftp://host/run"]) == 2
     assert capsys.readouterr().err.startswith("Error: ftp://host/run is no place for a run")
 
 
@@ -161,7 +162,7 @@ def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_m
         storage.upload(run.path, keep=2, best=None)
 
     monkeypatch.setattr("launch.commands.watch.time.sleep", train)
-    assert watch.main([storage.uri]) == 0
+    assert main(["watch", storage.uri]) == 0
     output = capsys.readouterr().out
     assert [line.split("/")[0].strip() for line in output.splitlines() if "llm_" in line and "/12" in line] == [
         str(update) for update in range(1, 13)
@@ -190,11 +191,11 @@ def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
     monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
     monkeypatch.setattr("launch.console.patience.PAUSE", 0.05)
     monkeypatch.setattr("launch.console.patience.PATIENCE", 0.0)
-    assert watch.main([storage.uri]) == 2
+    assert main(["watch", storage.uri]) == 2
     assert "Error: The bucket cannot be read: no network." in capsys.readouterr().err
     looks.clear()
     monkeypatch.setattr("launch.console.patience.PATIENCE", 60.0)
-    assert watch.main([storage.uri]) == 0
+    assert main(["watch", storage.uri]) == 0
     output = capsys.readouterr().out
     assert output.count("Warning: The bucket cannot be read: no network. Looking again for a minute.\n") == 1
     assert output.endswith("done\n")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launch.commands import train
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
+from launch.main import main
 from launch.run_folder import run as run_folder
 from launch.run_folder.run import Run, is_begun
 from launch.run_folder.storage import Storage, StorageError
@@ -274,7 +274,7 @@ def test_a_run_that_is_done_in_storage_is_told_so_and_leaves_nothing_here(
         download(self, name, *rest)
 
     monkeypatch.setattr(Storage, "_download", noted)
-    assert train.main(command) == 0
+    assert main(["train", *command]) == 0
     assert "is done: it has all of its 6 updates. To lengthen it: " in capsys.readouterr().out
     own = [name for name in copied if not name.startswith("checkpoints/")]
     assert sorted(own) == ["config.yaml", "metrics.jsonl", "run.id"]
@@ -295,6 +295,6 @@ def test_a_run_that_is_done_and_never_arrived_whole_is_copied_from_this_machine_
         (place / missing).unlink()
     else:
         shutil.rmtree(place / missing)
-    assert train.main(command) == 0
+    assert main(["train", *command]) == 0
     assert Run.open(place).checkpoints.choose("6")[0] == 6 and (place / "curves.png").exists()
     assert not list((home / "cory-rllib" / "runs").iterdir())

@@ -20,7 +20,7 @@ import uvicorn
 from cory_env.chain import Chain
 from cory_env.tasks import Task
 from cory_env.tokenizer import load_tokenizer
-from launch.commands.serve import main
+from launch.main import main
 from launch.models.trained import Stored, open_trained
 from launch.models.trained_chain import TokenPrinter, TrainedChain, chain_of
 from launch.run_folder.run import Run
@@ -283,14 +283,14 @@ def test_what_cannot_be_served_is_one_sentence(
 ) -> None:
     with server.listen("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
-        assert main([str(policies_run.path), "--port", port]) == 2
+        assert main(["serve", str(policies_run.path), "--port", port]) == 2
     assert f"Error: Cannot listen at 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
-    assert main([str(policies_run.path), "--roles", "llm_7", "--port", "0"]) == 2
+    assert main(["serve", str(policies_run.path), "--roles", "llm_7", "--port", "0"]) == 2
     assert "has no policy `llm_7`" in capsys.readouterr().err
     monkeypatch.delattr("launch.serving.server")
     monkeypatch.delitem(sys.modules, "launch.serving.server")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert main([str(policies_run.path), "--port", "0"]) == 2
+    assert main(["serve", str(policies_run.path), "--port", "0"]) == 2
     assert "needs the package uvicorn. Run `pip install 'cory-rllib[serve]'`." in capsys.readouterr().err
 
 

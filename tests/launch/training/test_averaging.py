@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch.commands import evaluate, report, train
+from launch.main import main
 from launch.run_folder.run import Run
 from tests.launch.evaluation.test_evaluation import means, play, read
 from tests.launch.training.test_training import SMALL
@@ -18,10 +18,10 @@ QUERIES = 4
 def scenario() -> None:
     """Trains, evaluates and reports; the last update is an averaging part of the way."""
     changed = ("lr=1e-3", "average_period=3", "average_share=0.5", "evaluate_average=true", "validation=false")
-    assert train.main([*SMALL, *changed, f"final_queries={QUERIES}", "--out", "run"]) == 0
+    assert main(["train", *SMALL, *changed, f"final_queries={QUERIES}", "--out", "run"]) == 0
     few = ("--queries", str(QUERIES), "--samples", "1", "--checkpoint", "latest", "--out", "run/evaluation/found")
-    assert evaluate.main(["run", *few]) == 0
-    assert report.main(["run", "--out", "report.html"]) == 0
+    assert main(["evaluate", "run", *few]) == 0
+    assert main(["report", "run", "--out", "report.html"]) == 0
 
 
 @pytest.mark.slow

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands import study, tune
 from launch.console.errors import CommandError
 from launch.experiments.search import Search
 from launch.experiments.space import pin_objective, points, read_axes, unique_kinds
 from launch.experiments.study import load
+from launch.main import main
 from launch.training.comparable import check_comparable, placed_settings, read_comparable, write_comparable
 from launch.training.preflight import load_task
 from policies.settings.settings import Settings, make_settings
@@ -83,12 +83,12 @@ def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytes
     made = check_comparable(None, unique_kinds(points(search.settings, search.axes)), load_task, print, allow=False)
     write_comparable(folder / "search", made)
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
-    assert tune.main(["--resume", "search"]) == 2
+    assert main(["tune", "--resume", "search"]) == 2
     assert capsys.readouterr().err == (
         "Error: search cannot resume as it was. q.jsonl is not what training began with: training query 5, 'Another "
         "book was', differs. Put that back, or resume with --allow-changes.\n"
     )
-    assert tune.main(["imdb-tiny", "--over", "lr=1e-4", "--allow-changes"]) == 2
+    assert main(["tune", "imdb-tiny", "--over", "lr=1e-4", "--allow-changes"]) == 2
     assert "--allow-changes requires --resume or --continue" in capsys.readouterr().err
 
 
@@ -100,6 +100,6 @@ def test_a_study_whose_data_changed_begins_no_other_run(folder: Path, capsys: py
     made = check_comparable(None, [loaded.settings(arm, 0) for arm in loaded.arms.values()], load_task, print, False)
     write_comparable(folder / "study", made)
     write_rows(ROWS[:-1])
-    assert study.main(["mine.yaml", "--out", "study"]) == 2
+    assert main(["study", "mine.yaml", "--out", "study"]) == 2
     assert "Error: study cannot resume as it was. q.jsonl is not what training began with" in capsys.readouterr().err
     assert not any((folder / "study").rglob("config.yaml"))

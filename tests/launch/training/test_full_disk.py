@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.console.parser import run
+from launch.console.cli import run
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import Checkpoints
 from launch.run_folder.journal import Journal

@@ -11,9 +11,9 @@ import pytest
 from transformers import BertConfig, T5Config
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
-from launch.commands import plan, train, validate
+from launch.main import main
 
-COMMANDS = {"plan": plan.main, "train": train.main, "validate": validate.main}
+COMMANDS = ("plan", "train", "validate")
 
 
 def copied(folder: Path) -> Path:
@@ -93,7 +93,7 @@ def test_a_model_that_cannot_be_used_is_one_sentence(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     model = make(tmp_path)
-    assert COMMANDS[command](["imdb-tiny", f"model={model}"]) == 2
+    assert main([command, "imdb-tiny", f"model={model}"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("Error: ") and error.count("\n") == 1
     assert what in error and str(model) in error
@@ -106,8 +106,8 @@ def test_a_prompt_with_a_token_beyond_the_embeddings_is_one_sentence(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     model = small_vocabulary(tmp_path)
-    for command in (train.main, validate.main):
-        assert command(["imdb-tiny", f"model={model}"]) == 2
+    for command in ("train", "validate"):
+        assert main([command, "imdb-tiny", f"model={model}"]) == 2
         told = capsys.readouterr()
         assert "with id" in told.out + told.err and f"`{model}` has 100 embeddings" in told.out + told.err
     assert not (tmp_path / "runs").exists()
@@ -121,7 +121,7 @@ def test_a_chat_template_that_cannot_be_used_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     model = copied(tmp_path)
     (model / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
-    assert COMMANDS[command](["imdb-tiny", f"model={model}", "chat=true"]) == 2
+    assert main([command, "imdb-tiny", f"model={model}", "chat=true"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"Error: The chat template of {model} opens no assistant turn") and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()

@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
-from launch.commands.validate import main as validate
 from launch.console.errors import CommandError
+from launch.main import main
 from launch.run_folder.run import Run
 from launch.training.preflight import check
 from policies.generation import installed
@@ -131,25 +131,25 @@ def test_without_vllm_its_backend_is_refused_with_how_to_install_it(monkeypatch:
 
 def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["arithmetic", "digits=1", "operations=sums", "max_response=40"]
-    assert validate(words) == 0
+    assert main(["validate", *words]) == 0
     printed = capsys.readouterr().out
     assert "46 of 46 gold answers score 1.0" in printed and "max_prompt is 64 unless it is set" in printed
     needed = printed.split("Train with max_prompt=")[1].split(".")[0]
-    assert validate([*words, f"max_prompt={needed}"]) == 0
+    assert main(["validate", *words, f"max_prompt={needed}"]) == 0
     assert "Warnings" not in capsys.readouterr().out
 
 
 def test_validate_shows_the_prompts_of_a_file_of_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text('task: arithmetic\ndigits: 1\nprompt: "Work out {query} ="\nmax_response: 40\n')
-    assert validate(["-c", str(mine), "operations=sums"]) == 0
+    assert main(["validate", "-c", str(mine), "operations=sums"]) == 0
     assert "Work out " in capsys.readouterr().out
     for words, said in (
         (["operations=sums"], "Name the task, or a file that does: cory validate TASK operations=sums"),
         (["imdb", "gsm8k"], "One preset or file: imdb and gsm8k cannot be combined."),
         (["-c", str(tmp_path / "none.yaml")], "none.yaml cannot be read"),
     ):
-        assert validate(words) == 2
+        assert main(["validate", *words]) == 2
         assert said in capsys.readouterr().err
 
 
@@ -164,7 +164,7 @@ def test_the_preset_summarize_is_proven_and_trained_on_a_file(
     chatty.chat_template = "{{ strftime_now('%Y') }} {% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     chatty.save_pretrained(model)
     data = f"data={tmp_path / 'texts.jsonl'}"
-    assert validate(["summarize", data, f"model={model}", "max_prompt=96", "max_response=12"]) == 0
+    assert main(["validate", "summarize", data, f"model={model}", "max_prompt=96", "max_response=12"]) == 0
     assert "Another summary:" in capsys.readouterr().out
 
     small = ("backend=transformers", "num_runners=0", "self_test=false", "weights=full", "max_prompt=96", "epochs=1")
@@ -188,7 +188,7 @@ def test_the_preset_dialogue_is_proven_with_a_judge_of_ones_own(
     judge = save_chat_judge(tmp_path / "judge")
     reward = f"reward=cory_env.rewards.preference:score?model={judge}"
     words = [f"data={tmp_path / 'talks.jsonl'}", f"model={judge}", reward, "max_prompt=96", "max_response=12"]
-    assert validate(["dialogue", *words]) == 0
+    assert main(["validate", "dialogue", *words]) == 0
     assert "Another assistant answered:" in capsys.readouterr().out
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.commands import train
 from launch.console.errors import CommandError
 from launch.experiments.search import Search, check_same, resolve_start
 from launch.experiments.space import pin_objective, read_axes
+from launch.main import main
 from launch.models.trained import POLICIES, open_trained
 from launch.run_folder.checkpoints import BEST
 from launch.run_folder.run import Run
@@ -119,5 +119,5 @@ def test_a_run_trains_with_the_date_that_its_folder_keeps(
     monkeypatch.setattr("launch.training.training.train", note)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    assert train.main([*SMALL, f"model={model}", "chat=true", "max_prompt=64", "--out", "run"]) == 0
+    assert main(["train", *SMALL, f"model={model}", "chat=true", "max_prompt=64", "--out", "run"]) == 0
     assert [settings.chat_date for settings in taken] == ["2030-01-01"]

@@ -13,7 +13,7 @@ import torch
 
 from launch.cluster.gpus import check_gpus
 from launch.commands import plan as plan_command
-from launch.commands.train import main
+from launch.main import main
 from policies.cory import CoryConfig
 from policies.generation import installed
 from policies.generation.cuda import DeviceError
@@ -117,7 +117,7 @@ def test_what_is_chosen_is_shown_and_stays_when_processes_elsewhere_read_it(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(CUDA, gpu=True)
-    assert main(["imdb-tiny", "--print-config"]) == 0
+    assert main(["train", "imdb-tiny", "--print-config"]) == 0
     printed = capsys.readouterr().out
     assert "gpus_per_runner: 0.5 " in printed and "gpus_per_learner: 0.5 " in printed
     config = CoryConfig.from_preset("imdb-tiny")

@@ -1,13 +1,15 @@
 """How a command ends: one sentence for what the user can put right, a traceback for defects."""
 
 import errno
+from pathlib import Path
 
 import pytest
 import torch
 
-from launch.commands import train, validate
+from launch.commands import COMMANDS
+from launch.console.cli import parsed, run
 from launch.console.errors import CommandError
-from launch.console.parser import Parser, run
+from launch.main import main
 
 
 def ending(error: Exception) -> int:
@@ -52,31 +54,34 @@ def test_a_lack_of_memory_is_one_sentence_with_what_to_lower(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lr", "1e-5"], "`--lr` is not an option: settings are written as `lr=1e-5`"),
-        (["--lr=1e-5"], "`--lr=1e-5` is not an option: settings are written as `lr=1e-5`"),
-        (["imdb-tiny", "--max-response", "5"], "settings are written as `max_response=5`"),
-        (["lr", "=", "1e-5"], "`lr =` is not an option: settings are written as `lr=1e-5`"),
-        (["lr", "=1e-5"], "settings are written as `lr=1e-5`"),
-        (["--learning-rate", "1"], "Unrecognized arguments: --learning-rate"),
+        (["--lr", "1e-5"], "--lr is not an option. Write settings as lr=1e-5."),
+        (["--lr=1e-5"], "--lr=1e-5 is not an option. Write settings as lr=1e-5."),
+        (["imdb-tiny", "--max-response", "5"], "Write settings as max_response=5."),
+        (["--lr"], "Write settings as lr=VALUE."),
+        (["--learning-rate", "1"], "No such option: --learning-rate"),
+        (["lr", "=", "1e-5"], "One preset or file"),
+        (["--out="], "An argument is empty. Is a shell variable not set?"),
+        (["--out", ""], "An argument is empty. Is a shell variable not set?"),
+        ([""], "An argument is empty. Is a shell variable not set?"),
     ],
 )
-def test_a_setting_that_is_spelled_as_an_option_or_with_spaces_is_refused_with_the_right_spelling(
+def test_a_setting_that_is_spelled_as_an_option_is_refused_with_the_right_spelling(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for main in (train.main, validate.main):
-        with pytest.raises(SystemExit) as raised:
-            main(words)
-        assert raised.value.code == 2 and message in capsys.readouterr().err
+    assert main(["train", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_an_option_s_name_and_words_of_other_commands_are_left_alone() -> None:
-    parser = Parser()
-    parser.add_argument("words", nargs="*", metavar="key=value")
-    parser.add_argument("--seed")
-    assert parser.parse_intermixed_args(["a", "--seed", "3"]).seed == "3"
-    plain = Parser()
-    plain.add_argument("query")
-    assert plain.parse_args(["= 3"]).query == "= 3"
+def test_the_words_of_a_command_are_parsed_without_running_it() -> None:
+    options = parsed("train", ["imdb-tiny", "--out", "runs/a", "lr=1e-5", "-c", "a.yaml", "-c", "b.yaml"])
+    assert (options.words, options.out, options.continue_) == (["imdb-tiny", "lr=1e-5"], "runs/a", False)
+    assert options.config == [Path("a.yaml"), Path("b.yaml")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples_or_a_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"cory {name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), OSError(errno.EBADF, "Bad file descriptor"), KeyError("x")])
