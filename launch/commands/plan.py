@@ -87,7 +87,8 @@ def plan(
     for lack in lacking:
         why = "; ".join(lack.reasons) or "the cluster has no nodes"
         print(f"Lacking: no room for {lack.left} of {counted(lack.kind.count, lack.kind.name)}: {why}.")
-        if gpu and sum(need.total for need in needs[lack.kind.name] if need.device == "cuda") > gpu * lack.kind.gpus:
+    for lack in lacking if gpu else ():
+        if sum(need.total for need in needs[lack.kind.name] if need.device == "cuda") > gpu * lack.kind.gpus:
             print(_what_fits(settings, lack.kind.name, gpu))
     if not lacking and not imagined and "RAY_ADDRESS" not in os.environ:
         check_gpus(settings)
@@ -127,7 +128,7 @@ def _what_fits(settings: Settings, kind: str, room: float) -> str:
         return f"A runner's engines fit on {gpus} with tensor_parallel={parts} gpus_per_runner={parts}."
     shards = memory.least_shards(settings, room)
     if shards is None:
-        return f"Learners fit on no number of {gpus} up to {memory.MOST_SHARDS} for each LLM."
+        return f"Learners fit on no number of {gpus} up to {memory.SPLITS[-1]} for each LLM."
     count = shards * len(settings.modules)
     return f"Learners fit on {gpus} with shards_per_policy={shards} num_learners={count} gpus_per_learner=1."
 

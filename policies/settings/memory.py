@@ -28,7 +28,8 @@ LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0
 """Bytes of a process before it holds a model, as measured (benchmarks/README.md)."""
 NF4 = 0.5
 """Bytes of a weight in 4 bits."""
-MOST_SHARDS = 128
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of devices that a model may be split over."""
 ALLOWANCE = 0.25
 """For what is not counted: buffers, copies on their way, fragments of the heap."""
 NORM, FROZEN_NORM = 8.0, 4.0
@@ -266,7 +267,7 @@ def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
 def least_shards(settings: Settings, room: float) -> int | None:
     """Returns the fewest learners, each with a GPU of so many bytes, that an LLM fits on; None: more than 128."""
     models = shapes(settings.model_copy(update={"shards_per_policy": 2}))  # with the sizes of blocks
-    for shards in range(1, MOST_SHARDS + 1):
+    for shards in SPLITS:
         learners = {"shards_per_policy": shards, "num_learners": shards * len(settings.modules), "gpus_per_learner": 1}
         if learner(settings.model_copy(update=learners), models).total <= room:
             return shards

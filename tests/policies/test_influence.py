@@ -58,6 +58,6 @@ def test_what_does_not_vary_has_no_influence_and_one_response_tells_nothing() ->
 def test_the_probe_plays_two_observers_after_each_of_two_pioneers_and_the_same_again(make_cory: MakeCory) -> None:
     algorithm = make_cory()
     pioneers, observers = measure_influence(algorithm, queries=5)
-    assert pioneers.shape == (5, 2) and observers.shape == (5, 2, 2) and len({*observers.flat}) > 10
+    assert pioneers.shape == (5, 2) and observers.shape == (5, 2, 2) and len({*observers.flat}) > 3
     again = measure_influence(algorithm, queries=5)
     assert np.array_equal(again[0], pioneers) and np.array_equal(again[1], observers)
