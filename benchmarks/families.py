@@ -123,7 +123,7 @@ def _measure_into(name: str, engine: bool, row: str, log: str) -> None:
 
 
 def _import_all() -> None:
-    for module in ("launch.models.export_files", "policies.rllib.causal_lm_module", "peft"):
+    for module in ("launch.models.export", "policies.rllib.causal_lm_module", "peft"):
         importlib.import_module(module)
     for module in ("entrypoints.llm", "v1.engine.core", "v1.worker.cpu_worker", "model_executor.models.transformers"):
         importlib.import_module(f"vllm.{module}")
@@ -171,24 +171,20 @@ def _rounded(value: float | None) -> float | None:
 
 def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> float:
     """Writes a policy that is far from its base as `cory export` does, loads it, and compares the two."""
-    from launch.models.export_files import whole_model, write_weights
-    from launch.models.trained import Trained
+    from launch.models.export import whole_model, write_weights
+    from launch.models.trained import PolicySet
     from policies.learning.rows import make_rows
     from policies.settings.settings import make_settings
 
     learner = make_learner(path, settings)
     moved(learner)
 
-    class Policy(Trained):
-        place = name = origin = "the sweep"
+    def read(llm: str) -> Any:
+        state = learner.state()
+        return {name.removeprefix("lm."): state[name] for name in state if name.startswith("lm.")}
 
-        def _weights(self, llm: str) -> Any:
-            state = learner.state()
-            return {name.removeprefix("lm."): state[name] for name in state if name.startswith("lm.")}
-
-    trained = Policy()
-    trained.settings = make_settings({"model": path, "dtype": "fp32", **settings})
-    trained.update, trained.lines = 1, []
+    own = make_settings({"model": path, "dtype": "fp32", **settings})
+    trained = PolicySet(own, 1, [], ("llm_1",), "the sweep", "the sweep", "the sweep", read)
     model, tensors = whole_model(trained, "llm_1")
     os.makedirs(folder)
     model.save_pretrained(folder, state_dict={})

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from launch.models.trained import Trained, open_trained
+from launch.models.trained import PolicySet, open_trained
 from policies.models.language_model import load_language_model
 
 Vector = npt.NDArray[np.float64]
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     print(json.dumps(found, indent=1))
 
 
-def steps(trained: Trained) -> list[Vector]:
+def steps(trained: PolicySet) -> list[Vector]:
     """Returns the step from the base to each LLM of a run, all weights in one row."""
     base = load_language_model(trained.settings.model_paths[trained.settings.modules[0]]).named_parameters()
     start = {name: parameter.detach().double().numpy() for name, parameter in base}

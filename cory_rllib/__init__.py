@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cory_rllib.runs import Run, load_run, start_ray, train
-    from cory_rllib.use import Standing, evaluate, export, generate
+    from cory_rllib.use import PolicyScores, evaluate, export, generate
     from launch.console.errors import CommandError
     from policies.cory import Cory, CoryConfig
     from policies.report import Report
@@ -34,11 +34,11 @@ __all__ = [
     "CommandError",
     "Cory",
     "CoryConfig",
+    "PolicyScores",
     "Report",
     "Run",
     "Settings",
     "SettingsError",
-    "Standing",
     "evaluate",
     "export",
     "generate",
@@ -56,7 +56,7 @@ _FROM = {
     "Run": "cory_rllib.runs",
     "Settings": "policies.settings.settings",
     "SettingsError": "policies.settings.error",
-    "Standing": "cory_rllib.use",
+    "PolicyScores": "cory_rllib.use",
     "evaluate": "cory_rllib.use",
     "export": "cory_rllib.use",
     "generate": "cory_rllib.use",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from cory_env.home import expand_home
 from launch.cluster import session
-from launch.models.trained import Stored, Trained, open_trained
+from launch.models.trained import PolicySet, open_trained
 from launch.run_folder import environment
 from launch.run_folder.layout import FROM_PYTHON
 from launch.run_folder.records import SampleLine, Update
@@ -82,7 +82,7 @@ class Run:
         """The update of the highest held-out combined reward; None where none was evaluated."""
         return self.directory.best_update()
 
-    def trained(self, checkpoint: str | int | None = None) -> Stored:
+    def trained(self, checkpoint: str | int | None = None) -> PolicySet:
         """What the run had learned at a checkpoint.
 
         Args:
@@ -116,7 +116,7 @@ class Run:
 
 
 def chain_of(
-    policies: Trained, roles: Sequence[str] | None, temperature: float | None, seed: int | None
+    policies: PolicySet, roles: Sequence[str] | None, temperature: float | None, seed: int | None
 ) -> TrainedChain:
     """Loads a chain of policies; what is None is as in training.
 

@@ -13,8 +13,8 @@ from cory_env.tasks import Query
 from cory_env.tasks.task import Split
 from cory_rllib.runs import Run, chain_of, load_run
 from launch.console.errors import CommandError
-from launch.evaluation.figures import Standing, every_k, summarise
-from launch.models.trained import Trained
+from launch.evaluation.figures import PolicyScores, summarise
+from launch.models.trained import PolicySet, policies_of
 from launch.run_folder.records import Answered, Batch
 from policies.models.model_names import AVERAGE
 from policies.settings.settings import make_settings
@@ -22,7 +22,7 @@ from policies.settings.settings import make_settings
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-__all__ = ["Standing", "evaluate", "export", "generate"]
+__all__ = ["PolicyScores", "evaluate", "export", "generate"]
 
 
 def generate(
@@ -52,15 +52,11 @@ def generate(
         CommandError: there is no such run, checkpoint or policy, or prompts need more than a query.
         QueryTooLong: a query does not fit the prompt that the policies were trained with.
     """
-    from launch.models.many import AT_ONCE
-
     texts = [queries] if isinstance(queries, str) else queries
     chain = chain_of(_policies(source, checkpoint), roles, temperature, seed)
     asked = [Query(number, text) for number, text in enumerate(texts)]
-    chain.fits(asked)
-    size = AT_ONCE["transformers"]
-    batches = [asked[start : start + size] for start in range(0, len(asked), size)]
-    return [answered for batch in batches for answered in chain.answer_all([(query, 0) for query in batch])]
+    chain.check(asked)
+    return chain.answer_all([(query, 0) for query in asked])
 
 
 def evaluate(
@@ -72,7 +68,7 @@ def evaluate(
     checkpoint: str | int | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
-) -> dict[str, Standing]:
+) -> dict[str, PolicyScores]:
     """Measures every policy on the bare query, and in each later role of the chain, on queries never trained on.
 
     Of a run also the untouched base, in a folder of the run as `cory evaluate` makes it, from which an evaluation that
@@ -111,7 +107,6 @@ def export(
     checkpoint: str | int | None = None,
     merge: bool = False,
     dtype: Literal["fp32", "bf16"] = "fp32",
-    step_scale: float = 1.0,
 ) -> Path:
     """Writes a policy as a Hugging Face folder, which `transformers` and vLLM load; an adapter as PEFT does.
 
@@ -124,7 +119,6 @@ def export(
         checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest where none was evaluated.
         merge: put the adapter into its base (runs with `weights=lora`).
         dtype: of the weights.
-        step_scale: go so many times as far from the base as training did.
 
     Returns:
         The folder.
@@ -133,25 +127,22 @@ def export(
         CommandError: there is no such run, checkpoint or policy, or the folder is in use or a URI.
         OSError: the folder could not be written.
     """
-    from launch.models.export import export_warnings, free_folder, write
+    from launch.models.export import choose_policy, export_warnings, write
 
-    out = expand_home(str(out))
-    place = free_folder(out)
+    out = Path(expand_home(str(out)))
     policies = _policies(source, checkpoint)
-    name = policies.chosen(policy, "as policy=...")
+    name = choose_policy(policies, policy)
     for text in export_warnings(policies, name):
         warnings.warn(text, stacklevel=2)
-    write(policies, name, place, dtype, merge, step_scale)
-    return Path(out)
+    write(policies, name, out, dtype, merge)
+    return out
 
 
-def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> Trained:
+def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> PolicySet:
     if isinstance(source, Run | str | Path):
         return _run(source).trained(checkpoint)
-    from launch.models.trained import Present
-
     _refuse_checkpoint(checkpoint)
-    return Present(source)
+    return policies_of(source)
 
 
 def _run(source: Run | str | Path) -> Run:
@@ -163,7 +154,7 @@ def _refuse_checkpoint(checkpoint: str | int | None) -> None:
         raise CommandError(f"checkpoint={checkpoint} chooses among those of a run, but this is an algorithm.")
 
 
-def _evaluate_present(algorithm: Cory, queries: int | None, samples: int, split: Split) -> dict[str, Standing]:
+def _evaluate_present(algorithm: Cory, queries: int | None, samples: int, split: Split) -> dict[str, PolicyScores]:
     from launch.evaluation.evaluation import answers, make_plan
 
     task, checkpoint = algorithm.task, (algorithm.updates, Path())
@@ -174,7 +165,7 @@ def _evaluate_present(algorithm: Cory, queries: int | None, samples: int, split:
             average = algorithm.evaluator.average() if AVERAGE in lineup.modules else contextlib.nullcontext()
             with average:
                 batches.append(Batch(batch=len(batches), chains=answers(algorithm, lineup, deals, split)))
-    return summarise(batches, plan.scoring(task.solved_at, every_k(samples, task.solved_at)))
+    return summarise(batches, plan.scoring(task.solved_at))
 
 
 def _evaluate_run(
@@ -185,34 +176,18 @@ def _evaluate_run(
     checkpoint: str | int | None,
     out: str | Path | None,
     quiet: bool,
-) -> dict[str, Standing]:
+) -> dict[str, PolicyScores]:
     from launch.cluster import session
-    from launch.cluster.gpus import check_gpus
-    from launch.console import output
-    from launch.display.terminal import Voice
     from launch.evaluation import evaluation
-    from launch.models.trained import POLICIES
-    from launch.run_folder.sources import sources_of
-    from launch.run_folder.storage import check_place
-    from launch.training import preflight
+    from launch.run_folder.layout import POLICIES
+
+    def warn(text: str) -> None:
+        warnings.warn(text, stacklevel=2)
 
     chosen = run.directory.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
     settings = make_settings({**evaluation.located_settings(run.directory).model_dump(), "min_response": None})
     session.quiet_libraries(debug=True)
-    task, tokenizers = preflight.check(settings)
-    check_gpus(settings)
-    sources = sources_of(settings, task, tokenizers)
-    for text in evaluation.changes_since(run.directory, settings, task, sources):
-        warnings.warn(text, stacklevel=3)
-    plan = evaluation.make_plan(settings, task, sources, split, queries, samples, chosen)
-    scoring = plan.scoring(task.solved_at, every_k(samples, task.solved_at))
-    place = evaluation.own_folder(run.directory, chosen[1], plan.fingerprint) if out is None else expand_home(str(out))
-    check_place(str(place), "evaluation")
-    folder = evaluation.EvaluationFolder(Path(place), plan)
-    voice = Voice(output.own_output(), len(folder.batches.work), done=folder.batches.done, quiet=quiet)
-    if evaluation.evaluate(plan, folder, voice, debug=False):
-        raise KeyboardInterrupt
-    standings, dropped = evaluation.results(plan, scoring, folder, f"cory_rllib.evaluate({run.place!r})")
-    if dropped:
-        warnings.warn(f"The reward failed on {dropped} chains; they are left out.", stacklevel=3)
-    return standings
+    plan = evaluation.plan_evaluation(settings, run.directory, chosen, split, queries, samples, warn)
+    folder = evaluation.default_folder(run.place, run.directory, chosen[1], plan.fingerprint)
+    folder = folder if out is None else Path(expand_home(str(out)))
+    return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.place!r})", quiet=quiet, warn=warn)

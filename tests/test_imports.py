@@ -12,7 +12,7 @@ HOUSE = Path(__file__).parents[1]
 FLOORS = {
     "cory_rllib": ("", "__main__", "worker", "use", "runs"),
     "launch": (
-        *("main", "commands", "report", "experiments", "serving", "harness", "models", "evaluation", "training"),
+        *("main", "commands", "report", "experiments", "serving", "models", "evaluation", "training"),
         *("display", "run_folder", "cluster", "console"),
     ),
     "policies": (

@@ -17,9 +17,6 @@ def export(
         str | None,
         typer.Option(metavar="P", help="Such as llm_1, or `mean`: the mean of all. Needed if there are several."),
     ] = None,
-    step_scale: Annotated[
-        float, typer.Option(metavar="S", help="Scale of training's step: base + S * (policy - base).")
-    ] = 1.0,
     checkpoint: Checkpoint = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapter into its base (weights=lora).")] = False,
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of the weights.")] = "fp32",
@@ -43,31 +40,29 @@ def export(
     Examples:
       cory export runs/demo --policy llm_1 --out my-model
       cory export runs/adapters --policy llm_1 --merge --out my-model
-      cory export runs/demo --policy mean --step-scale 1.15 --out my-model
+      cory export runs/demo --policy mean --out my-model
       cory export runs/demo --policy llm_2 --checkpoint latest --dtype bf16 --out my-model
       cory export runs/demo --policy llm_1 --out my-model --push my-name/my-model --private
     """
     from launch.cluster import session
 
     session.quiet_libraries(debug)  # before the libraries are imported
-    from launch.models.export import export_warnings, free_folder, write
+    from launch.models.export import check_free_folder, choose_policy, export_warnings, write
     from launch.models.trained import open_trained
 
-    place = free_folder(out)
+    check_free_folder(out)
     if private and push is None:
-        raise CommandError("--private is for --push OWNER/NAME.")
-    pushing = None
+        raise CommandError("--private requires --push OWNER/NAME.")
     if push is not None:
-        from launch.models.push import Pushing
+        from launch.models.push import HubModel
 
-        pushing = Pushing(push, private)
+        hub_model = HubModel(push, private)
     trained = open_trained(run, checkpoint)
-    chosen = trained.chosen(policy, "with --policy")
-    for text in export_warnings(trained, chosen):
+    name = choose_policy(trained, policy)
+    for text in export_warnings(trained, name):
         print(f"Warning: {text}", file=sys.stderr)
-    write(trained, chosen, place, dtype, merge, step_scale)
-    megabytes = sum(file.stat().st_size for file in place.iterdir()) / 1e6
-    scale = "" if step_scale == 1 else f", its step from the base × {step_scale:g}"
-    print(f"{out}: {chosen} after update {trained.update}{scale}, {dtype}, {megabytes:,.0f} MB.")
-    if pushing is not None:
-        print(pushing.send(out, f"{chosen} after update {trained.update}, by cory-rllib"))
+    write(trained, name, out, dtype, merge)
+    megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+    print(f"{out}: {name} after update {trained.update}, {dtype}, {megabytes:,.0f} MB.")
+    if push is not None:
+        print(hub_model.send(out, f"{name} after update {trained.update}, by cory-rllib"))

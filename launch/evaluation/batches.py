@@ -58,27 +58,31 @@ class Batches(Generic[T]):
         """What was kept of each batch that is done, in order."""
         return self._journal.read()[1:]
 
-    @property
-    def progress(self) -> str:
-        """How far the work is, for a user who stopped it."""
-        return f"{self.done} of {len(self.work)} batches are kept in {self.path}; the same command goes on from there."
-
     def run(self, do: Callable[[T], Mapping[str, object]], voice: Voice) -> None:
         """Does what is left to do.
 
         Args:
             do: does a batch, and returns what is kept of it.
             voice: shows how far the work is; a step is a batch.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; how much is kept is told before.
         """
         total = len(self.work)
-        voice.set_back(self.done)
         voice.begin()
-        for batch in self.work[self.done :]:
-            self._journal.append({"batch": self.done, **do(batch)})
-            self.done += 1
-            left = voice.advance()
-            if not voice.has_bar and self.done * PROGRESS_LINES // total > (self.done - 1) * PROGRESS_LINES // total:
-                voice.say(f"  {self.done}/{total} batches  {left}")
+        try:
+            for batch in self.work[self.done :]:
+                self._journal.append({"batch": self.done, **do(batch)})
+                self.done += 1
+                left = voice.advance()
+                if (
+                    not voice.has_bar
+                    and self.done * PROGRESS_LINES // total > (self.done - 1) * PROGRESS_LINES // total
+                ):
+                    voice.say(f"  {self.done}/{total} batches  {left}")
+        except KeyboardInterrupt:
+            voice.say(f"{self.done} of {total} batches are kept in {self.path}; the same command continues.", True)
+            raise
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -9,28 +9,30 @@ import contextlib
 import hashlib
 import json
 import zlib
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cory_env.chain import role_names
 from cory_env.tasks import Split, Task
 from launch.cluster import session
+from launch.cluster.gpus import check_gpus
 from launch.console import output
-from launch.console.errors import CommandError, FolderError
-from launch.console.interrupts import Interrupts
+from launch.console.errors import CommandError, make_folder
 from launch.display.terminal import Voice
 from launch.evaluation.batches import Batches
-from launch.evaluation.figures import BASE, Scoring, Standing, summarise
+from launch.evaluation.figures import BASE, PolicyScores, Scoring, summarise
 from launch.run_folder import manifest
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
 from launch.run_folder.journal import replace_text
 from launch.run_folder.locations import NAMED, add_module_folders, located
-from launch.run_folder.locks import folder_watched, lock_folder
+from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import Batch, Evaluation, plain
 from launch.run_folder.run import Run
-from launch.run_folder.sources import SPLITS, Sources, compare, function_names
+from launch.run_folder.sources import SPLITS, Sources, compare, function_names, sources_of
+from launch.run_folder.storage import check_place
+from launch.training import preflight
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.placement import processes
@@ -124,14 +126,39 @@ class Plan(NamedTuple):
             "samples": self.samples,
         }
 
-    def scoring(self, solved_at: float | None, ks: Sequence[int]) -> Scoring:
-        """How its responses are scored; see `Scoring`."""
+    def scoring(self, solved_at: float | None) -> Scoring:
+        """How its responses are scored, with pass@1, 2, 4, … up to the samples; see `Scoring`."""
+        ks = [] if solved_at is None else [2**power for power in range(self.samples.bit_length())]
         return Scoring(self.queries, self.settings.report_kl_coef, solved_at, ks, self.settings.seed)
 
     @property
     def fingerprint(self) -> str:
         """A short name of the identity."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def plan_evaluation(
+    settings: Settings,
+    run: Run | None,
+    checkpoint: tuple[int, Path] | None,
+    split: Split,
+    queries: int | None,
+    samples: int,
+    warn: Callable[[str], None],
+) -> Plan:
+    """Returns the evaluation of a run's checkpoint, or of a model; `warn` is told what is not as in training.
+
+    Raises:
+        CommandError: a setting or file cannot be used, a number is below 1, or the split has no queries.
+        ModelError: there is no such model.
+    """
+    task, tokenizers = preflight.check(settings)
+    settings = settings.with_chat_date()
+    check_gpus(settings)
+    sources = sources_of(settings, task, tokenizers)
+    for text in changes_since(run, settings, task, sources) if run is not None else ():
+        warn(text)
+    return make_plan(settings, task, sources, split, queries, samples, checkpoint)
 
 
 def make_plan(
@@ -157,63 +184,78 @@ def make_plan(
     return Plan(settings, task, sources, split, min(queries or available, available), samples, checkpoint)
 
 
-class EvaluationFolder:
-    """The folder of one evaluation, locked by this process."""
+def evaluate(
+    plan: Plan,
+    path: Path,
+    command: str,
+    *,
+    solved_at: float | None = None,
+    quiet: bool = False,
+    debug: bool = False,
+    warn: Callable[[str], None],
+) -> dict[str, PolicyScores]:
+    """Plays what is not yet played, and writes `evaluation.json`.
 
-    def __init__(self, path: Path, plan: Plan) -> None:
-        """Makes the folder, or takes one in which the same evaluation was begun.
-
-        Raises:
-            CommandError: it holds something else, another process has it, or it cannot be made.
-        """
-        self.path = path
-        self.results = path / "evaluation.json"
-        self.log = path / "log.txt"
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CommandError(f"The folder {path} cannot be made: {error.strerror}.") from error
-        self._lock = lock_folder(path)
-        responses = path / "responses.jsonl"
-        if not responses.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
-            raise CommandError(f"{path} is not empty: empty it, or name another folder with --out.")
-        self.identity = plan.identity()  # once: a run that still trains may drop the checkpoint later
-        self.batches = Batches(responses, self.identity, plan.batches())
-
-
-def evaluate(plan: Plan, folder: EvaluationFolder, voice: Voice, *, debug: bool) -> int:
-    """Plays what is not yet played.
+    Args:
+        plan: what is evaluated.
+        path: the evaluation's folder, new or empty, or one in which the same evaluation was begun.
+        command: that asked for it.
+        solved_at: the task reward from which a response is correct; None: the task's.
+        quiet: show no progress.
+        debug: let libraries print.
+        warn: takes what the user should know.
 
     Returns:
-        0; 128 + the number of the signal that stopped it.
+        By label, the figures of each policy in each role.
 
     Raises:
-        FolderError: the folder was renamed or removed.
+        CommandError: the folder holds something else, another process has it, it cannot be made, or the reward failed
+            on every response.
+        KeyboardInterrupt: Ctrl-C; what is done is kept.
     """
-    if folder.batches.done == len(folder.batches.work):
-        return 0
-    interrupts = Interrupts(lambda: None)
-    try:
-        with contextlib.ExitStack() as around:
-            around.enter_context(folder_watched(folder.path, lambda path: f"What was done is in {path}."))
-            if not debug:
-                around.enter_context(output.output_into(folder.log))
-            around.enter_context(output.warnings_told(lambda text: voice.say(text, True)))
-            around.enter_context(voice)
-            around.enter_context(interrupts)
-            voice.stage("Starting Ray")
-            around.enter_context(session.ray_session(processes(plan.settings), debug))
-            interrupts.install()  # Ray took SIGTERM
-            _play(plan, folder.batches, voice)
-    except KeyboardInterrupt:
-        voice.say(f"Aborted. {folder.batches.progress}", True)
-        return interrupts.exit_code
-    except FolderError:
-        raise
-    except Exception as error:
-        error.add_note(folder.batches.progress)
-        raise
-    return 0
+    check_place(str(path), "evaluation")
+    make_folder(path)
+    responses = path / "responses.jsonl"
+    if not responses.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+        raise CommandError(f"{path} is not empty: empty it, or name another folder with --out.")
+    identity = plan.identity()  # once: a run that still trains may drop the checkpoint later
+    with lock_folder(path):
+        batches = Batches(responses, identity, plan.batches())
+        voice = Voice(output.own_output(), len(batches.work), done=batches.done, quiet=quiet, bar=not debug)
+        voice.say(
+            f"Folder: {path}" + (f" ({batches.done} of {len(batches.work)} batches are done)" * bool(batches.done))
+        )
+        if batches.done < len(batches.work):
+            with contextlib.ExitStack() as stack:
+                if not debug:
+                    stack.enter_context(output.output_into(path / "log.txt"))
+                stack.enter_context(output.warnings_told(lambda text: voice.say(text, True)))
+                stack.enter_context(voice)
+                voice.stage("Starting Ray")
+                stack.enter_context(session.ray_session(processes(plan.settings), debug))
+                _play(plan, batches, voice)
+        results = cast(list[Batch], batches.results)
+        scoring = plan.scoring(plan.task.solved_at if solved_at is None else solved_at)
+        scores = summarise(results, scoring)
+        if not scores:
+            raise CommandError("The reward failed on every response, so there is nothing to show. Correct the reward.")
+        asked = len(plan.lineups) * plan.queries * plan.samples
+        if dropped := asked - sum(len(batch["chains"]) for batch in results):
+            warn(f"The reward failed on {dropped} of {asked} chains; they are left out.")
+        record = {
+            "command": command,
+            "versions": versions(),
+            **identity,
+            "names": {key: getattr(plan.settings, key) for key in BY_CONTENT},
+            "scoring": scoring._asdict(),
+            "dropped": dropped,
+            "rows": {
+                label: {**each, "figures": {name: figure._asdict() for name, figure in each["figures"].items()}}
+                for label, each in scores.items()
+            },
+        }
+        replace_text(path / "evaluation.json", json.dumps(plain(record), indent=1, ensure_ascii=False) + "\n")
+    return scores
 
 
 def _play(plan: Plan, batches: Batches[Work], voice: Voice) -> None:
@@ -259,46 +301,12 @@ def answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], spli
     return measure_chains(algo, mapping, lineup.names, [Deal(query, sample) for query, sample in deals], split)
 
 
-def results(plan: Plan, scoring: Scoring, folder: EvaluationFolder, command: str) -> tuple[dict[str, Standing], int]:
-    """Writes `evaluation.json`.
-
-    Args:
-        plan: was played to the end.
-        scoring: how.
-        folder: where.
-        command: that asked for it.
-
-    Returns:
-        Who stands where, and how many chains were dropped because their reward failed.
-
-    Raises:
-        CommandError: all were.
-    """
-    batches = cast(list[Batch], folder.batches.results)
-    standings = summarise(batches, scoring)
-    if not standings:
-        raise CommandError("The reward failed on every response, so there is nothing to show. Correct the reward.")
-    dropped = len(plan.lineups) * plan.queries * plan.samples - sum(len(batch["chains"]) for batch in batches)
-    found: dict[str, Any] = {
-        "command": command,
-        "versions": versions(),
-        **plan.identity(),
-        "names": {key: getattr(plan.settings, key) for key in BY_CONTENT},
-        "scoring": scoring._asdict(),
-        "dropped": dropped,
-        "rows": {
-            label: {**each, "figures": {name: figure._asdict() for name, figure in each["figures"].items()}}
-            for label, each in standings.items()
-        },
-    }
-    replace_text(folder.results, json.dumps(plain(found), indent=1, ensure_ascii=False) + "\n")
-    return standings, dropped
-
-
-def own_folder(run: Run, checkpoint: Path, name: str) -> Path:
-    """Returns the folder of a named evaluation of a checkpoint: in the run's, or here if that is in storage."""
-    name = f"{checkpoint.name}-{name}"
-    return Path("evaluations", f"{run.path.name}-{name}") if run.storage is not None else run.path / "evaluation" / name
+def default_folder(target: str, run: Run | None, checkpoint: Path | None, fingerprint: str) -> Path:
+    """Returns the folder of an evaluation: in the run's, or here if that is in storage or a model is evaluated."""
+    name = fingerprint if checkpoint is None else f"{checkpoint.name}-{fingerprint}"
+    if run is not None and run.storage is None:
+        return run.path / "evaluation" / name
+    return Path("evaluations", f"{Path(target).resolve().name}-{name}")
 
 
 def located_settings(run: Run, given: Container[str] = ()) -> Settings:

@@ -1,4 +1,4 @@
-"""From an evaluation's responses to its figures, and the table of them. Pure functions of what was recorded."""
+"""From an evaluation's responses to its figures, and the tables of them. Pure functions of what was recorded."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +11,13 @@ from cory_env.chain import role_names
 from launch.display.statistics import Estimate, column_cis, mean_ci
 from launch.display.tables import FIGURES, shown, table
 from launch.run_folder.records import Batch, Evaluation
-from policies.models.model_names import AVERAGE
 
 AMOUNTS = ("kl", "response_length")
 """Figures of which 0 or 1 is so many nats or tokens, never a no or a yes."""
 REWARDS = ("task_reward", "combined_reward")
 """Figures that may be a no or a yes, if the task's reward is; all that are neither are shares, from 0 to 1."""
-BASE, ALL = "base", "all"
-"""Whose figures those are that are of no trained policy, or of every one; `AVERAGE` is none of these. Where LLMs start
-from different models, `base of llm_1` and others."""
-PIONEER = role_names(1)[0]
-GAP = 3
-"""Between two columns: the padding of both, and their border, which is a space."""
+BASE = "base"
+"""What the untrained model is called; where LLMs start from different models, `base of llm_1` and others."""
 
 
 class Scoring(NamedTuple):
@@ -44,58 +39,38 @@ class Scoring(NamedTuple):
         return [*FIGURES, *(f"pass@{k}" for k in self.ks)]
 
 
-def every_k(samples: int, solved_at: float | None) -> list[int]:
-    """Returns the k of pass@k where nobody asked for others: 1, 2, 4, … up to the samples."""
-    return [] if solved_at is None else [2**power for power in range(samples.bit_length())]
-
-
-class Standing(TypedDict):
-    """The figures of one policy in one role, or of all policies in it."""
+class PolicyScores(TypedDict):
+    """The figures of one policy in one role."""
 
     policy: str
-    """`all`: all policies together, whose figures are each query's means over them."""
     role: str
     after: str | None
     """In a chain of two, the policy whose response it saw; else None."""
     figures: dict[str, Estimate]
 
 
-def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, Standing]:
-    """Returns who stands where, by label: all policies on the bare query, as pioneers answer it, then in later roles.
+def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, PolicyScores]:
+    """Returns the figures by label: all policies on the bare query, as pioneers answer it, then in later roles.
 
-    Every figure is computed per query, from all responses to it, and averaged over queries. In a chain of three or more
-    each later role has an entry for all its policies together too.
+    Every figure is computed per query, from all responses to it, and averaged over queries.
     """
-    answers: dict[int, dict[str, dict[int, list[Evaluation]]]] = {}
-    after: dict[str, str] = {}
-    longest = 0
-    for batch in batches:
-        for chain in batch["chains"]:
-            longest = max(longest, len(chain))
-            for position, response in enumerate(chain):
-                of_policy = answers.setdefault(position, {}).setdefault(response["policy"], {})
-                of_policy.setdefault(response["query"], []).append(response)
-                if position == 1:
-                    after[response["policy"]] = chain[0]["policy"]
-    standings: dict[str, Standing] = {}
-    values: list[np.ndarray] = []
-    for position, role in enumerate(role_names(longest) if longest else ()):
-        found = {
-            policy: np.array([of_query(of_policy.get(query, []), scoring) for query in range(scoring.queries)])
-            for policy, of_policy in answers[position].items()
-        }
-        together = [figures for policy, figures in found.items() if policy != AVERAGE and not policy.startswith(BASE)]
-        if position > 0 and longest > 2 and together:
-            found[ALL] = np.mean(together, axis=0)  # NaN where any policy lacks it, as all means over policies
-        for policy, figures in found.items():
-            before = after[policy] if position == 1 and longest == 2 else None
-            label = policy if position == 0 else f"{policy} as {role}" if before is None else f"{policy} after {before}"
-            standings[label] = Standing(policy=policy, role=role, after=before, figures={})
-            values.append(figures)
-    estimates = iter(_estimates(np.hstack(values), scoring)) if values else iter(())
-    for standing in standings.values():
-        standing["figures"] = {name: next(estimates) for name in scoring.names}
-    return standings
+    chains = [chain for batch in batches for chain in batch["chains"]]  # all of one length
+    scores: dict[str, PolicyScores] = {}
+    responses: dict[str, dict[int, list[Evaluation]]] = {}
+    for position, role in enumerate(role_names(len(chains[0])) if chains else ()):
+        for chain in chains:
+            policy = chain[position]["policy"]
+            after = chain[0]["policy"] if position == 1 and len(chain) == 2 else None
+            label = f"{policy} after {after}" if after else f"{policy} as {role}" if position else policy
+            scores.setdefault(label, PolicyScores(policy=policy, role=role, after=after, figures={}))
+            responses.setdefault(label, {}).setdefault(chain[position]["query"], []).append(chain[position])
+    if scores:
+        queries = range(scoring.queries)
+        values = [[of_query(found.get(query, []), scoring) for query in queries] for found in responses.values()]
+        estimates = iter(_estimates(np.hstack(values), scoring))
+        for policy_scores in scores.values():
+            policy_scores["figures"] = {name: next(estimates) for name in scoring.names}
+    return scores
 
 
 def _estimates(values: np.ndarray, scoring: Scoring) -> list[Estimate]:
@@ -137,36 +112,16 @@ def of_query(responses: Sequence[Evaluation], scoring: Scoring) -> list[float]:
     return figures
 
 
-def tables(standings: Mapping[str, Standing], names: Sequence[str], width: int) -> list[Table]:
-    """Returns the figures as tables of at most `width` characters, as many as that takes.
-
-    Of a later role in a chain of three or more they show the base and all policies together, not each.
-    """
-    standings = {
-        label: each
-        for label, each in standings.items()
-        if each["role"] == PIONEER
-        or each["after"] is not None
-        or each["policy"] == ALL
-        or each["policy"].startswith(BASE)
-    }
-    blocks: list[dict[str, list[str]]] = []
-    room = 0
-    for name in names:
-        heading, pattern = shown(name)
-        cells = [each["figures"][name].shown(pattern) for each in standings.values()]
-        needed = GAP + max(len(text) for text in (heading, *cells))
-        if needed > room:
-            blocks.append({})
-            room = width - max(len(label) for label in standings)
-        room -= needed
-        blocks[-1][heading] = cells
-    made = []
-    for block in blocks:
-        made.append(table([""], list(block)))
-        for row in zip(standings, *block.values(), strict=True):
-            made[-1].add_row(*row)
-    return made
+def tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> list[Table]:
+    """Returns the figures as a table per role: a row per figure, a column per policy."""
+    tables = []
+    for role in dict.fromkeys(each["role"] for each in scores.values()):
+        of_role = {label: each["figures"] for label, each in scores.items() if each["role"] == role}
+        tables.append(table([role], list(of_role)))
+        for name in names:
+            heading, pattern = shown(name)
+            tables[-1].add_row(heading, *(figures[name].shown(pattern) for figures in of_role.values()))
+    return tables
 
 
 def pass_at_k(correct: int, samples: int, k: int) -> float:

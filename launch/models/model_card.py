@@ -11,8 +11,7 @@ from transformers.utils import cached_file
 
 from cory_env.pickled import shown as without_code
 from launch.display.tables import shown, written
-from launch.models.export_files import base_name
-from launch.models.trained import Trained
+from launch.models.trained import PolicySet
 from launch.run_folder.manifest import own_version
 from launch.run_folder.records import Figures
 from launch.run_folder.sources import task_alone
@@ -26,7 +25,7 @@ TEMPLATE = Path(__file__).with_suffix(".md")
 """The card's text, as a Jinja template."""
 
 
-def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool = False, step: float = 1.0) -> str:
+def model_card(trained: PolicySet, policy: str, warnings: list[str], adapter: bool = False) -> str:
     """Returns the card as Markdown, with the header that model hubs read.
 
     Args:
@@ -34,7 +33,6 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         policy: one of its policies, or the `AVERAGE` of them.
         warnings: the health warnings that stood for it.
         adapter: it is an adapter alone, without its base.
-        step: of the way from the base to the policy.
     """
     settings, base, lora = trained.settings, trained.base(policy), trained.lora(policy)
     system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
@@ -45,14 +43,13 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         policy=policy,
         run=trained.name,
         base_model=Path(base).name if Path(base).is_dir() else base,
-        base_path=base_name(trained, policy),
+        base_path=base_path(trained, policy),
         updates=trained.update,
         version=own_version(),
         llms=settings.modules,
         teams=len(settings.modules) // settings.num_agents,
         averaging=_averaging(settings),
         is_mean=policy == AVERAGE,
-        step=step,
         warnings=warnings,
         adapter=adapter,
         lora=lora,
@@ -61,11 +58,17 @@ def model_card(trained: Trained, policy: str, warnings: list[str], adapter: bool
         rank_limit=room(lora) if lora and lora.rank <= MOST else None,
         messages=[*system, {"role": "user", "content": "PROMPT"}],
         prompts=_prompts(trained),
-        results=_results(trained, policy, step),
+        results=_results(trained, policy),
         origin=_block(without_code(trained.origin)),
         settings=_block(write_yaml(_training(settings)), "yaml"),
     )
     return str(card)
+
+
+def base_path(trained: PolicySet, policy: str) -> str:
+    """Returns where a policy's base is: a hub id, or a folder whatever folder one is in."""
+    path = model_path(trained.base(policy))
+    return str(Path(path).resolve()) if Path(path).is_dir() else path
 
 
 def _training(settings: Settings) -> dict[str, object]:
@@ -109,7 +112,7 @@ def _averaging(settings: Settings) -> str:
     return f"move {share}to the mean of their weights every {settings.average_period} updates"
 
 
-def _prompts(trained: Trained) -> str:
+def _prompts(trained: PolicySet) -> str:
     """Returns the templates that the policy was trained with; those of a task are known only where its data is."""
     settings = trained.settings
     try:
@@ -122,10 +125,8 @@ def _prompts(trained: Trained) -> str:
     return "\n\n".join(f"As {role}:\n{_block(text)}" for role, text in prompts.items())
 
 
-def _results(trained: Trained, policy: str, step: float) -> str:
+def _results(trained: PolicySet, policy: str) -> str:
     """Returns the policy's figures: alone on held-out queries, before and after, and in its last update."""
-    if step != 1:
-        return "None: the run evaluated no policy at this step from the base. `cory evaluate FOLDER` can."
     columns: dict[str, Figures] = {}
     evaluated = [line for line in trained.lines if policy in line.get("evaluation", {})]
     for line in (evaluated[0], evaluated[-1]) if evaluated else ():

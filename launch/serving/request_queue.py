@@ -59,25 +59,17 @@ class RequestQueue:
         """Starts the thread."""
         self._backend = backend
         self._new: queue.SimpleQueue[GenerationRequest | None] = queue.SimpleQueue()
-        self._open: set[GenerationRequest] = set()
-        self._refusal: Exception | None = None
-        self._failed = False
+        self.healthy = True
+        """Whether the backend did its last step without an error."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the backend did its last step without an error."""
-        return self._thread.is_alive() and not self._failed
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[list[int], None]:
         """Yields a response's tokens as they come. Closing the generator cancels the request.
 
         Raises:
-            Exception: the backend's, or what `refuse` was given.
+            Exception: the backend's.
         """
-        if self._refusal is not None:
-            raise self._refusal
         loop = asyncio.get_running_loop()
         items: asyncio.Queue[Item] = asyncio.Queue()
 
@@ -86,7 +78,6 @@ class RequestQueue:
                 loop.call_soon_threadsafe(items.put_nowait, item)
 
         request.put = put
-        self._open.add(request)
         self._new.put(request)
         try:
             while (item := await items.get()) is not None:
@@ -94,14 +85,7 @@ class RequestQueue:
                     raise item
                 yield item
         finally:
-            self._open.discard(request)
             request.done = True
-
-    def refuse(self, error: Exception) -> None:
-        """Ends all requests with an error, also those that come later. Called from the event loop."""
-        self._refusal = error
-        for request in self._open:
-            request.finish(error)
 
     def close(self) -> None:
         """Lets the thread end after its present step, and frees the models."""
@@ -120,8 +104,8 @@ class RequestQueue:
                 return
             pending = [request for request in pending if not request.done] + new
             try:
-                busy, self._failed = self._backend.step(new), False
+                busy, self.healthy = self._backend.step(new), True
             except Exception as error:  # those who wait are told, and others may come
-                busy, self._failed = False, True
+                busy, self.healthy = False, False
                 for request in pending:
                     request.finish(error)

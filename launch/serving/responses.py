@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query
+from launch.serving.protocol import ChatRequest, Request, RequestError
 from launch.serving.request_queue import GenerationRequest, RequestQueue
 from policies.generation.generator import EVALUATION_STREAM, sampling_seed
 from policies.generation.token_stream import Detokenizer
@@ -44,8 +47,6 @@ class Choice:
     """Its number draws the samples."""
     prompt: Sequence[int] | None = None
     """Token ids to continue as they are; None: the query is put into the run's template."""
-    shares_prompt: bool = False
-    """Its first prompt is that of the choice before it, and not counted again."""
     drafts: list[dict[str, str]] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
@@ -56,23 +57,44 @@ class Choice:
 
 Piece = tuple[Choice, str]
 """A piece of a choice's text; the first one is empty, and the drafts are complete then."""
-Emit = Callable[[Piece], None]
 
 
-async def respond(queue: RequestQueue, model: ServedModel, params: SamplingParams, choice: Choice, emit: Emit) -> None:
-    """Lets a model answer, as `cory generate` does, and keeps the choice up to date.
+async def respond(
+    queue: RequestQueue, model: ServedModel, params: SamplingParams, choices: Sequence[Choice]
+) -> AsyncGenerator[Piece, None]:
+    """Lets a model write all choices at once, as `cory generate` does; yields their last responses in pieces.
 
-    Args:
-        queue: generates.
-        model: answers.
-        params: how.
-        choice: what is asked, and what comes.
-        emit: takes the last response in pieces.
+    Closing the generator cancels what is not written.
 
     Raises:
-        QueryTooLong: a prompt does not fit.
-        Exception: of the queue.
+        RequestError: a prompt is empty.
+        PromptError: a prompt does not fit, or holds a token that the model has no embedding for.
+        Exception: of the queue. The first one ends all.
     """
+    pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+
+    async def write() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice in choices:
+                    group.create_task(_respond(queue, model, params, choice, pieces.put_nowait))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            pieces.put_nowait(None)
+
+    task = asyncio.create_task(write())
+    try:
+        while (piece := await pieces.get()) is not None:
+            yield piece
+        await task
+    finally:
+        task.cancel()
+
+
+async def _respond(
+    queue: RequestQueue, model: ServedModel, params: SamplingParams, choice: Choice, emit: Callable[[Piece], None]
+) -> None:
     episode = ChainEpisode(model.chain, choice.query)
     for position, policy in enumerate(model.policies):
         is_last = position == len(model.policies) - 1
@@ -85,34 +107,23 @@ async def respond(queue: RequestQueue, model: ServedModel, params: SamplingParam
             sampling_seed(params.seed, EVALUATION_STREAM, choice.query.id, position),
             chain.stop_token_ids,
         )
-        if position or not choice.shares_prompt:
-            choice.prompt_tokens += len(request.prompt)
+        if not request.prompt:
+            raise RequestError("The prompt is empty.")
+        choice.prompt_tokens += len(request.prompt)
+        detokenizer = Detokenizer(chain.decode_whole, [*params.stops, *chain.stops] if is_last else ())
         if is_last:
-            await _write_last(
-                queue, request, Detokenizer(chain.decode_whole, [*params.stops, *chain.stops]), choice, emit
-            )
-            return
-        tokens: list[int] = []
+            emit((choice, ""))
         async with aclosing(queue.generate(request)) as steps:
-            async for new in steps:
-                tokens += new
-        choice.completion_tokens += len(tokens)
-        episode.respond({"tokens": tokens, "length": len(tokens)})
-        role = model.chain.roles[position]
-        choice.drafts.append({"role": role, "policy": policy, "content": episode.completions[-1]})
-
-
-async def _write_last(
-    queue: RequestQueue, request: GenerationRequest, detokenizer: Detokenizer, choice: Choice, emit: Emit
-) -> None:
-    emit((choice, ""))
-    async with aclosing(queue.generate(request)) as steps:
-        async for tokens in steps:
-            choice.completion_tokens += len(tokens)
-            if piece := detokenizer.add(tokens):
-                emit((choice, piece))
-            if detokenizer.stopped:
-                break
+            async for tokens in steps:
+                choice.completion_tokens += len(tokens)
+                if (piece := detokenizer.add(tokens)) and is_last:
+                    emit((choice, piece))
+                if detokenizer.stopped:
+                    break
+        if not is_last:
+            episode.respond({"tokens": detokenizer.tokens, "length": len(detokenizer.tokens)})
+            role = model.chain.roles[position]
+            choice.drafts.append({"role": role, "policy": policy, "content": episode.completions[-1]})
     if piece := detokenizer.end():
         emit((choice, piece))
     choice.text = detokenizer.text
@@ -120,32 +131,48 @@ async def _write_last(
     choice.finish_reason = "stop" if ended else "length"
 
 
-async def respond_all(
-    queue: RequestQueue, model: ServedModel, params: SamplingParams, choices: Sequence[Choice], emit: Emit
-) -> None:
-    """Writes all choices at once, as `respond`.
+class Reply:
+    """The shapes of the responses to a request, whole or in chunks."""
 
-    Raises:
-        Exception: the first that one of them raised; it ends the others.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            for choice in choices:
-                group.create_task(respond(queue, model, params, choice, emit))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    def __init__(self, request: Request) -> None:
+        """Draws an id."""
+        self._is_chat = isinstance(request, ChatRequest)
+        self._head = {
+            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": request.model,
+        }
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Returns what is not streamed."""
+        entries = [
+            {**self._entry(choice, "message", choice.text, opens=True), "finish_reason": choice.finish_reason}
+            for choice in choices
+        ]
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        return {**self._head, "object": kind, "choices": entries, "usage": _usage(choices)}
+
+    def chunk(self, choice: Choice, piece: str | None) -> dict[str, Any]:
+        """Returns a piece of a choice; the empty one opens it and brings the drafts, None ends it."""
+        entry = self._entry(choice, "delta", piece, opens=piece == "")
+        return self._chunk({**entry, "finish_reason": choice.finish_reason if piece is None else None})
+
+    def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Returns the chunk after all choices."""
+        return {**self._chunk(), "usage": _usage(choices)}
+
+    def _entry(self, choice: Choice, chat_field: str, text: str | None, opens: bool) -> dict[str, Any]:
+        drafts = {"drafts": choice.drafts} if opens and choice.drafts else {}
+        if not self._is_chat:
+            return {"index": choice.index, "text": text or "", **drafts}
+        content = {} if text is None else {"content": text}
+        return {"index": choice.index, chat_field: {**({"role": "assistant"} if opens else {}), **content, **drafts}}
+
+    def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
+        return {**self._head, "object": kind, "choices": list(choices)}
 
 
-async def pieces(
-    write: Callable[[Emit], Coroutine[None, None, None]],
-) -> AsyncGenerator[Piece, None]:
-    """Yields what a coroutine emits, and then raises what it raised. Closing the generator cancels it."""
-    emitted: asyncio.Queue[Piece | None] = asyncio.Queue()
-    task = asyncio.create_task(write(emitted.put_nowait))
-    task.add_done_callback(lambda _: emitted.put_nowait(None))
-    try:
-        while (piece := await emitted.get()) is not None:
-            yield piece
-        await task
-    finally:
-        task.cancel()
+def _usage(choices: Sequence[Choice]) -> dict[str, int]:
+    read, written = sum(choice.prompt_tokens for choice in choices), sum(choice.completion_tokens for choice in choices)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

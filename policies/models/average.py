@@ -48,13 +48,3 @@ def stacked(adapters: Sequence[Weights]) -> LazyWeights:
 def stacked_lora(lora: Lora, count: int) -> Lora:
     """Returns what the `stacked` adapter of `count` is like: of their scale, alpha / rank."""
     return lora._replace(rank=count * lora.rank, alpha=count * lora.alpha)
-
-
-def scaled(adapter: Weights, step: float) -> LazyWeights:
-    """Returns an adapter that is so many times as far away from its base."""
-
-    def make(name: str) -> np.ndarray:
-        array = np.array(adapter[name])
-        return array * np.float32(step) if ".lora_B." in name else array
-
-    return LazyWeights(shapes(adapter), make)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.evaluate import _parser, _run_in, _settings
+from launch.commands.evaluate import _run_in, _settings
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Lineup, Plan
 from launch.main import main
@@ -26,13 +26,13 @@ def run(tmp_path: Path) -> Run:
     return made
 
 
-def settings(*words: str, run: Run | None = None) -> Settings:
-    return _settings(_parser().parse_intermixed_args([str(run.path) if run else "./model", *words]), run)
+def settings(*words: str, run: Run | None = None, agents: int | None = None) -> Settings:
+    return _settings(str(run.path) if run else "./model", run, words, agents)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Checks that the command was refused with one sentence, and returns it."""
-    assert main(list(words)) == 2
+    assert main(["evaluate", *words]) == 2
     message = capsys.readouterr().err
     assert message.startswith("Error: ") and message.count("\n") == 1
     return message
@@ -48,13 +48,13 @@ def test_a_model_is_evaluated_alone_with_the_default_presets_settings() -> None:
 
 
 def test_policies_may_play_a_chain_of_another_length_than_they_were_trained_in(run: Run) -> None:
-    longer = settings("--agents", "6", run=run)
+    longer = settings(agents=6, run=run)
     assert (longer.num_agents, longer.modules) == (6, SETTINGS.modules) and len(longer.modules) == 3
-    alone = settings("--agents", "2")
+    alone = settings(agents=2)
     assert (alone.num_agents, alone.modules) == (2, ("llm_1",))
     with pytest.raises(SettingsError, match="num_policies=3 LLMs cannot play num_agents=4 roles"):
-        settings("--agents", "4", run=run)
-    assert settings("--agents", "1", run=run).num_agents == 1  # three teams of one
+        settings(agents=4, run=run)
+    assert settings(agents=1, run=run).num_agents == 1  # three teams of one
 
 
 def test_so_many_queries_at_once_as_are_asked_for_or_the_next_that_every_team_gets_as_many_of(tmp_path: Path) -> None:
@@ -67,13 +67,6 @@ def test_so_many_queries_at_once_as_are_asked_for_or_the_next_that_every_team_ge
 @pytest.mark.parametrize("word", ["model=./other", "num_agents=2", "weights=full"])
 def test_what_the_policies_are_cannot_be_changed(capsys: pytest.CaptureFixture[str], run: Run, word: str) -> None:
     assert f"`{word.partition('=')[0]}` cannot be set here" in refused(capsys, str(run.path), word)
-
-
-def test_a_file_of_settings_changes_all_but_what_the_policies_are(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("model: ./other\nnum_agents: 2\ntemperature: 0.5\nmax_response: 4\n")
-    found = settings("-c", str(file), "max_response=5", run=run)
-    assert (found.model, found.num_agents, found.temperature, found.max_response) == ("./mine", 3, 0.5, 5)
 
 
 def test_one_file_of_data_is_evaluated_whole_whatever_the_run_held_out(tmp_path: Path) -> None:
@@ -89,10 +82,9 @@ def test_another_task_leaves_the_runs_data_and_prompts_behind(tmp_path: Path) ->
     own = Settings(task="custom", data="train.csv", reward="mine:score", temperature=0.5)
     run = record(tmp_path / "run", own)
     found = settings("task=imdb", "max_response=7", run=run)
-    assert found == settings("--task", "imdb", "max_response=7", run=run)
     assert (found.task, found.data, found.reward, found.temperature) == ("imdb", None, None, 0.5)
     with pytest.raises(CommandError, match=r"How long may responses to task imdb be\? Add max_response=TOKENS"):
-        settings("--task", "imdb", run=run)
+        settings("task=imdb", run=run)
 
 
 def test_data_takes_the_place_of_queries_that_a_task_draws(tmp_path: Path) -> None:
@@ -134,14 +126,6 @@ def test_a_target_is_a_run_a_model_or_refused(run: Run, tmp_path: Path) -> None:
             _run_in(target)
 
 
-def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_both_said(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert main(["evaluate", "nosuch", "--quiet"]) == 2
-    assert capsys.readouterr().err.endswith("There is no folder nosuch here, so it was taken for a model on the hub.\n")
-
-
 def test_a_checkpoint_that_is_missing_or_damaged_is_refused(capsys: pytest.CaptureFixture[str], run: Run) -> None:
     assert "no checkpoint `7`. It has: latest (6), 6." in refused(capsys, str(run.path), "--checkpoint", "7")
     weights = f"{POLICIES}/llm_1/weights"
@@ -154,11 +138,6 @@ def test_a_checkpoint_that_is_missing_or_damaged_is_refused(capsys: pytest.Captu
 def write_weights(file: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text("whole")
-
-
-def test_numbers_of_samples_must_be_above_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", "imdb-gpt2-tiny", "--k", "1,0"]) == 2
-    assert "it is 0, but must be a whole number, 1 or more" in capsys.readouterr().err
 
 
 def plan(chosen: Settings, trained: bool = True) -> Plan:

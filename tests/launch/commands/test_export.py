@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from launch.main import main
-from launch.models.export_files import whole_model
+from launch.models.export import whole_model
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from policies.learning.rows import make_rows
 from policies.settings.settings import Settings
-from tests.launch.conftest import mount, read_policy, record, write_policies
+from tests.launch.conftest import read_policy, record, write_policies
 
 TEXT = "This movie is a wonderful film, and I liked it."
 
@@ -175,15 +175,15 @@ def test_llms_of_different_models_have_no_mean(
     two_models_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, told in (
-        ([], "Which policy? Name it with --policy: llm_1, llm_2.\n"),
-        (["--policy", "mean"], "has no mean of LLMs: its LLMs start from different models"),
+        ([], "Which policy? Name one of: llm_1, llm_2.\n"),
+        (["--policy", "mean"], "no policy `llm_mean`. Its policies are: llm_1, llm_2, mean."),
     ):
         assert main(["export", str(two_models_run.path), *words, "--out", str(tmp_path / "out")]) == 2
         assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_the_mean_of_all_policies_is_exported_and_any_policy_at_a_longer_step_from_the_base(
+def test_the_mean_of_all_policies_is_exported(
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = {}
@@ -192,32 +192,27 @@ def test_the_mean_of_all_policies_is_exported_and_any_policy_at_a_longer_step_fr
         "2": ["--policy", "llm_2"],
         "mean": ["--policy", "mean"],
         "named": ["--policy", "llm_mean"],
-        "far": ["--policy", "mean", "--step-scale", "1.5"],
-        "far 2": ["--policy", "llm_2", "--step-scale", "1.5"],
     }.items():
         assert main(["export", str(policies_run.path), *words, "--out", str(tmp_path / name)]) == 0
         models[name] = AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
-    assert f"{tmp_path / 'far'}: llm_mean after update 5, its step from the base × 1.5, fp32" in capsys.readouterr().out
+    assert f"{tmp_path / 'mean'}: llm_mean after update 5, fp32" in capsys.readouterr().out
     base = AutoModelForCausalLM.from_pretrained(DEFAULT_TOKENIZER).state_dict()
-    for key, start in base.items():
+    for key, _start in base.items():
         middle = (models["1"][key] + models["2"][key]) / 2
         torch.testing.assert_close(models["mean"][key], middle, rtol=0, atol=0)
         torch.testing.assert_close(models["named"][key], middle, rtol=0, atol=0)
-        torch.testing.assert_close(models["far"][key], start + 1.5 * (middle - start))
-        torch.testing.assert_close(models["far 2"][key], start + 1.5 * (models["2"][key] - start))
     assert any(not torch.equal(models["mean"][key], start) for key, start in base.items())
-    card = (tmp_path / "far" / "README.md").read_text()
+    card = (tmp_path / "mean" / "README.md").read_text()
     assert "# llm_mean of run\n" in card and "It is the mean of the weights of llm_1, llm_2, which started" in card
-    assert "Its step from the base is 1.5 times as long" in card and "None: the run evaluated no policy at this" in card
-    assert "None: the run did not evaluate it" in (tmp_path / "mean" / "README.md").read_text()
+    assert "None: the run did not evaluate it" in card
     alone = (tmp_path / "2" / "README.md").read_text()
-    assert "It is the mean" not in alone and "Its step" not in alone and "| held-out, update 0 |" in alone
+    assert "It is the mean" not in alone and "| held-out, update 0 |" in alone
 
 
 @pytest.mark.parametrize("merge", [False, True])
 def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(adapters_run: Run, tmp_path: Path, merge: bool) -> None:
     out = tmp_path / "out"
-    words = ["--policy", "mean", "--step-scale", "0.5", "--out", str(out)]
+    words = ["--policy", "mean", "--out", str(out)]
     assert main(["export", str(adapters_run.path), *words, *["--merge"] * merge]) == 0
     model = (AutoModelForCausalLM if merge else AutoPeftModelForCausalLM).from_pretrained(out)
     tokens = torch.tensor([AutoTokenizer.from_pretrained(out)(TEXT)["input_ids"]])
@@ -225,7 +220,7 @@ def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(adapters_run: Run, 
     plain = AutoModelForCausalLM.from_pretrained(DEFAULT_TOKENIZER)
     merged = [make for _, make in (whole_model(trained, policy) for policy in ("llm_1", "llm_2"))]
     start = plain.state_dict()
-    plain.load_state_dict({key: start[key] + 0.25 * sum(each(key) - start[key] for each in merged) for key in start})
+    plain.load_state_dict({key: start[key] + 0.5 * sum(each(key) - start[key] for each in merged) for key in start})
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, atol=1e-3, rtol=0)
     card = (out / "README.md").read_text()
@@ -260,11 +255,11 @@ def test_an_adapter_of_a_quantised_base_is_not_merged(
     ("words", "what"),
     [
         (["--out", "new", "--policy", "llm_1", "--merge"], "there is no adapter to merge. Leave out merge."),
-        (["--out", "new"], "Which policy? Name it with --policy: llm_1, llm_2, mean."),
-        (["--out", "new", "--policy", "llm_9"], "no policy `llm_9`. Its policies are: llm_1, llm_2."),
+        (["--out", "new"], "Which policy? Name one of: llm_1, llm_2, mean."),
+        (["--out", "new", "--policy", "llm_9"], "no policy `llm_9`. Its policies are: llm_1, llm_2, mean."),
         (["--out", "new", "--policy", "llm_1", "--checkpoint", "7"], "no checkpoint `7`. It has: best (5), latest (6)"),
-        (["--out", "full", "--policy", "llm_1"], "full is not empty"),
-        (["--out", "file", "--policy", "llm_1"], "file is a file"),
+        (["--out", "full", "--policy", "llm_1"], "full is not a new folder"),
+        (["--out", "file", "--policy", "llm_1"], "file is not a new folder"),
         (["--out", "file/deep", "--policy", "llm_1"], "cannot be made: File exists"),
     ],
 )
@@ -287,22 +282,12 @@ def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf"])
-def test_a_step_scale_is_a_number_above_0(
-    policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], scale: str
-) -> None:
-    words = ["--policy", "llm_1", "--out", str(tmp_path / "out"), f"--step-scale={scale}"]
-    assert main(["export", str(policies_run.path), *words]) == 2
-    assert f"The step scale {scale} is not a number above 0." in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_one_llm_alone_has_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = Settings(num_agents=1)
     run = record(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
     assert main(["export", str(run.path), "--policy", "mean", "--out", str(tmp_path / "out")]) == 2
-    assert "has no mean of LLMs: there is one LLM only. Name one of: llm_1." in capsys.readouterr().err
+    assert "no policy `llm_mean`. Its policies are: llm_1." in capsys.readouterr().err
 
 
 def test_a_model_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,14 +302,8 @@ def test_a_model_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytes
     assert "is not the one that" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("megabytes", [2, 17])
-def test_a_full_disk_leaves_nothing_of_it(
-    policies_run: Run, disk: Path, capsys: pytest.CaptureFixture[str], megabytes: int
-) -> None:
-    if megabytes > 2:  # room for the weights, but not for the tokenizer
-        size = (DEFAULT_TOKENIZER / "model.safetensors").stat().st_size * 2 // 1024 + 64
-        mount("-o", f"remount,size={size}k", str(disk))
+def test_a_full_disk_leaves_nothing_of_it(policies_run: Run, disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(policies_run.path), "--policy", "llm_1", "--out", str(disk / "out")]) == 2
     message = capsys.readouterr().err
-    assert f"{disk / 'out'}" in message and "No space left on device. Make room there" in message
+    assert f"{disk / 'out'}" in message and "No space left on device" in message
     assert not list(disk.iterdir())

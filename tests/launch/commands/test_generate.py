@@ -12,12 +12,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
+from cory_env.tasks.task import TemplateError
 from launch.console.errors import CommandError
 from launch.main import main
 from launch.models.trained import open_trained
-from launch.models.trained_chain import TokenPrinter, TrainedChain, _check_prompts
+from launch.models.trained_chain import TokenPrinter, TrainedChain
 from launch.run_folder.run import Run
 from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
@@ -142,8 +144,7 @@ def test_the_mean_of_all_llms_answers_as_their_mean_weights_do(
         (["word " * 90], "needs a prompt of"),
         (["word " * 45], "needs a prompt of"),  # of the second alone, which repeats the query
         ([" "], "The query is empty."),
-        (["caf\udce9"], "A query is not UTF-8 text"),
-        (["This movie", "--roles", "llm_1,llm_7"], "no policy `llm_7`. Its policies are: llm_1, llm_2."),
+        (["This movie", "--roles", "llm_1,llm_7"], "no policy `llm_7`. Its policies are: llm_1, llm_2, mean."),
         (["This movie", "--checkpoint", "1"], "no checkpoint `1`. It has: best (5), latest (6), 5, 6."),
     ],
 )
@@ -155,20 +156,13 @@ def test_what_cannot_be_answered_is_one_sentence(
     assert output == "" and errors.splitlines()[-1].startswith("Error: ") and what in errors
 
 
-@pytest.mark.parametrize("value", ["-1", "nan", "abc"])
-@pytest.mark.parametrize(("option", "needed"), [("--temperature", "a number"), ("--seed", "a whole number")])
-def test_numbers_out_of_range_are_refused(
-    option: str, needed: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["generate", "run", option, value]) == 2
-    assert f"Argument {option}: it is {value}, but must be {needed}, 0 or more" in capsys.readouterr().err
-
-
-def test_prompts_that_hold_columns_of_the_data_cannot_be_filled_by_a_query_alone() -> None:
+def test_prompts_that_hold_columns_of_the_data_cannot_be_filled_by_a_query_alone(policies_run: Run) -> None:
     task = Task(name="custom", train=[], test=[], reward="r:r", observer_template="{hint} {query} {reference}")
-    _check_prompts(task, later=False)
-    with pytest.raises(CommandError, match=r"The prompts of this run hold \{hint\} from its data beside the query"):
-        _check_prompts(task, later=True)
+    made = chain(policies_run, "llm_1", "llm_2")
+    made.chain = Chain(task, made.chain.tokenizer)
+    assert made.columns == {"hint"}
+    with pytest.raises(TemplateError, match="asks for 'hint', which this query's row does not have"):
+        made.answer(0, "This movie")
 
 
 def test_the_best_of_several_responses_cannot_be_shown_without_a_reward(policies_run: Run) -> None:

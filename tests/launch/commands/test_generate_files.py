@@ -17,9 +17,8 @@ import pytest
 
 from cory_env.tasks import Query
 from cory_env.tokenizer import load_tokenizer
-from launch.console.errors import CommandError
 from launch.main import main
-from launch.models import many
+from launch.models import trained_chain
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
 from launch.run_folder.run import Run
@@ -88,7 +87,7 @@ def test_an_answering_that_was_killed_goes_on_where_it_was_and_another_one_begin
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(many.AT_ONCE, "transformers", 2)
+    monkeypatch.setitem(trained_chain.AT_ONCE, "transformers", 2)
     whole, out, part = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", tmp_path / ".out.jsonl.part"
     assert asked(policies_run, source, whole, "--roles", "llm_1") == 0
 
@@ -102,7 +101,7 @@ def test_an_answering_that_was_killed_goes_on_where_it_was_and_another_one_begin
 
     monkeypatch.setattr(TrainedChain, "answer_all", killed)
     assert asked(policies_run, source, out, "--roles", "llm_1") == 130
-    assert f"1 of 2 batches are kept in {part}; the same command goes on from there." in capsys.readouterr().err
+    assert f"1 of 2 batches are kept in {part}; the same command continues." in capsys.readouterr().err
     assert part.exists() and not out.exists()
     with part.open("a") as file:
         file.write('{"batch": 1, "ro')
@@ -154,9 +153,8 @@ def test_columns_fill_prompts_that_hold_them(policies_run: Run, tmp_path: Path) 
     own = {"task": "custom", "data": str(data), "reward": "tests.policies.sample_rewards:letters"}
     own |= {"prompt": "{hint} {query}"}
     trained = dataclasses.replace(trained, settings=trained.settings.model_copy(update=own))
-    chain = TrainedChain(trained, ("llm_1",), 0, 0, many=True)
+    chain = TrainedChain(trained, ("llm_1",), 0, 0)
     assert chain.columns == {"hint"}
-    chain.load("transformers", 2)
     (answered,) = chain.answer_all([(Query(0, "movie", {"hint": "This"}), 0)])
     bare = TrainedChain(open_trained(policies_run.path), ("llm_1",), 0, 0).answer(0, "This movie")
     assert answered["responses"] == bare["responses"]
@@ -171,43 +169,12 @@ def test_vllm_answers_where_it_is_installed(policies_run: Run, source: Path, tmp
     assert rows(tmp_path / "vllm.jsonl") == rows(tmp_path / "own.jsonl")
 
 
-def test_an_answering_that_fails_before_anything_is_done_leaves_nothing(
-    policies_run: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise CommandError("no engine")
-
-    monkeypatch.setattr(TrainedChain, "load", refused)
-    before = sorted(tmp_path.iterdir())
-    assert asked(policies_run, source, tmp_path / "out.jsonl") == 2
-    assert sorted(tmp_path.iterdir()) == before
-
-
-def test_answers_that_another_command_finished_meanwhile_are_not_replaced(
-    policies_run: Run,
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out, fits = tmp_path / "out.jsonl", TrainedChain.fits
-
-    def slowly(chain: TrainedChain, queries: Any) -> None:
-        out.write_text("theirs\n")
-        fits(chain, queries)
-
-    monkeypatch.setattr(TrainedChain, "fits", slowly)
-    assert asked(policies_run, source, out) == 2
-    assert "out.jsonl is there already" in capsys.readouterr().err and out.read_text() == "theirs\n"
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.jsonl", "queries.jsonl"]
-
-
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--out", "a.jsonl"], "--out is for queries from a file: name that with --in."),
-        (["--in", "q.jsonl"], "Name the file for the answers with --out"),
-        (["This movie", "--in", "q.jsonl", "--out", "a.jsonl"], "leave out QUERY and --json"),
+        (["--out", "a.jsonl"], "--out requires --in."),
+        (["--in", "q.jsonl"], "--in FILE requires --out FILE"),
+        (["This movie", "--in", "q.jsonl", "--out", "a.jsonl"], "excludes QUERY and --json"),
         (["--in", "q.jsonl", "--out", "a.csv"], "a.csv: answers are written as JSON Lines."),
         (["--in", "q.jsonl", "--out", "taken.jsonl"], "taken.jsonl is there already"),
         (["--in", "none.jsonl", "--out", "a.jsonl"], "none.jsonl"),

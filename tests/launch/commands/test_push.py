@@ -155,8 +155,7 @@ def test_a_model_that_everybody_sees_gets_nothing_that_is_to_be_private(
     assert exported(policies_run, tmp_path / "out", MODEL, "--private") == 2
     said = capsys.readouterr().err
     page = f"{hub.address}/{MODEL}"
-    assert f"{page} is there already, and everybody sees it: make it private first, at {page}/settings." in said
-    assert f"`hf upload {MODEL} {tmp_path / 'out'} --private` sends it, where {MODEL} is private or not there" in said
+    assert f"{page} exists, and everybody sees it. Make it private first. The model is in {tmp_path / 'out'}." in said
     assert not hub.files and (tmp_path / "out" / "README.md").exists()
     assert exported(policies_run, tmp_path / "again") == 0 and "README.md" in hub.files
 
@@ -171,19 +170,18 @@ def test_a_token_that_may_not_write_there_is_told_and_the_folder_stays(
     monkeypatch.setenv("HF_TOKEN", GUEST)
     assert exported(policies_run, tmp_path / "out") == 2
     said = capsys.readouterr().err
-    assert f"Your token may not write to {MODEL} on {hub.address} (You don't have the rights to do this)." in said
-    assert said.endswith(f"`hf upload {MODEL} {tmp_path / 'out'}` sends it.\n")
+    assert f"--push {MODEL}: You don't have the rights to do this. The model is in {tmp_path / 'out'}." in said
     assert (tmp_path / "out" / "model.safetensors").exists() and hub.private is None and OWNER not in said
 
 
 @pytest.mark.parametrize(
     ("token", "words", "what"),
     [
-        (None, [MODEL], "There is no token for the hub. Log in by `hf auth login`, or set HF_TOKEN"),
-        ("hf_old", [MODEL], "does not know the token (Invalid user token"),
+        (None, [MODEL], "may your token write there (`hf auth login`, or HF_TOKEN)?"),
+        ("hf_old", [MODEL], "Invalid user token"),
         (OWNER, ["model"], "--push model: write OWNER/NAME"),
         (OWNER, ["a/b/c"], "--push a/b/c: "),
-        ("", [MODEL], "Is there a network, and is HF_ENDPOINT right?"),
+        ("", [MODEL], "Is http://127.0.0.1:9 the right hub (HF_ENDPOINT)"),
     ],
 )
 def test_what_cannot_be_pushed_is_refused_before_anything_is_written(
@@ -214,4 +212,4 @@ def test_private_without_a_push_is_refused(
     assert (
         main(["export", str(policies_run.path), "--policy", "llm_1", "--out", str(tmp_path / "out"), "--private"]) == 2
     )
-    assert "--private is for --push OWNER/NAME." in capsys.readouterr().err
+    assert "--private requires --push OWNER/NAME." in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cory_env.tasks import Query
-from launch.commands.evaluate import _parser, _settings
+from launch.commands.evaluate import _settings
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
@@ -222,7 +222,7 @@ def test_an_evaluation_in_another_folder_is_the_same_one(elsewhere: Path, projec
     run = Run.open(Path("../project/run"))
 
     def settings(*words: str) -> object:
-        return _settings(_parser().parse_intermixed_args([str(run.path), *words]), run)
+        return _settings(str(run.path), run, words, None)
 
     assert settings().data == str(project / "q.jsonl")  # type: ignore[attr-defined]
     (project / "q.jsonl").unlink()

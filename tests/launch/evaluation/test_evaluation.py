@@ -136,11 +136,8 @@ def means(rows: dict[str, Any], name: str) -> dict[str, float]:
 
 def test_an_evaluation_stopped_by_ctrl_c_goes_on_and_gives_what_an_unbroken_one_gives(scene: Scene) -> None:
     folder, result = scene
-    assert (
-        "Aborted. 4 of 9 batches are kept in found/responses.jsonl; the same command goes on from there."
-        in result.stdout
-    )
-    assert "4 of 9 batches were done before" in result.stdout
+    assert "4 of 9 batches are kept in found/responses.jsonl; the same command continues." in result.stdout
+    assert "(4 of 9 batches are done)" in result.stdout
     continued, unbroken = read(folder / "continued.json"), read(folder / "found" / "evaluation.json")
     assert continued == read(folder / "again.json")
     assert continued.pop("command") == "cory evaluate " + " ".join(ASKED)
@@ -172,9 +169,9 @@ def test_of_a_chain_of_three_every_policy_is_there_in_every_role(tmp_path: Path)
     assert_first_samples_are_those_of_training(tmp_path)
     folder = tmp_path / "found"
     rows, chains = read(folder / "evaluation.json")["rows"], [line["chains"][0] for line in responses(folder)]
-    policies = ("base", "llm_1", "llm_2", "llm_3", "all")
+    policies = ("base", "llm_1", "llm_2", "llm_3")
     later = {f"{policy} as observer_{place}" for policy in policies for place in (1, 2)}
-    assert set(rows) == {*policies[:4], *later}
+    assert set(rows) == {*policies, *later}
     assert rows["llm_2 as observer_2"]["figures"]["kl"]["mean"] > 0
     assert [[response["policy"] for response in chain] for chain in chains] == [
         ["base", "base", "base"],

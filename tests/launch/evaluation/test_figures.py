@@ -72,55 +72,36 @@ def test_each_policy_in_each_role_of_a_longer_chain_and_all_of_them_together() -
         order = players[turn:] + players[:turn]
         responses = [response(policy, 10 * place + turn, [1]) for place, policy in enumerate(order)]
         batches.append(Batch(batch=1 + turn, chains=[chain(0, 0, *responses)]))
-    known = response("llm_1", 7.0, [1])
-    batches.append(Batch(batch=4, chains=[chain(1, 0, known, known)]))  # the rewards of query 1 failed but for these
     rows = summarise(batches, SCORING)
     assert {name: row["figures"]["task_reward"].mean for name, row in rows.items()} == {
-        **{"base": 0.5, "llm_1": (0 + 7) / 2, "llm_2": 1, "llm_3": 2},
+        **{"base": 0.5, "llm_1": 0, "llm_2": 1, "llm_3": 2},
         **{"base as observer_1": 0.5, "llm_2 as observer_1": 10, "llm_3 as observer_1": 11},
-        **{"llm_1 as observer_1": (12 + 7) / 2, "all as observer_1": 11},
+        **{"llm_1 as observer_1": 12},
         **{"base as observer_2": 0.5, "llm_3 as observer_2": 20, "llm_1 as observer_2": 21},
-        **{"llm_2 as observer_2": 22, "all as observer_2": 21},
+        **{"llm_2 as observer_2": 22},
     }
-    assert rows["all as observer_1"]["figures"]["task_reward"].n == 1  # of query 1 only one policy's is known
     assert all(row["after"] is None for row in rows.values())
-    output = io.StringIO()
-    for table in tables(rows, SCORING.names, 100):
-        Console(file=output, width=200).print(table)
-    labels = [line.split("  ")[0].strip() for line in output.getvalue().splitlines()]
-    assert list(dict.fromkeys(label for label in labels if label in rows)) == [
-        *("base", "llm_1", "llm_2", "llm_3"),
-        *("base as observer_1", "all as observer_1", "base as observer_2", "all as observer_2"),
-    ]
+    shown = tables(rows, SCORING.names)
+    assert [table.columns[0].header for table in shown] == ["pioneer", "observer_1", "observer_2"]
+    assert [column.header for column in shown[0].columns[1:]] == ["base", "llm_1", "llm_2", "llm_3"]
 
 
-def test_bases_of_different_models_have_rows_of_their_own_and_no_part_in_all_policies_together() -> None:
-    def batch(number: int, *policies: str) -> Batch:
-        return Batch(batch=number, chains=[chain(0, 0, *(response(each, float(len(each)), [1]) for each in policies))])
-
-    standings = summarise(
-        [batch(0, "base of llm_1", "base of llm_2", "base of llm_1"), batch(1, "a", "a", "a")], SCORING
-    )
-    assert standings["all as observer_1"]["figures"]["task_reward"].mean == 1.0
-    assert {"base of llm_1", "base of llm_2 as observer_1", "base of llm_1 as observer_2"} < set(standings)
-    out = io.StringIO()
-    for table in tables(standings, ["task_reward"], 100):
-        Console(file=out, width=100).print(table)
-    assert "base of llm_2 as observer_1" in out.getvalue() and "a as observer_1" not in out.getvalue()
+def test_bases_of_different_models_have_rows_of_their_own() -> None:
+    players = ("base of llm_1", "base of llm_2", "base of llm_1")
+    chains = [chain(0, 0, *(response(each, float(len(each)), [1]) for each in players))]
+    scores = summarise([Batch(batch=0, chains=chains)], SCORING)
+    assert list(scores) == ["base of llm_1", "base of llm_2 as observer_1", "base of llm_1 as observer_2"]
 
 
-def test_tables_show_every_figure_within_the_width_and_a_dash_for_what_is_unknown() -> None:
+def test_a_table_shows_every_figure_and_a_dash_for_what_is_unknown() -> None:
     rows = summarise([Batch(batch=0, chains=[chain(0, 0, response("base", 0.25, [9], ended=True))])], SCORING)
-    for width in range(40, 121):
-        output = io.StringIO()
-        for table in tables(rows, SCORING.names, width):
-            Console(file=output, width=200).print(table)
-        text = output.getvalue()
-        assert max(map(len, text.splitlines())) <= width
-        assert all(heading in text for heading in ("task reward", "KL", "combined", "distinct-2", "pass@2"))
-        assert "+0.25 " in text and "1.00 [0.21, 1.00]" in text  # of one query: a reward has no interval, a yes has
-    assert [len(tables(rows, SCORING.names, width)) for width in (200, 80, 50)] == [1, 2, 3]
-    assert math.isnan(rows["base"]["figures"]["distinct_1"].mean) and " - " in text.replace("\n", " ")
+    output = io.StringIO()
+    (shown,) = tables(rows, SCORING.names)
+    Console(file=output, width=200).print(shown)
+    text = output.getvalue()
+    assert all(heading in text for heading in ("task reward", "KL", "combined", "distinct-2", "pass@2"))
+    assert "+0.25" in text and "1.00 [0.21, 1.00]" in text  # of one query: a reward has no interval, a yes has
+    assert math.isnan(rows["base"]["figures"]["distinct_1"].mean) and " -\n" in text
 
 
 def test_what_is_a_no_or_a_yes_of_each_query_has_a_proportion_s_interval() -> None:

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from launch.models.export_files import SHARD_BYTES, write_weights
+from launch.models.export import SHARD_BYTES, write_weights
 from policies.models.language_model import load_language_model
 
 LAYERS = 12

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from cory_env.tokenizer import tokens_holding
-from launch.models.export_files import generation_config
+from launch.models.export import generation_config
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run

@@ -110,5 +110,5 @@ def test_files_that_hold_no_weights_are_refused(run: Run) -> None:
 
 
 def test_a_policy_that_there_is_not_is_refused_with_those_there_are(policies_run: Run) -> None:
-    with pytest.raises(CommandError, match=r"no policy `llm_3`\. Its policies are: llm_1, llm_2\."):
+    with pytest.raises(CommandError, match=r"no policy `llm_3`\. Its policies are: llm_1, llm_2, mean\."):
         open_trained(policies_run.path).named(["llm_1", "llm_3"])

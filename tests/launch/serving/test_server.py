@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,14 +19,17 @@ import pytest
 import uvicorn
 
 from cory_env.chain import Chain
-from cory_env.tasks import Task
+from cory_env.chat import ChatError
+from cory_env.tasks import Query, Task
 from cory_env.tokenizer import load_tokenizer
 from launch.main import main
-from launch.models.trained import Stored, open_trained
+from launch.models.generators import load_generator
+from launch.models.trained import PolicySet, open_trained
 from launch.models.trained_chain import TokenPrinter, TrainedChain, chain_of
 from launch.run_folder.run import Run
 from launch.serving import server
-from launch.serving.protocol import ChatRequest, RequestError
+from launch.serving.backends import make_backend
+from launch.serving.protocol import ChatRequest, RequestError, openai_error
 from launch.serving.request_queue import RequestQueue
 from launch.serving.responses import ServedModel
 from policies.generation.installed import vllm_installed
@@ -41,7 +45,7 @@ KEY = "secret"
 INSPECT = os.environ.get("CORY_INSPECT")
 
 
-def stopping(trained: Stored) -> Stored:
+def stopping(trained: PolicySet) -> PolicySet:
     """The same policies, of a run whose responses end at an `o`."""
     return replace(trained, settings=trained.settings.model_copy(update={"stop": "o"}))
 
@@ -53,14 +57,12 @@ def client(address: str, key: str = KEY) -> Any:
 @pytest.fixture(scope="module")
 def asked(policies_run: Run) -> Iterator[Any]:
     """A client of a server in this process, of the run's best checkpoint, by transformers."""
-    from launch.serving.transformers_backend import TransformersBackend
-
     trained = open_trained(policies_run.path)
-    queue = RequestQueue(TransformersBackend(trained, CHAIN, 8))
+    queue = RequestQueue(make_backend(load_generator(trained, CHAIN, "transformers", 8), CHAIN, 8))
     models = {policy: ServedModel(policy, (policy,), chain_of(trained, [policy])) for policy in CHAIN}
     models["chain"] = ServedModel("chain", CHAIN, chain_of(trained, CHAIN))
     models["stopping"] = ServedModel("stopping", ("llm_1",), chain_of(stopping(trained), ["llm_1"]))
-    sock = server.listen("127.0.0.1", 0)
+    sock = socket.create_server(("127.0.0.1", 0))
     app = server.make_app(queue, models, 0.7, KEY)
     http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
     thread = threading.Thread(target=http_server.run, args=([sock],))
@@ -163,9 +165,9 @@ def test_clients_at_once_get_what_each_gets_alone(asked: Any) -> None:
         ({"extra_body": {"typo": 1}}, 400, "unsupported_parameter", "typo=1 is not supported"),
         ({"temperature": -1}, 400, None, "temperature: Input should be greater than"),
         ({"temperature": 2.5}, 400, None, "temperature: Input should be less than or equal to 2"),
-        ({"messages": user("")}, 400, None, "The query is empty."),
-        ({"logprobs": True}, 400, "unsupported_parameter", "without log-probabilities"),
-        ({"stop": 3}, 400, None, "stop: Input should be a valid string."),
+        ({"messages": user("")}, 400, None, "The prompt is empty."),
+        ({"logprobs": True}, 400, "unsupported_parameter", "sampled by temperature alone"),
+        ({"stop": 3}, 400, None, "stop: Input should be a valid list."),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "Input should be 'text'"),
         ({"messages": []}, 400, None, "messages: List should have at least 1 item"),
         ({"messages": user("word " * 200), "stream": True}, 400, "context_length_exceeded", "needs a prompt of"),
@@ -183,9 +185,9 @@ def test_what_cannot_be_answered_is_an_error_of_openai(
 def test_completions_refuse_what_they_would_leave_out_or_could_not_read(asked: Any) -> None:
     for model, fields, said in (
         ("llm_1", {"logprobs": 0}, "logprobs=0 is not supported"),
-        ("chain", {"prompt": ""}, "The query is empty."),
-        ("llm_1", {"prompt": []}, "A request may have 1 to 64 responses."),
-        ("llm_1", {"prompt": [QUERY] * 65}, "A request may have 1 to 64 responses."),
+        ("chain", {"prompt": ""}, "The prompt is empty."),
+        ("llm_1", {"prompt": []}, "prompt: Value should have at least 1 item"),
+        ("llm_1", {"prompt": [QUERY] * 65}, "A request may have at most 64 responses."),
         ("chain", {"prompt": [QUERY, "word " * 200], "stream": True}, "needs a prompt of"),
         ("llm_1", {"prompt": "word " * 2**18}, "413"),
     ):
@@ -194,23 +196,10 @@ def test_completions_refuse_what_they_would_leave_out_or_could_not_read(asked: A
 
 
 def test_what_clients_send_although_it_changes_nothing_is_taken(asked: Any) -> None:
-    neutral: dict[str, Any] = {"logprobs": None, "echo": False, "tools": [], "tool_choice": "none", "min_p": 0}
-    neutral |= {"best_of": 1, "repetition_penalty": 1.0, "response_format": {"type": "text"}, "suffix": None}
+    neutral: dict[str, Any] = {"logprobs": None, "min_p": 0, "repetition_penalty": 1.0, "suffix": None, "user": "me"}
     for endpoint, query in (("chat/completions", {"messages": user()}), ("completions", {"prompt": QUERY})):
         body = {"model": "llm_1", "max_tokens": 1, "service_tier": None, **query, **neutral}
         assert asked.post(f"/{endpoint}", body=body, cast_to=object)["choices"]
-
-
-def test_a_prompt_with_several_answers_is_counted_once(asked: Any) -> None:
-    alone, both, other = (
-        asked.completions.create(model="llm_1", prompt=prompt, n=n, max_tokens=2).usage.prompt_tokens
-        for prompt, n in ((QUERY, 1), ([QUERY, "Not this one"], 2), ("Not this one", 1))
-    )
-    assert both == alone + other
-    first = asked.chat.completions.create(model="llm_2", messages=user()).usage.prompt_tokens
-    usage = asked.chat.completions.create(model="chain", messages=user(), n=2, temperature=0).usage.prompt_tokens
-    one = asked.chat.completions.create(model="chain", messages=user(), temperature=0).usage.prompt_tokens
-    assert usage == first + 2 * (one - first)
 
 
 def test_a_wrong_key_is_refused_and_a_wrong_path_is_not_found(asked: Any) -> None:
@@ -281,7 +270,7 @@ def test_a_long_text_is_decoded_in_parts_and_is_the_same() -> None:
 def test_what_cannot_be_served_is_one_sentence(
     policies_run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with server.listen("127.0.0.1", 0) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", str(policies_run.path), "--port", port]) == 2
     assert f"Error: Cannot listen at 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
@@ -291,7 +280,7 @@ def test_what_cannot_be_served_is_one_sentence(
     monkeypatch.delitem(sys.modules, "launch.serving.server")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", str(policies_run.path), "--port", "0"]) == 2
-    assert "needs the package uvicorn. Run `pip install 'cory-rllib[serve]'`." in capsys.readouterr().err
+    assert "needs uvicorn. Run `pip install 'cory-rllib[serve]'`." in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -335,7 +324,7 @@ def test_by_vllm_it_answers_as_generate_does_and_ends_cleanly_at_sigterm(policie
         assert [each.text for each in first.choices] == [each.text for each in again.choices]
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
-        assert process.stderr.read().splitlines()[1:] == ["Ended."]
+        assert process.stderr.read() == ""
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -347,18 +336,16 @@ def test_a_run_with_chat_takes_conversations_and_any_other_a_single_message() ->
     task = Task(name="custom", train=[], test=[], reward="r:r", prompt_template="Q: {query}")
     model = ServedModel("llm_1", ("llm_1",), Chain(task, tokenizer, num_agents=1, chat=True))
     said = [{"role": "developer", "content": "Be kind."}, *user("Hi"), {"role": "assistant", "content": "Ho"}, *user()]
-    asked = server.query_of(ChatRequest(model="llm_1", messages=said), model)
-    (prompt,) = model.chain.encode_first([asked])
+    text, history = server.query_of(ChatRequest(model="llm_1", messages=said), model)
+    (prompt,) = model.chain.encode_first([Query(0, text, history=history)])
     assert tokenizer.decode(prompt) == f"system: Be kind.\nuser: Hi\nassistant: Ho\nuser: Q: {QUERY}\nassistant:"
     with pytest.raises(RequestError, match="The last message must be the user's"):
         server.query_of(ChatRequest(model="llm_1", messages=said[:-1]), model)
-    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function"}]}
-    with pytest.raises(RequestError, match="tool calls are not supported"):
-        server.query_of(ChatRequest(model="llm_1", messages=[*user("Hi"), called, *user()]), model)
     tokenizer.chat_template = (
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}{{ 'A:' if add_generation_prompt }}"
     )
-    deaf = model._replace(chain=Chain(task, tokenizer, num_agents=1, chat=True))
-    with pytest.raises(RequestError, match="leaves out the message of the role system in a conversation of") as lost:
-        server.check_query(deaf, asked, "messages")
-    assert lost.value.status_code == 400
+    deaf = Chain(task, tokenizer, num_agents=1, chat=True)
+    with pytest.raises(ChatError) as lost:
+        deaf.encode_first([Query(0, text, history=history)])
+    status, body = openai_error(lost.value)
+    assert status == 400 and "leaves out the message of the role system" in body["error"]["message"]

@@ -21,9 +21,10 @@ pytestmark = [
 KILL = """
 import sys
 import psutil
+from launch.models.generators import load_generator
 from launch.models.trained import open_trained
+from launch.serving.backends import make_backend
 from launch.serving.request_queue import GenerationRequest
-from launch.serving.vllm_backend import VLLMBackend
 
 def answer():
     told = []
@@ -35,7 +36,7 @@ def answer():
     return [token for tokens in told[:-1] for token in tokens]
 
 if __name__ == "__main__":
-    backend = VLLMBackend(open_trained(sys.argv[1]), ["llm_1"], 4)
+    backend = make_backend(load_generator(open_trained(sys.argv[1]), ["llm_1"], "vllm", 4), ["llm_1"], 4)
     first = answer()
     for process in psutil.Process().children(recursive=True):
         if "EngineCore" in " ".join(process.cmdline()):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from policies.models.average import mean_weights, scaled, stacked, stacked_lora
+from policies.models.average import mean_weights, stacked, stacked_lora
 from policies.models.lora import Lora
 from policies.models.weights import Weights
 
@@ -36,9 +36,3 @@ def test_a_stacked_adapter_adds_the_mean_of_what_the_adapters_add_which_the_mean
     np.testing.assert_allclose(like.alpha / like.rank * made[B] @ made[A], expected, rtol=1e-4, atol=1e-5)
     factors = mean_weights(several)
     assert np.abs(lora.alpha / lora.rank * factors[B] @ factors[A] - expected).max() > 0.1
-
-
-def test_a_scaled_adapter_adds_so_many_times_as_much() -> None:
-    (adapter,) = adapters(1)
-    made = scaled(adapter, 1.5)
-    np.testing.assert_allclose(made[B] @ made[A], 1.5 * adapter[B] @ adapter[A], rtol=1e-5)

@@ -1,22 +1,25 @@
 """`cory evaluate --lm-eval`: a task in a local file, on base and policies, against what they give it by hand."""
 
+import io
 import json
 import math
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from launch.harness import lm_eval
 from launch.main import main
+from launch.models import lm_eval
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from policies.models.language_model import load_language_model
 from policies.models.model_names import model_path
 from tests.launch.conftest import Cory, read_policy
 
-pytest.importorskip("lm_eval")
+harness = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed")
 
 TEXTS = ["This movie is", "The acting was so", "I did not"]
 TASK = """task: mood
@@ -54,11 +57,12 @@ def perplexity(model: torch.nn.Module, run: Run, count: int) -> float:
     return math.exp(-sum(found) / count)
 
 
+@harness
 def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weights(
     policies_run: Run, tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    words = ["--lm-eval", "mood", "--lm-eval-tasks-folder", str(tasks), "--limit", "2", "--out", str(out)]
+    words = ["--lm-eval", "mood", "--lm-eval-tasks-folder", str(tasks), "--queries", "2", "--out", str(out)]
     assert main(["evaluate", str(policies_run.path), *words]) == 0
     said = capfd.readouterr().out
     trained = open_trained(policies_run.path)
@@ -85,16 +89,14 @@ def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weig
     assert f"{out}/results.jsonl holds other work: its limit differed." in capfd.readouterr().err
 
 
+@harness
 def test_what_cannot_be_measured_is_one_sentence(
     policies_run: Run, tasks: Path, cory_here: Cory, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(policies_run.path, run)
     for words, said in (
-        (["--lm-eval", "mood", "--lm-eval-tasks-folder", "nowhere"], "There is no folder nowhere"),
         (["--lm-eval", "mood", "temperature=1"], "brings its own tasks and sampling"),
-        (["--lm-eval", ","], "--lm-eval names no task."),
-        (["--limit", "3"], "--limit and --lm-eval-tasks-folder belong to --lm-eval"),
         (["--lm-eval", "moods", "--lm-eval-tasks-folder", str(tasks)], "The harness knows no task moods."),
     ):
         ended = cory_here("evaluate", str(run), *words)
@@ -105,5 +107,6 @@ def test_a_row_is_what_is_a_number_for_every_model() -> None:
     metrics = {"alias": "t", "acc,none": 0.5, "acc_stderr,none": "N/A", "note,none": "N/A"}
     more = {"n-samples": {"t": {"original": 9, "effective": 9}}, "higher_is_better": {"t": {"acc": True}}}
     found = {label: {"results": {"t": metrics, "group": {" ": " ", "alias": "group"}}, **more} for label in "ab"}
-    values: dict[str, tuple[float, float | None]] = {"a": (0.5, None), "b": (0.5, None)}
-    assert lm_eval.rows(found) == [lm_eval.Row("t", "9 of 9", "acc ↑", values)]
+    output = io.StringIO()
+    Console(file=output, width=80).print(lm_eval.results_table(found))
+    assert output.getvalue().split("\n")[2].split() == ["t", "9", "of", "9", "acc", "↑", "0.5000", "0.5000"]

@@ -1,1 +1,0 @@
-"""Trained policies in other people's evaluations."""

@@ -1,0 +1,152 @@
+"""EleutherAI's lm-evaluation-harness on the policies of a run and the untouched base, in one table.
+
+Each model's results are a line of `results.jsonl`, from which a killed evaluation goes on at the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+import numpy as np
+import torch
+
+from launch.console.errors import CommandError
+from launch.display.tables import table
+from launch.display.terminal import Voice
+from launch.evaluation.batches import Batches
+from launch.models.export import write
+from launch.models.trained import PolicySet
+from policies.models.model_names import model_path
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BASE = "base"
+BATCH = 16
+ARROWS: dict[bool | None, str] = {True: "↑", False: "↓", None: ""}
+"""By whether higher is better."""
+
+
+class Suite(NamedTuple):
+    """What is measured."""
+
+    tasks: tuple[str, ...]
+    folder: Path | None
+    """With task files (YAML) beside those that the harness brings."""
+    limit: int | None
+    """Only so many documents of each task."""
+
+    def identity(self, trained: PolicySet) -> dict[str, Any]:
+        """All that the results depend on, as JSON."""
+        files = sorted(self.folder.rglob("*")) if self.folder is not None else []
+        return {
+            "tasks": self.tasks,
+            "files": [(str(file), zlib.crc32(file.read_bytes())) for file in files if file.is_file()],
+            "limit": self.limit,
+            "models": trained.settings.models,
+            "update": trained.lines[-1],
+        }
+
+    def fingerprint(self, trained: PolicySet) -> str:
+        """A short name of the identity."""
+        digest = hashlib.sha256(json.dumps(self.identity(trained), sort_keys=True).encode()).hexdigest()
+        return f"lm-eval-{digest[:8]}"
+
+
+def measure(trained: PolicySet, suite: Suite, out: Path, console: TextIO, quiet: bool) -> dict[str, dict[str, Any]]:
+    """Measures the base and every policy, each as `cory export` writes it, with an adapter merged into its base.
+
+    Args:
+        trained: whose the policies are.
+        suite: what is measured.
+        out: the evaluation's folder; it may have results of some models.
+        console: shows which model is next.
+        quiet: show nothing.
+
+    Returns:
+        By model what the harness says: `results` (by task the metrics and their standard errors), versions and so on.
+
+    Raises:
+        CommandError: the harness is not installed, there is no such task, the base is quantised, or the folder has
+            results of something else.
+    """
+    try:
+        from lm_eval.tasks import TaskManager
+    except ModuleNotFoundError as error:
+        raise CommandError("--lm-eval needs the package lm-eval. Run `pip install 'lm-eval>=0.4.13'`.") from error
+    manager = TaskManager(include_path=None if suite.folder is None else str(suite.folder))
+    if unknown := [task for task in suite.tasks if not manager.match_tasks([task])]:
+        raise CommandError(
+            f"The harness knows no task {', '.join(unknown)}. `lm-eval ls tasks` lists its own; "
+            "--lm-eval-tasks-folder names a folder with others."
+        )
+    models = dict.fromkeys(trained.settings.models.values())
+    bases = {BASE if len(models) == 1 else f"{BASE} {name}": name for name in models}
+    batches = Batches(out / "results.jsonl", suite.identity(trained), (*bases, *trained.settings.modules))
+
+    def run(label: str) -> dict[str, object]:
+        voice.stage(f"Measuring {label}")
+        with tempfile.TemporaryDirectory(prefix="cory-export-") as folder:
+            path = model_path(bases[label]) if label in bases else str(Path(folder) / "model")
+            if label not in bases:
+                write(trained, label, Path(path), merge=trained.settings.lora is not None)
+            results = _run(path, trained.settings.trust_remote_code, suite, manager)
+        return {"model": label, **json.loads(json.dumps(results, default=_plain))}
+
+    with Voice(console, len(batches.work), done=batches.done, quiet=quiet, bar=False) as voice:
+        batches.run(run, voice)
+    return {results["model"]: results for results in batches.results}
+
+
+def _plain(value: object) -> object:
+    """Returns what JSON has for a value of another kind."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def _run(path: str, trust_remote_code: bool, suite: Suite, manager: Any) -> dict[str, Any]:
+    import lm_eval
+
+    results = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": path, "dtype": "float32", "trust_remote_code": trust_remote_code},
+        tasks=list(suite.tasks),
+        task_manager=manager,
+        limit=suite.limit,
+        batch_size=BATCH,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        log_samples=False,
+    )
+    kept = ("results", "versions", "n-shot", "n-samples", "higher_is_better", "configs")
+    return {name: results[name] for name in kept if name in results}
+
+
+def results_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Returns the table of all models, a row per task and metric that is a number for all of them.
+
+    Values have their standard error, where the harness gives one; an arrow says where better is.
+    """
+    rows = table(["task", "documents", "metric"], list(results))
+    first = next(iter(results.values()))
+    for task, metrics in first["results"].items():
+        samples = first.get("n-samples", {}).get(task, {})
+        documents = " of ".join(str(samples[name]) for name in ("effective", "original") if name in samples)
+        better = first.get("higher_is_better", {}).get(task) or {}
+        for key in metrics:
+            metric, _, filtered = key.partition(",")
+            values = [model["results"][task].get(key) for model in results.values()]
+            errors = [model["results"][task].get(f"{metric}_stderr,{filtered}") for model in results.values()]
+            if metric.endswith("_stderr") or not all(isinstance(value, int | float) for value in values):
+                continue
+            name = f"{metric if filtered == 'none' else f'{metric} ({filtered})'} {ARROWS[better.get(metric)]}"
+            cells = [
+                f"{value:.4f}" + (f" ± {error:.4f}" if isinstance(error, int | float) else "")
+                for value, error in zip(values, errors, strict=True)
+            ]
+            rows.add_row(task, documents, name.strip(), *cells)
+    return rows
