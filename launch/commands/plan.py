@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,7 +51,7 @@ def plan(
 
     settings = asked(words or (), config or ()).settings()
     options = {"cpus": cpus, "memory": memory, "gpus": gpus, "gpu_memory": gpu_memory}
-    given = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     imagined = nodes is not None or bool(given)
     session.quiet_libraries(debug)
     for path in settings.model_paths.values():

@@ -48,11 +48,11 @@ def _chain(s: Fields) -> Iterator[str]:
         return
     if s.rewarded == "last" and share is not None and getattr(s, share) == 0:
         yield f"rewarded=last leaves earlier agents nothing with {share}=0. Set {share} above 0, or rewarded=all."
-    if s.rewarded == "last" and not s.knowledge_transfer:
-        yield "rewarded=last requires that agents see each other. Set knowledge_transfer=true, or rewarded=all."
-    if s.credit == "chain" and s.chain_gamma and not s.knowledge_transfer:
-        yield "credit=chain requires that agents see each other. Set knowledge_transfer=true, or chain_gamma=0."
-    if s.credit == "chain" and s.chain_gamma and s.score_scaling != "none":
+    along_chain = s.credit == "chain" and s.chain_gamma > 0
+    if not s.knowledge_transfer and (s.rewarded == "last" or along_chain):
+        name = "rewarded=last" if s.rewarded == "last" else "credit=chain with chain_gamma above 0"
+        yield f"{name} requires that agents see each other. Set knowledge_transfer=true."
+    if along_chain and s.score_scaling != "none":
         yield f"score_scaling={s.score_scaling} conflicts with credit=chain, which adds LLMs' rewards. Set it to none."
 
 
@@ -86,16 +86,12 @@ def _objective(s: Fields) -> Iterator[str]:
         )
     if s.kl_control == "adaptive" and s.kl_coef == 0:
         yield "kl_control=adaptive multiplies kl_coef, which is 0. Set kl_coef above 0, or kl_control=fixed."
-    if s.kl_control == "adaptive" and s.kl_horizon < s.responses:
-        yield f"kl_horizon={s.kl_horizon} is shorter than an update. Set kl_horizon to {s.responses} or more."
 
 
 def _engines(s: Fields) -> Iterator[str]:
     """What vLLM can do, how its engines are split, and how weights reach them."""
     vllm, parts, transfer = s.backend == "vllm", s.tensor_parallel, s.weight_transfer
-    whole_gpus = min(s.gpus_per_learner, s.gpus_per_runner) >= 1
-    if vllm and s.temperature < 0.01:
-        yield f"temperature={s.temperature:g}: vLLM samples at 0.01 or above. Raise it, or set backend=transformers."
+    least_gpus = min(s.gpus_per_learner, s.gpus_per_runner)
     if vllm and s.weights == "lora" and s.gpus_per_runner and s.dtype == "fp32":
         yield "weights=lora with dtype=fp32 is not in vLLM 0.32 on a GPU. Set dtype=bf16, or backend=transformers."
     if vllm and s.quantization != "none":
@@ -110,12 +106,10 @@ def _engines(s: Fields) -> Iterator[str]:
             f"tensor_parallel={parts} without GPUs splits an engine over {parts} processes, but runner_threads="
             f"{s.runner_threads}. Set runner_threads to {parts} or more, or gpus_per_runner={parts}."
         )
-    if transfer in ("nccl", "ipc") and not (s.gpus_per_learner and s.gpus_per_runner):
-        yield f"weight_transfer={transfer} requires GPUs: set gpus_per_learner and gpus_per_runner. Or use gloo."
-    if transfer == "nccl" and not whole_gpus:
-        yield "weight_transfer=nccl requires whole GPUs of learners and runners. Or set weight_transfer=ipc."
-    if transfer == "ipc" and max(s.num_learners, s.num_runners, parts) > 1:
-        yield "weight_transfer=ipc requires one learner and one engine, not several. Set weight_transfer=nccl."
+    if transfer == "nccl" and least_gpus < 1:
+        yield "weight_transfer=nccl requires whole GPUs of learners and runners. Or set weight_transfer=gloo."
+    if transfer == "ipc" and (not least_gpus or max(s.num_learners, s.num_runners, parts) > 1):
+        yield "weight_transfer=ipc requires one learner and one engine, which share a GPU. Or set weight_transfer=gloo."
 
 
 def _processes(s: Fields) -> Iterator[str]:
@@ -125,17 +119,14 @@ def _processes(s: Fields) -> Iterator[str]:
         yield f"shards_per_policy={shards} requires num_learners={wanted}, {shards} per LLM, not {s.num_learners}."
     if shards is not None and shards > 1 and s.quantization != "none":
         yield f"quantization={s.quantization} cannot be split. Set quantization=none, or shards_per_policy=1."
-    if s.quantization != "none" and s.weights == "lora" and not (s.gpus_per_learner and s.gpus_per_runner):
+    if s.quantization != "none" and not (s.gpus_per_learner and s.gpus_per_runner):
         yield f"quantization={s.quantization} requires GPUs. Set gpus_per_learner and gpus_per_runner (0.5 share one)."
     if s.num_learners > 1 and 0 < s.gpus_per_learner < 1:
         yield f"gpus_per_learner={s.gpus_per_learner:g} is refused by NCCL. Set it to 1, or num_learners=1."
-    if s.offload_optimizer and not s.gpus_per_learner:
-        yield "offload_optimizer=true requires GPUs. Set gpus_per_learner, or offload_optimizer=false."
     if s.max_lag and s.importance_cap is None:
         yield f"max_lag={s.max_lag} requires importance_cap. Set it to 1 or more (2 is usual), or max_lag=0."
     in_driver = s.gpus_per_runner + (s.gpus_per_learner if s.num_learners == 0 else 0)
     if s.num_runners == 0 and s.gpus_per_runner and in_driver > 1:
         yield f"num_runners=0 generates in the driver, on one GPU, of which it asks {in_driver:g}. Set num_runners=1."
-    for kind, resources in (("runner", s.runner_resources), ("learner", s.learner_resources)):
-        if resources is not None and not named_resources(f"{kind}_resources", resources):
-            yield f"{kind}_resources is empty. Name a resource, such as sampling=1, or leave it null."
+    for name in ("runner_resources", "learner_resources"):
+        named_resources(name, getattr(s, name))

@@ -61,6 +61,7 @@ REQUIREMENTS = (
     Requirement(("tensor_parallel", "weight_transfer"), lambda s: s.backend == "vllm", "backend=vllm"),
     Requirement(("weight_transfer",), lambda s: s.weights == "full", "weights=full"),
     Requirement(RUNNER_SETTINGS, lambda s: s.num_runners, "num_runners of 1 or more"),
+    Requirement(("offload_optimizer",), lambda s: s.gpus_per_learner, "gpus_per_learner"),
     Requirement(("learner_resources",), lambda s: s.num_learners, "num_learners of 1 or more"),
 )
 

@@ -52,13 +52,16 @@ def test_defaults_are_the_papers() -> None:
             "rewarded=last requires that agents see each other",
         ),
         ({"chain_lam": 0.5}, "chain_lam=0.5 requires credit=chain. Set that, or chain_lam=1.0."),
-        ({"credit": "chain", "knowledge_transfer": False}, "knowledge_transfer=true, or chain_gamma=0"),
+        (
+            {"credit": "chain", "knowledge_transfer": False},
+            "credit=chain with chain_gamma above 0 requires that agents see",
+        ),
         (
             {"rewarded": "last", "partner_reward": 0},
             "earlier agents nothing with partner_reward=0. Set partner_reward above",
         ),
         ({"rewarded": "last", "credit": "chain", "chain_gamma": 0}, "nothing with chain_gamma=0"),
-        ({"rewarded": "last", "knowledge_transfer": False}, "knowledge_transfer=true, or rewarded=all"),
+        ({"rewarded": "last", "knowledge_transfer": False}, "that agents see each other. Set knowledge_transfer=true."),
         ({"credit": "chain", "score_scaling": "scale"}, "score_scaling=scale conflicts with credit=chain"),
         (
             {"credit": "chain", "chain_lam": 0.5, "advantage": "rloo", "num_generations": 4},
@@ -77,7 +80,6 @@ def test_defaults_are_the_papers() -> None:
         ({"advantage": "dr_grpo", "num_generations": 2, "kl_estimator": "full"}, "kl_estimator=full does not work."),
         ({"advantage": "rloo", "num_generations": 2, "gamma": 0.9}, "gamma=0.9 requires advantage=gae or reinfo"),
         ({"seed": 2**31}, "Setting `seed`=2147483648: Input should be less than 2147483648."),
-        ({"temperature": 0.005}, "vLLM samples at 0.01 or above"),
         ({"max_lag": 2}, "Setting `max_lag`=2: Input should be less than or equal to 1."),
         (
             {"max_lag": 1, "num_runners": 0, "backend": "transformers"},
@@ -89,7 +91,6 @@ def test_defaults_are_the_papers() -> None:
         ),
         ({"min_response": 9, "max_response": 8}, "min_response=9, but max_response=8. Set max_response to 9 or more."),
         ({"kl_control": "adaptive", "kl_coef": 0}, "Set kl_coef above 0, or kl_control=fixed."),
-        ({"kl_control": "adaptive", "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
         ({"min_query": 2}, "min_query=2 requires max_query. Set that, or min_query=null."),
         ({"system": "Be kind."}, "system=Be kind. requires chat=true. Set that, or system=null."),
         ({"stop": ""}, "Setting `stop`='': String should have at least 1 character."),
@@ -118,7 +119,7 @@ def test_defaults_are_the_papers() -> None:
             "evaluate_average=true requires two LLMs that start from one model.",
         ),
         ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
-        ({"offload_optimizer": True}, "requires GPUs. Set gpus_per_learner, or offload_optimizer=false."),
+        ({"offload_optimizer": True}, "offload_optimizer=true requires gpus_per_learner."),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "gpus_per_learner=0.5 is refused by NCCL. Set it to 1"),
         (
             {"shards_per_policy": 2, "num_learners": 3},
@@ -144,10 +145,9 @@ def test_defaults_are_the_papers() -> None:
             "weight_transfer=gloo requires weights=full. Set that, or weight_transfer=null.",
         ),
         ({"weight_transfer": "gloo", "backend": "transformers"}, "weight_transfer=gloo requires backend=vllm"),
-        ({"weight_transfer": "nccl"}, "requires GPUs: set gpus_per_learner and gpus_per_runner"),
         (
             {"weight_transfer": "nccl", "gpus_per_learner": 0.5, "gpus_per_runner": 0.5},
-            "requires whole GPUs of learners and runners. Or set weight_transfer=ipc.",
+            "requires whole GPUs of learners and runners. Or set weight_transfer=gloo.",
         ),
         (
             {"weight_transfer": "ipc", "gpus_per_learner": 0.5, "gpus_per_runner": 0.5, "num_runners": 2},
