@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,6 @@ from launch.display.terminal import Voice
 from launch.experiments.space import METRIC, TIME, show_point
 from launch.experiments.trials import Trials
 from launch.run_folder.journal import Journal
-from launch.run_folder.locks import FolderHandle
 from launch.run_folder.records import Figures, Sample, Update, plain
 from launch.training.tracking import Trackers, end_services, figures_of, open_services
 from policies.settings.settings import make_settings
@@ -39,7 +37,6 @@ class ProgressCallback(Callback):
         self.journal = journal
         self.voice = voice
         self.trials = trials
-        self._recorded = {(report["trial_id"], report[TIME]) for report in journal.read()}
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
@@ -47,13 +44,11 @@ class ProgressCallback(Callback):
         """Keeps a report, and shows an evaluation."""
         report = {name: value for name, value in result["cory"].items() if name != "samples"}
         values = self.trials.values[trial.trial_id]
-        again = (trial.trial_id, result[TIME]) in self._recorded
-        self._recorded.add((trial.trial_id, result[TIME]))
         figures = {TIME: result[TIME], METRIC: result[METRIC]}
         self.journal.append(
             {"trial": str(trial), "trial_id": trial.trial_id, **figures, "values": values, "cory": report}
         )
-        left = self.voice.advance(again=again)
+        left = self.voice.advance()
         if "evaluation" in result["cory"]:
             settings = self.trials.settings
             figures = cast(Figures, plain(dict(settings.choosing(result["cory"]))))
@@ -66,7 +61,7 @@ class ProgressCallback(Callback):
         if (origin := self.trials.origin(trial)) is not None:
             update = trial.latest_checkpoint_result.metrics[TIME]
             values = show_point(self.trials.values[trial.trial_id])
-            self.voice.say(f"{trial}  goes on from {origin} after update {update}  {values}")
+            self.voice.say(f"{trial}  continues from {origin} after update {update}  {values}")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Shows that a trial failed; Tune tells why only afterwards."""
@@ -127,53 +122,45 @@ class TrackerCallback(Callback):
             trackers.close(failed)
 
 
-@dataclass
-class Budget:
-    """What one process may spend on a search.
+class StopCallback(Callback):
+    """Ctrl-C, SIGTERM, a spent budget: running trials finish their update and are saved, then Tune ends.
 
     Tune's own `time_budget_s` ends trials for good, without saving them, so they could not resume.
     """
 
-    updates: float = math.inf
-    """Of all trials together."""
-    minutes: float = math.inf
-    done: int = 0
-    """Updates so far."""
-    started: float | None = None
-    """When the first trial started, on a monotonic clock."""
-
-    @property
-    def spent(self) -> bool:
-        """Whether nothing is left."""
-        seconds = 0.0 if self.started is None else time.monotonic() - self.started
-        return self.done >= self.updates or seconds > 60 * self.minutes
-
-
-class StopCallback(Callback):
-    """Ctrl-C, SIGTERM, a spent budget: running trials finish their update and are saved, then Tune ends."""
-
-    def __init__(self, interrupts: Interrupts, budget: Budget, folder: FolderHandle | None = None) -> None:
+    def __init__(
+        self, interrupts: Interrupts, max_updates: float | None = None, max_minutes: float | None = None
+    ) -> None:
         """Notes what ends a search.
 
         Args:
             interrupts: is asked to stop.
-            budget: what the search may spend.
-            folder: the search's, without which it ends: Tune would continue in a new one with the old path.
+            max_updates: of all trials together.
+            max_minutes: from the start of the first trial.
         """
         self.interrupts = interrupts
-        self.budget = budget
-        self.folder = folder
+        self.max_updates = max_updates or math.inf
+        self.max_seconds = 60 * (max_minutes or math.inf)
+        self.done = 0
+        """Updates so far."""
         self.statuses: dict[str, str] = {}
         """Of each trial, by its id. When Tune ends it lets go of all trials, and then calls all of them finished."""
+        self._started: float | None = None
         self._under_way: set[str] = set()  # trials whose present process has done an update
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing of the budget is left."""
+        seconds = 0.0 if self._started is None else time.monotonic() - self._started
+        return self.done >= self.max_updates or seconds > self.max_seconds
 
     def requested(self) -> bool:
         """Whether the search is to end: schedulers then pause trials."""
-        return self.interrupts.requested is not None or self.budget.spent
+        return self.interrupts.requested is not None or self.is_spent
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Notes a new process, and starts the budget's clock."""
-        self.budget.started = self.budget.started or time.monotonic()
+        self._started = self._started or time.monotonic()
         self._under_way.discard(trial.trial_id)
 
     def on_trial_result(
@@ -183,13 +170,7 @@ class StopCallback(Callback):
         self._under_way.add(trial.trial_id)
 
     def on_step_end(self, iteration: int, trials: list[Trial], **_: Any) -> None:
-        """Ends Tune once no trial has anything left to save.
-
-        Raises:
-            FolderError: the search's folder was renamed or removed.
-        """
-        if self.folder is not None:
-            self.folder.check()
+        """Ends Tune once no trial has anything left to save."""
         self.statuses = {trial.trial_id: trial.status for trial in trials}
         running = {trial.trial_id for trial in trials if trial.status == Trial.RUNNING}
         if self.requested() and not running & self._under_way:

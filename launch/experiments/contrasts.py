@@ -7,11 +7,14 @@ contrasts:
   - {arm: one-llm, against: rloo, at: tokens}       # when each had generated as many tokens as the other at most
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from launch.console.errors import CommandError
+from pydantic import BaseModel
+from rich.table import Table
+
 from launch.display.statistics import Difference, holm
+from launch.display.tables import table
 from policies.models.model_names import AVERAGE
 
 if TYPE_CHECKING:
@@ -24,15 +27,15 @@ _OF = {"bare": ("mean", ""), "last": ("", "last answer"), "mean": (AVERAGE, "")}
 """What an arm is compared by: the policy and role of its figure in the data frame."""
 
 
-class Contrast(NamedTuple):
+class Contrast(BaseModel, frozen=True, extra="forbid"):
     """An arm against another one, by the combined reward."""
 
     arm: str
-    of: str
-    """What of the arm: the policies' `bare` answers, the chain's `last`, or those of the `mean` of its LLMs."""
     against: str
-    against_of: str
-    at: str = "end"
+    of: Literal["bare", "last", "mean"] = "bare"
+    """What of the arm: the policies' `bare` answers, the chain's `last`, or those of the `mean` of its LLMs."""
+    against_of: Literal["bare", "last", "mean"] = "bare"
+    at: Literal["end", "tokens"] = "end"
     """`end`: after the last update. `tokens`: at each run's last held-out evaluation in training before it had
     generated more tokens than the run of the other arm with the same seed did in all."""
 
@@ -54,29 +57,6 @@ class Answer(NamedTuple):
         if low > 0 or high < 0:
             return "above" if low > 0 else "below"
         return "level" if low > LEVEL else "open"
-
-
-def read_contrasts(entries: object, arms: Sequence[str], where: str) -> tuple[Contrast, ...]:
-    """Reads the contrasts of a study's file.
-
-    Raises:
-        CommandError: one is not as the module's docstring says.
-    """
-    if not isinstance(entries, list):
-        raise CommandError(f"contrasts in {where} must be a list.")
-    return tuple(_contrast(entry, arms, where) for entry in entries)
-
-
-def _contrast(entry: object, arms: Sequence[str], where: str) -> Contrast:
-    allowed = {"arm": arms, "against": arms, "of": _OF, "against_of": _OF, "at": ("end", "tokens")}
-    if not isinstance(entry, Mapping) or not {"arm", "against"} <= entry.keys() <= allowed.keys():
-        raise CommandError(
-            f"A contrast in {where} says `arm` and `against`, maybe `of`, `against_of` and `at`: {entry}."
-        )
-    for key, value in entry.items():
-        if value not in allowed[key]:
-            raise CommandError(f"A contrast in {where} has {key}: {value}, which is none of {', '.join(allowed[key])}.")
-    return Contrast(**{"of": "bare", "against_of": "bare", **entry})
 
 
 def answers(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]") -> list[Answer]:
@@ -102,3 +82,23 @@ def answers(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]") -> list[A
             found.append((contrast, difference))
     corrected = holm([difference.p for _, difference in found], len(contrasts))
     return [Answer(*pair, p) for pair, p in zip(found, corrected, strict=True)]
+
+
+def contrasts_table(found: Sequence[Answer]) -> Table:
+    """Returns what came of a study's contrasts: differences with their 95 % intervals, and p corrected for them all."""
+    made = table(["arm", "against"], ["seeds", "difference", "p", ""])
+    for answer in found:
+        contrast, difference, p = answer
+        made.add_row(
+            _side(contrast.arm, contrast.of) + ", equal tokens" * (contrast.at == "tokens"),
+            _side(contrast.against, contrast.against_of),
+            str(len(difference.seeds)),
+            difference.estimate.shown("{:+.3f}"),
+            "" if p is None else f"{p:.2g}",
+            answer.verdict,
+        )
+    return made
+
+
+def _side(arm: str, of: str) -> str:
+    return {"bare": arm, "last": f"{arm}, last answer", "mean": f"{arm}, mean LLM"}[of]

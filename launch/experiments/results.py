@@ -4,7 +4,6 @@ Everything that tables and plots need of a run is in its file, so a study may go
 """
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast
@@ -15,11 +14,10 @@ from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final, FinalInfluence
 from launch.run_folder.journal import replace_text
 from launch.run_folder.records import Evaluation, Figures, SampleLine, Update, mean_over_policies, plain
-from policies.settings.settings import Settings, SettingsError, deciding, make_settings
+from policies.settings.settings import Settings, deciding, make_settings
 
-Status = Literal["done", "collapsed", "diverged", "failed"]
-"""`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results.
-`failed`: something else ended it, so there is no result."""
+Status = Literal["done", "collapsed", "diverged"]
+"""`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results."""
 
 DIGITS, FEWER = 5, 3
 """Significant digits of figures; of seconds and single responses."""
@@ -32,7 +30,6 @@ _POLICY = (
     *("entropy", "clip_fraction", "grad_norm", "value_loss"),
 )
 """What is kept of a policy's training, where there is such a figure; the combined reward follows."""
-_OWN = re.compile(r"seed_\d+\.json")
 _LINE = ("update", "roles", "exchanged", "averaged", "tokens", "evaluation", "last_answer", "health")
 
 
@@ -43,10 +40,6 @@ class Cost(TypedDict):
     """Response tokens of all agents in training."""
     seconds: float
     """Of all updates, without start, evaluations and checkpoints."""
-    wall_seconds: float
-    """Of the whole process."""
-    resumed: bool
-    """It was stopped and went on, so `wall_seconds` are of its last part alone."""
 
 
 class Text(TypedDict):
@@ -106,19 +99,11 @@ class StudyRun(NamedTuple):
     metrics: list[Update]
     """As in `metrics.jsonl`, with fewer keys; line 0 is the held-out evaluation before training."""
     samples: list[SampleLine]
-    """Some of `samples.jsonl`: held out, before and after training; of training, the first, middle and last."""
+    """Those of `samples.jsonl` to held-out queries, before and after training."""
     final: FinalFigures | None
     """None where the run ended before its last evaluation."""
     also: Sequence[str] = ()
     """More arms that its figures are compared with."""
-
-
-_REQUIRED = {
-    "cost": Cost.__required_keys__,
-    "hardware": Hardware.__required_keys__,
-    "final": FinalFigures.__required_keys__,
-}
-"""What tables and plots would fail without."""
 
 
 def result_file(folder: Path, arm: str, seed: int) -> Path:
@@ -144,8 +129,7 @@ def kept_results(folder: Path) -> list[StudyRun]:
     Raises:
         CommandError: one cannot be read.
     """
-    files = sorted((folder / "results").glob("*/seed_*.json"))
-    return [read_one(file) for file in files if _OWN.fullmatch(file.name)]
+    return [read_one(file) for file in sorted((folder / "results").glob("*/seed_*.json"))]
 
 
 def read_one(file: Path) -> StudyRun:
@@ -157,25 +141,17 @@ def read_one(file: Path) -> StudyRun:
     Raises:
         CommandError: it is damaged, another version wrote it, or it is of another run than its name says.
     """
-    again = "Remove it, and `cory study` does that run again."
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
-        entries = {key: value for key, value in entries.items() if key in StudyRun._fields}
-        for name, keys in _REQUIRED.items():
-            lacking = keys - dict(entries[name] or {}).keys()
-            if lacking and not (name == "final" and entries[name] is None):
-                raise ValueError(f"{name} lacks {', '.join(sorted(lacking))}")
-        entries["cost"] = {key: entries["cost"][key] for key in Cost.__required_keys__}
+        entries = {key: entries[key] for key in StudyRun._fields if key in entries}
         run = StudyRun(**{**entries, "settings": make_settings(entries["settings"])})
-        for name in ("metrics", "samples"):
-            if not all(type(line["update"]) is int for line in entries[name]):
-                raise ValueError(f"a line of {name} is not of an update")
         _fill_in(run)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SettingsError) as error:
-        reason = f"{type(error).__name__} {error}" if isinstance(error, LookupError) else error
-        raise CommandError(f"{file} cannot be read as a study's result: {reason}. {again}") from error
-    if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
-        raise CommandError(f"{file} holds the result of arm {run.arm}, seed {run.seed}. {again}")
+        if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
+            raise ValueError(f"it is of arm {run.arm}, seed {run.seed}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CommandError(
+            f"{file} cannot be read as a study's result: {error!r}. Remove it, and `cory study` does that run again."
+        ) from error
     return run
 
 
@@ -196,15 +172,11 @@ def write(file: Path, run: StudyRun) -> None:
 
     Of the metrics it keeps what tables and plots need and what does not follow from the rest.
     """
-    metrics = [_kept_line(line) for line in run.metrics]
-    entries = {**run._asdict(), "settings": run.settings.model_dump(), "metrics": metrics}
+    entries = {**run._asdict(), "settings": run.settings.model_dump(), "metrics": list(map(_kept_line, run.metrics))}
     lines = []
     for key, value in entries.items():
-        if key in ("metrics", "samples"):
-            rows = ",\n  ".join(_compact(row) for row in value)
-            lines.append(f'"{key}": [\n  {rows}\n ]' if rows else f'"{key}": []')
-        else:
-            lines.append(f'"{key}": {_compact(value)}')
+        rows = [_compact(row) for row in value] if key in ("metrics", "samples") else None
+        lines.append(f'"{key}": ' + ("[\n  " + ",\n  ".join(rows) + "\n ]" if rows else _compact(value)))
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_text(file, "{\n " + ",\n ".join(lines) + "\n}\n")
 
@@ -228,16 +200,6 @@ def _kept_line(line: Update) -> Update:
                 for member, figures in groups.items()
             }
     return cast(Update, rounded(kept))
-
-
-def kept_samples(lines: Sequence[SampleLine]) -> list[SampleLine]:
-    """Returns the held-out samples, and two training samples each of the first, middle and last update that has any."""
-    updates = sorted({line["update"] for line in lines if not line["held_out"]})
-    chosen = {updates[0], updates[len(updates) // 2], updates[-1]} if updates else set()
-    kept = [line for line in lines if line["held_out"]]
-    for update in sorted(chosen):
-        kept += [line for line in lines if line["update"] == update and not line["held_out"]][:2]
-    return [cast(SampleLine, rounded(cast(dict[str, Any], line))) for line in sorted(kept, key=lambda s: s["update"])]
 
 
 def final_figures(final: Final, modules: Sequence[str]) -> FinalFigures:

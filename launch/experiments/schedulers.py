@@ -147,6 +147,6 @@ class Population(Stoppable, FIFOScheduler):
         if axis.scale is None:
             index = axis.values.index(value) + int(self._random.choice((-1, 1)))
             return axis.values[min(max(index, 0), len(axis.values) - 1)]
-        low, high = axis.ends
+        low, high = axis.values
         moved = value * float(self._random.choice(FACTORS))
         return min(max(round(moved) if isinstance(value, int) else moved, low), high)

@@ -3,10 +3,8 @@
 search.yaml       what is searched, by which command
 trial_00000/ ...  a folder per trial: Tune's result.json and progress.csv, checkpoints, error.txt if it failed
 reports.jsonl     a line per update of a trial; after a kill some stand twice
-clones.jsonl      a line per clone of population-based training: whose, after which update, with which values
 log.txt           what libraries printed in the driver
 results.csv       a line per trial
-objective.png     the held-out combined reward over each searched setting
 best.yaml         every setting of the best point, for `cory train`
 """
 
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 
 from cory_env.pickled import shown
 from launch.cluster import room
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, make_folder
 from launch.experiments.space import SEED, TIME, Axis, points, read_axes, unique_kinds
 from launch.run_folder.journal import Journal, replace_text
 from launch.run_folder.layout import LOCK
@@ -86,8 +84,8 @@ class Search(NamedTuple):
 
     def write(self, folder: Path, origin: str) -> None:
         """Writes `search.yaml`; its first line is the command."""
-        kept = {**self.options, "settings": self.settings.model_dump()}
-        replace_text(folder / SEARCH, f"# {origin}\n{write_yaml(kept)}")
+        values = {**self.options, "settings": self.settings.model_dump()}
+        replace_text(folder / SEARCH, f"# {origin}\n{write_yaml(values)}")
 
     @classmethod
     def read(cls, folder: Path) -> "Search":
@@ -98,12 +96,10 @@ class Search(NamedTuple):
         """
         file = folder / SEARCH
         if not file.is_file() or not file.read_bytes().startswith(ORIGIN.encode()):
-            missing = f"has no {SEARCH}" if folder.is_dir() else "does not exist"
-            raise CommandError(f"{folder} is not a search's folder: it {missing}. `cory tune --out DIR` makes them.")
+            raise CommandError(f"{folder} is not a search's folder: it has no {SEARCH} of `cory tune --out DIR`.")
         try:
-            kept = read_yaml(file.read_text(encoding="utf-8"), "it")
-            settings = make_settings(kept.pop("settings"))
-            return cls(settings=settings, axes=read_axes(kept.pop("over")), **kept)
+            values = read_yaml(file.read_text(encoding="utf-8"), "it")
+            return cls(make_settings(values.pop("settings")), read_axes(values.pop("over")), **values)
         except (CommandError, SettingsError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
             raise CommandError(f"{file} cannot be read as a search: {error}") from error
 
@@ -128,34 +124,18 @@ def resolve_start(search: Search) -> Search:
     return search._replace(settings=search.settings.model_copy(update={"start_from": str(starts[0])}))
 
 
-def check_free(folder: Path) -> None:
-    """Refuses a folder that holds something, unless it is a search that ended before its first trial began.
-
-    Raises:
-        CommandError: it does.
-    """
-    if folder.is_file():
-        raise CommandError(f"{folder} is a file: name another folder with --out.")
-    if not folder.is_dir() or ((folder / SEARCH).exists() and not begun(folder)):
-        return
-    if any(entry.name != LOCK for entry in folder.iterdir()):
-        hint = f"go on with it by `{resume_command(folder)}`, or " if (folder / SEARCH).exists() else ""
-        raise CommandError(f"{folder} is not empty: {hint}name another folder with --out.")
-
-
 def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
     """Makes a search's folder; returns the lock on it.
 
     Raises:
-        CommandError: something is there already, or the folder cannot be made.
+        CommandError: something other than a search that never began is there already.
     """
-    check_free(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"The search's folder {folder} cannot be made: {error.strerror}.") from error
+    make_folder(folder)
+    is_free = (folder / SEARCH).exists() or all(entry.name == LOCK for entry in folder.iterdir())
+    if begun(folder) or not is_free:
+        hint = f"Continue it by `{resume_command(folder)}`, or name" if begun(folder) else "Name"
+        raise CommandError(f"{folder} is not empty. {hint} another folder with --out.")
     lock = lock_folder(folder)
-    check_free(folder)  # another search may just have begun here
     search.write(folder, origin)
     return lock
 
@@ -166,22 +146,22 @@ def begun(folder: Path) -> bool:
 
 
 def check_same(folder: Path, search: Search) -> None:
-    """Refuses to go on with another search than was asked for.
+    """Refuses to continue another search than was asked for.
 
     Raises:
         CommandError: the folder's differs, in what the message names.
     """
-    there = Search.read(folder)
-    old, new = ({**each.options, "over": " and ".join(each.options["over"])} for each in (there, search))
-    other = [f"no {key}" if old[key] is None else f"{key} {old[key]}" for key in old if old[key] != new[key]]
-    start, kept = search.settings.start_from, there.settings.model_dump()
-    for key in changed_settings(there.settings, search.settings):
+    before = Search.read(folder)
+    old, new = before.options, search.options
+    changes = [f"{key}={old[key]}" for key in old if old[key] != new[key]]
+    start, kept = search.settings.start_from, before.settings.model_dump()
+    for key in changed_settings(before.settings, search.settings):
         # The search keeps a checkpoint of the run that it starts from.
         if key != "start_from" or not start or not Path(str(kept[key])).is_relative_to(Path(start).resolve()):
-            other.append(f"{key}={shown(as_word(kept[key]))}")
-    if other:
+            changes.append(f"{key}={shown(as_word(kept[key]))}")
+    if changes:
         raise CommandError(
-            f"{folder} holds a search with {', '.join(other)}. Ask for just that, or name another folder with --out."
+            f"{folder} holds a search with {', '.join(changes)}. Ask for just that, or name another folder with --out."
         )
 
 

@@ -21,46 +21,54 @@ seeds     instead of the tier's
 needs     what must be there, else the arm is left out: path → command that makes it
 """
 
-import difflib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from cory_env.home import expand_home
 from launch.console.configuration import read_preset, read_words
 from launch.console.errors import CommandError
-from launch.experiments.contrasts import Contrast, read_contrasts
+from launch.experiments.contrasts import Contrast
 from policies.settings.core_yaml import Value, as_word, read_yaml
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 
 _FOLDER = files("launch.experiments") / "studies"
-_KEYS = ("about", "base", "settings", "seeds", "arms", "contrasts")
-_OF_ARM = ("label", "tier", "against", "also", "seeds", "needs")
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _SHARED = ("seed", "eval_kl_coef")
 """Settings that no arm may differ in: a study deals the seeds, and has one goal."""
 
 
-class Arm(NamedTuple):
+def _seeds(value: object) -> object:
+    return list(range(value)) if type(value) is int else value
+
+
+Seeds = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_seeds), Field(min_length=1)]
+"""A count, for 0, 1, …; or a list."""
+
+
+class Arm(BaseModel, extra="allow"):
     """One way to train, over several seeds."""
 
-    name: str
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     label: str
-    tier: int
-    against: str | None
+    seeds: Seeds
+    tier: PositiveInt = 1
+    against: str | None = None
     """The arm that it is compared with; None: it is the first one."""
-    also: tuple[str, ...]
+    also: tuple[str, ...] = ()
     """More arms that its figures are compared with."""
-    changes: dict[str, Value]
-    """The settings in which it differs from that one."""
-    differs: dict[str, Value]
-    """The settings in which it differs from the first one."""
-    seeds: tuple[int, ...]
-    needs: dict[str, str]
+    needs: dict[str, str] = {}
     """Paths that must exist, each with the command that makes it."""
+    differs: dict[str, Any] = {}
+    """The settings in which it differs from the first one."""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The settings in which it differs from the one that it is compared with."""
+        return self.model_extra or {}
 
     @property
     def missing(self) -> str | None:
@@ -71,16 +79,16 @@ class Arm(NamedTuple):
         return None
 
 
-class Study(NamedTuple):
+class Study(BaseModel, extra="forbid"):
     """All that is compared."""
 
     name: str
-    about: str
     base: str
-    shared: dict[str, Value]
-    """Settings of all arms, over those of the preset; `eval_kl_coef` among them, so that no arm moves the goal."""
     arms: dict[str, Arm]
-    contrasts: tuple[Contrast, ...]
+    about: str = ""
+    shared: dict[str, Any] = {}
+    """Settings of all arms, over those of the preset; `eval_kl_coef` among them, so that no arm moves the goal."""
+    contrasts: tuple[Contrast, ...] = ()
 
     def settings(self, arm: Arm, seed: int) -> Settings:
         """Returns every setting of a run."""
@@ -97,12 +105,8 @@ class Study(NamedTuple):
 
 def studies() -> dict[str, str]:
     """Returns the names of the studies that are shipped, each with what it is about."""
-    found = {
-        file.name.removesuffix(".yaml"): str(read_yaml(file.read_text(encoding="utf-8"), file.name)["about"])
-        for file in _FOLDER.iterdir()
-        if file.name.endswith(".yaml")
-    }
-    return dict(sorted(found.items()))
+    shipped = {Path(file.name).stem: file for file in _FOLDER.iterdir() if file.name.endswith(".yaml")}
+    return {name: str(read_yaml(shipped[name].read_text("utf-8"), name)["about"]) for name in sorted(shipped)}
 
 
 def load(where: str, words: Sequence[str] = ()) -> Study:
@@ -115,61 +119,73 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     Raises:
         CommandError: there is no such study, or it is not as the module's docstring says.
     """
-    name, text = _read(where)
-    entries = _mapping(read_yaml(text, where), where)
-    _check_keys(entries, _KEYS, where)
-    if not entries.get("arms"):
-        raise CommandError(f"{where} has no arms.")
-    base = str(entries.get("base", ""))
-    shared = {**_mapping(entries.get("settings") or {}, f"settings in {where}"), **read_words(words)}
+    file = _FOLDER / f"{where}.yaml" if where in studies() else Path(expand_home(where))
+    if not file.is_file():
+        raise CommandError(f"There is no study `{where}`. There are: {', '.join(studies())}. Or name a .yaml.")
+    text, changes = file.read_text("utf-8"), read_words(words)
+    entries = read_yaml(text, where)
+    try:
+        shared = {**entries.pop("settings", {}), **changes}
+        arms = _arms(entries.pop("arms"), entries.pop("seeds", 1))
+        study = Study(name=Path(file.name).stem, shared=shared, arms=arms, **entries)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc']))} {each['input']!r}: {each['msg']}" for each in error.errors()]
+        raise CommandError(f"{where} is no study: {'; '.join(problems)}.") from error
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise CommandError(f"{where} is no study as {__name__} describes it: {error!r}.") from error
+    resolved = _resolve(study.base, shared)
     if "seed" in shared:
         raise CommandError(f"{where} sets seed for all runs: say which seeds by `seeds`, or by --seeds.")
-    resolved = _resolve(base, shared)
-    if resolved.dtype == "auto":
+    if resolved.dtype == "auto" or resolved.final_queries is None:
         raise CommandError(
-            f"{where} leaves dtype open: `auto` is bf16 on one machine and fp32 on another, and runs of both "
-            "kinds cannot be compared. Say dtype=fp32 or dtype=bf16, in its `settings` or on the command line."
+            f"{where} must say dtype and final_queries, in its `settings` or on the command line: dtype=auto differs "
+            "between machines, and final_queries=500 is on how many held-out queries each policy is compared."
         )
-    if resolved.final_queries is None:
-        raise CommandError(
-            f"{where} does not say final_queries: on how many held-out queries, such as final_queries=500, each policy "
-            "is compared after training. Say it in its `settings` or on the command line."
-        )
-    shared["eval_kl_coef"] = resolved.report_kl_coef
-    arms: dict[str, Arm] = {}
-    for key, value in _mapping(entries["arms"], f"arms in {where}").items():
-        arms[key] = _arm(key, _mapping(value or {}, f"{where}, arm {key}"), entries.get("seeds", 1), arms)
-    labels = [arm.label for arm in arms.values()]
-    if double := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
-        raise CommandError(f"{where} has several arms with the label {double[0]!r}, which plots could not tell apart.")
-    contrasts = read_contrasts(entries.get("contrasts", []), list(arms), where)
-    study = Study(name, str(entries.get("about", "")), base, shared, arms, contrasts)
-    for arm in arms.values():
-        try:
-            settings = study.settings(arm, 0)
-        except SettingsError as error:
-            raise CommandError(f"{where}, arm {arm.name}: {error}") from error
-        if arm.against is not None:
-            check_differs(arm, settings, study.settings(arms[arm.against], 0))
+    study.shared["eval_kl_coef"] = resolved.report_kl_coef
+    for arm in study.arms.values():
+        _check(study, arm, where)
+    compared = {arm for contrast in study.contrasts for arm in (contrast.arm, contrast.against)}
+    if unknown := compared - study.arms.keys():
+        raise CommandError(f"{where} has contrasts of {', '.join(sorted(unknown))}, which is none of its arms.")
     return study
 
 
-def check_differs(arm: Arm, settings: Settings, against: Settings) -> None:
-    """Refuses an arm whose settings differ from those it is held against in more, or in less, than it says.
+def _arms(entries: dict[str, Any], seeds: Any) -> dict[str, dict[str, Any]]:
+    """Fills in what arms leave out: names, what they are held against, seeds, and how they differ from the first."""
+    arms: dict[str, dict[str, Any]] = {}
+    for name, entry in entries.items():
+        arm = {"name": name, "label": name, "against": next(iter(arms), None), **(entry or {})}
+        arm.setdefault("seeds", seeds[arm.get("tier", 1)] if isinstance(seeds, dict) else seeds)
+        changes = {key: value for key, value in arm.items() if key not in Arm.model_fields}
+        arms[name] = arm
+        arm["differs"] = {**arms.get(arm["against"], {}).get("differs", {}), **changes}
+    return arms
+
+
+def _check(study: Study, arm: Arm, where: str) -> None:
+    """Refuses an arm that differs from the one it is held against in more, or in less, than it says.
 
     Raises:
         CommandError: names the settings.
     """
-    found, said = set(changed_settings(against, settings)), set(arm.changes)
-    if hidden := sorted(found - said):
-        raise CommandError(f"Arm {arm.name} differs from {arm.against} in {', '.join(hidden)} without saying so.")
-    if idle := sorted(said - found):
+    before = list(study.arms)[: study.place(arm)]
+    try:
+        settings = study.settings(arm, 0)
+    except SettingsError as error:
+        raise CommandError(f"{where}, arm {arm.name}: {error}") from error
+    others = [name for name in (arm.against, *arm.also) if name is not None]
+    if unknown := [name for name in others if name not in before]:
+        raise CommandError(f"{where}, arm {arm.name}: {', '.join(unknown)} is no arm before it.")
+    if shared := sorted({*_SHARED} & arm.changes.keys()):
+        raise CommandError(f"{where}, arm {arm.name} sets {', '.join(shared)}, which all arms have in common.")
+    against = study.settings(study.arms[arm.against], 0) if arm.against else _resolve(study.base, study.shared)
+    changes, said = sorted(set(changed_settings(against, settings)) - {"seed"}), sorted(arm.changes)
+    if changes != said or bool(changes) != bool(before):
         raise CommandError(
-            f"Arm {arm.name} says that it differs from {arm.against} in {', '.join(idle)}, but both have the same. "
-            "Leave it out."
+            f"{where}, arm {arm.name} says that it differs from {arm.against or 'the base'} in "
+            f"{', '.join(said) or 'nothing'}, but it differs in {', '.join(changes) or 'nothing'}. The first arm, and "
+            "no other, is the base itself."
         )
-    if not said:
-        raise CommandError(f"Arm {arm.name} differs from {arm.against} in nothing.")
 
 
 def word(key: str, value: Value) -> str:
@@ -177,89 +193,5 @@ def word(key: str, value: Value) -> str:
     return f"{key}={as_word(value)}"
 
 
-def read_seeds(value: object, where: str) -> tuple[int, ...]:
-    """Returns seeds: 0, 1, … for a count, or those of a list.
-
-    Raises:
-        CommandError: it is neither.
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return tuple(range(value))
-    if isinstance(value, list) and value and all(type(seed) is int and seed >= 0 for seed in value):
-        return tuple(dict.fromkeys(value))
-    raise CommandError(f"{where}: seeds are a count, such as 5, or a list, such as [0, 1, 2], not {value!r}.")
-
-
-def _read(where: str) -> tuple[str, str]:
-    """Returns a study's name and its file's text."""
-    if where in studies():
-        return where, (_FOLDER / f"{where}.yaml").read_text(encoding="utf-8")
-    path = Path(expand_home(where))
-    if path.suffix not in (".yaml", ".yml"):
-        close = difflib.get_close_matches(where, studies(), n=1, cutoff=0.4)
-        hint = f" Did you mean `{close[0]}`?" if close else ""
-        raise CommandError(f"There is no study `{where}`.{hint} There are: {', '.join(studies())}. Or name a .yaml.")
-    if path.stem in studies():
-        raise CommandError(
-            f"{where} has the name of the shipped study {path.stem}, whose results it would be taken for. Rename it."
-        )
-    try:
-        return path.stem, path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise CommandError(f"The study {path} cannot be read: {reason}.") from error
-
-
-def _arm(name: str, entries: dict[str, Any], seeds: object, before: Mapping[str, Arm]) -> Arm:
-    """Makes an arm of its entries; it may be held against the arms before it."""
-    where = f"Arm {name}"
-    if not _NAME.fullmatch(name):
-        raise CommandError(f"{where}: names are of small letters, digits, `.`, `_` and `-`, as they name folders.")
-    changes = {key: value for key, value in entries.items() if key not in _OF_ARM}
-    for key in changes:
-        if key in _SHARED:
-            raise CommandError(f"{where} sets {key}, which all arms have in common.")
-    tier = entries.get("tier", 1)
-    if type(tier) is not int or tier < 1:
-        raise CommandError(f"{where}: tier is 1, 2, …, not {tier!r}.")
-    first = next(iter(before), None)
-    against = entries.get("against", first)
-    if first is None and (changes or against):
-        raise CommandError(f"{where} is the first, which all others are held against: it changes nothing.")
-    if against is not None and not _among(against, before):
-        raise CommandError(f"{where} is held against {against}, which is no arm before it: {', '.join(before)}.")
-    also = entries.get("also", [])
-    if not isinstance(also, list) or not all(_among(name, before) and name != against for name in also):
-        raise CommandError(f"{where}: also is a list of arms before it, other than {against}, not {also!r}.")
-    of_tier = seeds.get(tier) if isinstance(seeds, Mapping) else seeds
-    return Arm(
-        name=name,
-        label=str(entries.get("label", name)),
-        tier=tier,
-        against=against,
-        also=tuple(also),
-        changes=changes,
-        differs={**before[against].differs, **changes} if against is not None else {},
-        seeds=read_seeds(entries.get("seeds", of_tier), where),
-        needs={str(path): str(command) for path, command in _mapping(entries.get("needs") or {}, where).items()},
-    )
-
-
-def _among(name: object, arms: Mapping[str, Arm]) -> bool:
-    return isinstance(name, str) and name in arms
-
-
-def _resolve(base: str, values: Mapping[str, Value]) -> Settings:
+def _resolve(base: str, values: dict[str, Value]) -> Settings:
     return make_settings(apply_overrides(read_preset(base), values))
-
-
-def _mapping(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise CommandError(f"{where} must hold `key: value`, but holds a {type(value).__name__}.")
-    return {str(key): entry for key, entry in value.items()}
-
-
-def _check_keys(found: Mapping[str, object], known: Sequence[str], where: str) -> None:
-    for key in found:
-        if key not in known:
-            raise CommandError(f"{where} has an unknown key `{key}`; there are {', '.join(known)}.")

@@ -1,8 +1,8 @@
 """The trials of a search, as Tune has them and as its folder does.
 
 A folder may move between two runs of `cory tune`, and so may the data beside it. Tune notes absolute paths, so nothing
-that it noted of paths and settings is used again: a trial's settings are those of the search and its own values, and
-its folder lies in that of the search.
+that it noted of paths is used again: a trial's settings are those of the search and its own values, and its folder lies
+in that of the search.
 """
 
 import copy
@@ -14,12 +14,9 @@ from pathlib import Path
 from ray.tune import Checkpoint
 from ray.tune.experiment import Trial
 
-from launch.console.errors import reason
 from launch.experiments.space import SEED, TIME, Value
-from launch.run_folder.journal import Journal
-from policies.settings.settings import Settings
+from policies.settings.settings import ABOUT, Settings
 
-CLONES = "clones.jsonl"
 _OF = "_of_"
 """What stands before the donor's name in that of the checkpoint that a clone continues from."""
 Values = dict[str, Value]
@@ -31,7 +28,7 @@ class Trials:
     """What each trial of a search tries."""
 
     def __init__(self, folder: Path, settings: Settings, keys: Sequence[str], locate: Locate) -> None:
-        """Reads what is known of the trials of a search that resumes.
+        """Notes what all trials have in common.
 
         Args:
             folder: of the search.
@@ -45,7 +42,6 @@ class Trials:
         """Of each trial, by its id: of the searched settings, and the seed."""
         self._keys = dict.fromkeys([*keys, SEED])
         self._locate = locate
-        self._journal = Journal(folder / CLONES)
 
     def add(self, trial: Trial) -> None:
         """Gives a trial that Tune adds its folder, and its settings."""
@@ -57,13 +53,9 @@ class Trials:
             trial.init_local_path()
         drawn = {key.rpartition("/")[2]: value for key, value in trial.evaluated_params.items()}
         values = {key: drawn.get(key, getattr(self.settings, key)) for key in self._keys}
-        if (saved := trial.latest_checkpoint_result) is not None:
-            checkpoint, update = Path(saved.checkpoint.path).name, saved.metrics[TIME]
-            for clone in self._journal.read():
-                # A kill may have come before Tune noted that the trial had become this clone.
-                is_noted = update > clone["update"] or checkpoint == clone["checkpoint"]
-                if clone["trial_id"] == trial.trial_id and is_noted:
-                    values = clone["values"]
+        for key, value in trial.config.get("cory_settings", {}).items():
+            if key in values and (key == SEED or ABOUT[key].clone):
+                values[key] = value  # those of a clone
         self._set(trial, values)
 
     def clone(self, donor: Trial, trial: Trial, values: Values) -> None:
@@ -72,12 +64,9 @@ class Trials:
         The checkpoint becomes one of its own, so that nobody deletes it while it is needed.
         """
         result = copy.copy(donor.latest_checkpoint_result)
-        update = result.metrics[TIME]
-        folder = Path(trial.path, f"clone_{update:06d}{_OF}{donor}")
+        folder = Path(trial.path, f"clone_{result.metrics[TIME]:06d}{_OF}{donor}")
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(result.checkpoint.path, folder, copy_function=_link)
-        clone = {"update": update, "trial": str(trial), "donor": str(donor), "values": values}
-        self._journal.append({**clone, "trial_id": trial.trial_id, "checkpoint": folder.name})
         result.checkpoint, result.metrics = Checkpoint.from_directory(str(folder)), {**result.metrics}
         trial.on_checkpoint(result)
         self._set(trial, values)
@@ -92,15 +81,6 @@ class Trials:
         self.values[trial.trial_id] = values
         located = self._locate(self.settings.model_copy(update=values)).model_dump()
         trial.set_config({**trial.config, "cory_settings": located})
-
-
-def failure(trial: Trial) -> str:
-    """Returns in one sentence why a trial failed."""
-    error = trial.get_pickled_error()
-    if error is not None:
-        return reason(error)
-    lines = (trial.get_error() or "").strip().splitlines()
-    return lines[-1] if lines else "Nothing is known."
 
 
 def _link(source: str, target: str) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.tune.experiment import Trial
@@ -13,72 +13,65 @@ from ray.tune.search import BasicVariantGenerator
 
 from launch.cluster import room, session
 from launch.console import output
-from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
-from launch.experiments.callbacks import Budget, ProgressCallback, StopCallback, TrackerCallback
-from launch.experiments.outcome import TrialResult, collect_results
+from launch.experiments.callbacks import ProgressCallback, StopCallback, TrackerCallback
+from launch.experiments.outcome import collect_results
 from launch.experiments.schedulers import Asha, Fifo, Population, Reports, Stopping
 from launch.experiments.search import LOG, REPORTS, Search, begun, check_room, read_reports
 from launch.experiments.space import METRIC, TIME, points
 from launch.experiments.trials import Locate, Trials
 from launch.run_folder.journal import Journal
-from launch.run_folder.locks import FolderHandle
 from policies.cory import Cory, CoryConfig
 from policies.settings.placement import cpus, processes
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def run_search(
-    search: Search,
-    handle: FolderHandle,
-    locate: Locate,
-    voice: Voice,
-    interrupts: Interrupts,
-    budget: Budget,
-    debug: bool,
-) -> list[TrialResult]:
+    search: Search, folder: Path, locate: Locate, voice: Voice, stop: StopCallback, debug: bool
+) -> "pd.DataFrame":
     """Runs all trials in a locked folder, or those that are left, as far as the budget goes.
 
     Args:
         search: what is searched.
-        handle: of its folder.
+        folder: its folder.
         locate: finds the files that settings name.
         voice: shows what happens.
-        interrupts: entered, may ask to stop.
-        budget: what may be spent.
+        stop: what ends it; its interrupts are entered.
         debug: show libraries' logs.
 
     Returns:
-        The trials so far: finished, failed, or neither where `interrupts` asked to stop, or the budget is spent.
+        The trials so far (`collect_results`): finished, failed, or neither where the search was stopped or the budget
+        is spent.
 
     Raises:
         CommandError: a trial asks for more than Ray has.
-        FolderError: the folder was renamed or removed.
     """
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
-    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` has it
-    folder, checked = handle.path, points(search.settings, search.axes)
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # the interrupts have it
+    checked = points(search.settings, search.axes)
     largest = max((processes(settings, trial=True) for settings in checked), key=cpus)
-    with contextlib.ExitStack() as around:
+    with contextlib.ExitStack() as stack:
         if not debug:
-            around.enter_context(output.output_into(folder / LOG))
-        around.enter_context(voice)
+            stack.enter_context(output.output_into(folder / LOG))
+        stack.enter_context(voice)
         voice.stage("Starting Ray")
-        around.enter_context(session.ray_session(largest, debug))
-        interrupts.install()  # Ray took SIGTERM
+        stack.enter_context(session.ray_session(largest, debug))
+        stop.interrupts.install()  # Ray took SIGTERM
         if session.UNCHECKED not in os.environ:
             check_room(checked, room.living_nodes())
         voice.stage("Running trials")
         reports = Journal(folder / REPORTS, TIME)
         reports.cut_after(search.settings.updates)  # what a kill left of a line
         trials = Trials(folder, search.settings, [axis.key for axis in search.axes], locate)
-        stop = StopCallback(interrupts, budget, handle)
         scheduler = make_scheduler(search, trials, stop.requested, read_reports(folder))
-        callbacks = [ProgressCallback(reports, voice, trials), TrackerCallback(folder), stop]
         voice.begin()
-        interrupts.training = True
+        stop.interrupts.training = True
         space = CoryConfig().cory(**search.space())
-        ended = run_trials(Cory, space, folder, search, scheduler, callbacks, budget)
+        callbacks = [ProgressCallback(reports, voice, trials), TrackerCallback(folder)]
+        ended = run_trials(Cory, space, folder, search, scheduler, stop, callbacks)
         return collect_results(ended, trials, search.axes, stop.statuses)
 
 
@@ -88,22 +81,23 @@ def run_trials(
     folder: Path,
     search: Search,
     scheduler: TrialScheduler,
-    callbacks: Sequence[tune.Callback],
-    budget: Budget,
+    stop: StopCallback,
+    callbacks: Sequence[tune.Callback] = (),
 ) -> list[Trial]:
-    """Lets Tune run trials, or go on with those of a folder, whose path may have changed.
+    """Lets Tune run trials, or continue those of a folder, whose path may have changed.
 
     Not by a `Tuner`, whose `restore` takes the callbacks and the scheduler from a file.
     """
     settings, folder = search.settings, folder.resolve()
+    population_based = search.scheduler == "pbt"
     random_search = BasicVariantGenerator(
-        constant_grid_search=search.scheduler != "pbt",  # what is drawn is drawn once for all points, so for all seeds
+        constant_grid_search=not population_based,  # what is drawn is drawn once for all points, so for all seeds
         random_state=settings.seed,
         max_concurrent=search.concurrent or 0,
     )
 
     def has_ended(trial_id: str, result: dict[str, Any]) -> bool:
-        budget.done += 1
+        stop.done += 1  # here, as it is called before the scheduler decides
         return bool(result[TIME] >= settings.updates)
 
     return tune.run(
@@ -111,7 +105,7 @@ def run_trials(
         config=space,
         name=folder.name,
         storage_path=str(folder.parent),
-        num_samples=1 if search.scheduler == "pbt" else search.samples,
+        num_samples=1 if population_based else search.samples,
         search_alg=random_search if search.algorithm is None else optuna_search(search),
         max_concurrent_trials=search.concurrent if search.algorithm is not None else None,
         scheduler=scheduler,
@@ -121,7 +115,7 @@ def run_trials(
             checkpoint_at_end=True,
             num_to_keep=max(1, settings.keep_checkpoints),
         ),
-        callbacks=list(callbacks),
+        callbacks=[*callbacks, stop],
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
         resume_config=tune.ResumeConfig(errored=tune.ResumeConfig.ResumeType.RESUME) if begun(folder) else None,

@@ -148,8 +148,6 @@ def _caveats(arms: Sequence[Arm]) -> list[str]:
         found.append(f"Not finished, so their figures are those so far: {', '.join(names)}.")
     if names := [run.name for run in runs if run.unfinished and run not in counted]:
         found.append(f"Not finished, so in the curves alone: {', '.join(names)}.")
-    if names := [run.name for run in runs if run.result.status == "failed"]:
-        found.append(f"Failed, so without a result: {', '.join(names)}.")
     coefs = sorted({arm.settings.report_kl_coef for arm in arms})
     if len(coefs) > 1:
         found.append(

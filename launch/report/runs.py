@@ -101,7 +101,7 @@ class Arm:
     @cached_property
     def counted(self) -> list[Run]:
         """The runs whose last figures are compared: those that ended, or all as long as none has."""
-        return [run for run in self.runs if not run.unfinished and run.result.status != "failed"] or self.runs
+        return [run for run in self.runs if not run.unfinished] or self.runs
 
     @property
     def results(self) -> list[StudyRun]:
@@ -195,8 +195,6 @@ def read_run(address: str | Path, name: str) -> Run:
         cost=Cost(
             tokens=sum(line.get("tokens", 0) for line in updates),
             seconds=sum(line.get("seconds", {}).get("total", 0.0) for line in updates),
-            wall_seconds=0.0,
-            resumed=False,
         ),
         metrics=updates,
         samples=cast(list[SampleLine], run.samples.read()),

@@ -77,7 +77,7 @@ def study_run(
         versions={},
         hardware=HARDWARE,
         date="2026-01-01T00:00:00+00:00",
-        cost=Cost(tokens=100, seconds=10.0, wall_seconds=60.0, resumed=False),
+        cost=Cost(tokens=100, seconds=10.0),
         metrics=metrics,
         samples=[],
         final=None if status in ("diverged", "failed") else final,

@@ -4,9 +4,10 @@ import json
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from launch.experiments.outcome import TrialResult, write_csv
+from launch.experiments.outcome import write_csv
 from launch.experiments.search import REPORTS, RESULTS, Search
 from launch.experiments.space import TIME, read_axes
 from launch.report.listing import Listed, listed, preset_of
@@ -84,9 +85,9 @@ def test_trials_of_a_search_are_listed_by_its_reports_and_results(tmp_path: Path
     for trial, update, worth in ((0, 6, 0.5), (0, 12, 0.25), (1, 6, None), (2, 6, 0.1)):
         report = {"trial": f"trial_{trial}", "trial_id": str(trial), TIME: update, "combined_reward": worth}
         Journal(folder / REPORTS, TIME).append(report)
-    ended = TrialResult("trial_1", {"lr": 1e-4}, 0, "stopped early", 6, None, None, None, 0, 1.0, "")
+    ended = pd.DataFrame([{"trial": "trial_1", "lr": 1e-4, "status": "stopped early"}])
     with lock_folder(folder):
-        write_csv([ended], folder / RESULTS)
+        write_csv(ended, ["lr"], folder / RESULTS)
         running = found(folder)
     assert {name: each.state for name, each in running.items()} == {
         **{"trial_0": "ended", "trial_1": "stopped early", "trial_2": "training"},

@@ -14,7 +14,13 @@ from launch.run_folder.locks import try_lock
 from launch.run_folder.run import Run
 from tests.launch.conftest import Cory, begin
 
-BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
+BREVITY = """def brevity(completions):
+    return [-float(len(completion)) for completion in completions]
+
+
+def broken(completions):
+    raise OSError("It is broken.")
+"""
 STUDY = """about: A trial.
 base: imdb-tiny-paper
 settings:
@@ -35,8 +41,9 @@ settings:
   final_queries: 18
 arms:
 """
-TWO = STUDY + "  cory: {label: CORY}\n  broken: {task: nope}\n  absent: {lr: 1.0, needs: {nowhere: make it}}\n"
-CHANGED = "  cory: {label: Both}\n  new: {lr: 1.0}\n  broken: {also: [new], tier: 2, task: nope}\n"
+BROKEN = "  broken: {reward: 'my_rewards:broken'}\n"
+TWO = f"{STUDY}  cory: {{label: CORY}}\n{BROKEN}  absent: {{lr: 1.0, needs: {{nowhere: make it}}}}\n"
+CHANGED = f"  cory: {{label: Both}}\n  new: {{lr: 1.0}}\n{BROKEN}"
 
 
 def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
@@ -47,9 +54,9 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
     result = cory_forked("study", "mine.yaml", "--out", "study", **cluster)
     assert result.returncode == 1, result.stderr + result.stdout
     assert "Left out: absent needs nowhere, which is not there. Make it: make it" in result.stdout
-    assert "broken, seed 0, failed: There is no task 'nope'." in result.stdout
-    broken, trained = sorted(read(tmp_path / "study"), key=lambda run: run.arm)
-    assert (broken.status, broken.final, trained.status) == ("failed", None, "done")
+    assert "broken, seed 0, failed: " in result.stdout and "It is broken." in result.stdout
+    (trained,) = read(tmp_path / "study")
+    assert trained.status == "done"
     assert trained.final is not None and trained.final["queries"] == 18
     for module in ("llm_1", "llm_2"):
         assert trained.final["policy"][module]["response_length"] is not None
@@ -61,28 +68,25 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
     # The evaluations in training asked other held-out queries than the last one.
     asked = {sample["query"] for sample in trained.samples if sample["held_out"]}
     assert asked and asked.isdisjoint(text["query"] for text in trained.final["texts"]["llm_1"])
-    assert 0.0 < trained.cost["seconds"] < trained.cost["wall_seconds"]
+    assert trained.cost["seconds"] > 0.0
     run = tmp_path / "study" / "runs" / "cory" / "seed_0"
-    assert [entry.name for entry in (run / "checkpoints").iterdir()] == ["update_000002"]
+    assert (run / "checkpoints" / "update_000002").is_dir()
 
     before = (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes()
     again = cory_here("study", "mine.yaml", "--out", "study", "--only", "cory", "--seeds", "0,")
     assert again.returncode == 0 and "CORY" in again.stdout
     assert (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes() == before
-    file = tmp_path / "study" / "results" / "broken" / "seed_0.json"
-    before = file.read_bytes()
     taken = try_lock(tmp_path / "study" / "runs" / "broken" / "seed_0.lock")
     assert taken is not None
     with taken:
-        elsewhere = cory_here("study", "mine.yaml", "--out", "study", "--only", "broken", "--retry")
-    assert "other processes of this study had 1 of the runs in hand" in elsewhere.stdout
-    assert file.read_bytes() == before
+        elsewhere = cory_here("study", "mine.yaml", "--out", "study", "--only", "broken")
+    assert "other processes of this study do 1 of the runs" in elsewhere.stdout
 
     # What the file says of arms may change; their settings may not.
     (tmp_path / "mine.yaml").write_text(STUDY + CHANGED)
     assert cory_here("study", "mine.yaml", "--out", "study", "--only", "cory").returncode == 0
-    broken, trained = sorted(read(tmp_path / "study"), key=lambda run: run.arm)
-    assert (trained.label, broken.place, broken.tier, list(broken.also)) == ("Both", 2, 2, ["new"])
+    (trained,) = read(tmp_path / "study")
+    assert trained.label == "Both"
     other = cory_here("study", "mine.yaml", "lr=1e-3", "--out", "study")
     assert other.returncode == 2 and "was made with other settings: lr" in other.stderr
 
@@ -91,8 +95,8 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
     ("words", "message"),
     [
         (["--out", "s3://bucket/study"], "s3://bucket/study is a URI, but a path is needed here"),
-        (["--out", "taken"], "The study's folder taken cannot be made: File exists."),
-        (["--out", "new", "--seeds", "00"], "`00` is neither a count, such as 5, nor seeds"),
+        (["--out", "taken"], "taken cannot be made"),
+        (["--out", "new", "--seeds", "00"], "--seeds 00 is neither a count, such as 5, nor seeds"),
     ],
 )
 def test_a_study_s_words_that_cannot_be_are_refused_in_a_sentence(
@@ -108,14 +112,14 @@ def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_alon
     policies_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    for what, words in (
-        ("study", ["study", "imdb", "--out", "here"]),
-        ("model", ["export", str(policies_run.path), "--policy", "llm_1", "--out", "here"]),
-        ("evaluation", ["evaluate", str(policies_run.path), "--out", "here"]),
-        ("report", ["report", str(policies_run.path), "--out", "here/report.html"]),
-        ("report", ["report", str(policies_run.path), "--out", "/tmp/report.html", "--png", "here"]),
+    for command, what, words in (
+        ("study", "study", ["imdb", "--out", "here"]),
+        ("export", "model", [str(policies_run.path), "--policy", "llm_1", "--out", "here"]),
+        ("evaluate", "evaluation", [str(policies_run.path), "--out", "here"]),
+        ("report", "report", [str(policies_run.path), "--out", "here/report.html"]),
+        ("report", "report", [str(policies_run.path), "--out", "/tmp/report.html", "--png", "here"]),
     ):
-        assert main(words) == 2
+        assert main([command, *words]) == 2
         assert f"Error: The {what}'s folder here is relative: in a Ray job it would vanish" in capsys.readouterr().err
 
 
@@ -135,7 +139,7 @@ def test_two_processes_share_a_study(cory: Cory, tmp_path: Path) -> None:
     assert "ppo, seed 0" in second.stdout and "ppo, seed 0" not in output
     found = read(tmp_path / "study")
     assert [(run.arm, run.seed) for run in found] == [(arm, seed) for arm in ("cory", "ppo", "warm") for seed in (0, 1)]
-    assert all(run.status == "done" and not run.cost["resumed"] for run in found)
+    assert all(run.status == "done" for run in found)
 
 
 @pytest.mark.slow
@@ -151,7 +155,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Pat
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
-    assert "Stopped: 0 of 2 runs are done. The same command goes on." in output
+    assert "Stopped: 0 of 2 runs are done. The same command continues." in output
     stopped = [json.loads(line)["update"] for line in metrics.read_text().splitlines()]
     assert 1 <= stopped[-1] < 4
 
@@ -159,10 +163,9 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Pat
     assert result.returncode == 0, result.stderr
     trained, wild = read(tmp_path / "study")
     assert [line["update"] for line in trained.metrics] == [0, 1, 2, 3, 4]
-    assert trained.cost["resumed"]
     assert (wild.status, wild.final) == ("diverged", None)
     assert wild.reason is not None and "is not finite" in wild.reason
-    assert "1 of 1" in result.stdout  # of wild's runs, collapsed
+    assert "seed 0 collapsed: diverged" in result.stdout
 
     # What is left of a run's checkpoints is enough for its policies to be used.
     exported = cory("export", "study/runs/cory/seed_0", "--policy", "llm_2", "--out", "llm_2")

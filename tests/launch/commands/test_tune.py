@@ -53,8 +53,8 @@ def test_a_search_whose_driver_was_killed_goes_on_where_it_was_moved_and_a_trial
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
 
-    assert "go on with it by `cory tune --resume found`" in refused(cory(*command))
-    assert "holds a search with over lr=0.0001,1e+30." in refused(cory(*command, "--over", "seed=1", "--continue"))
+    assert "Continue it by `cory tune --resume found`" in refused(cory(*command))
+    assert "holds a search with over=['lr=0.0001,1e+30']." in refused(cory(*command, "--over", "seed=1", "--continue"))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "found").rename(tmp_path / "elsewhere" / "moved")
     moved = tmp_path / "elsewhere" / "moved"
@@ -63,7 +63,7 @@ def test_a_search_whose_driver_was_killed_goes_on_where_it_was_moved_and_a_trial
     assert resumed.returncode == 1, resumed.stderr
     assert "left" in resumed.stdout and not re.search(r"-\d+:\d\d left", resumed.stdout)
     assert not (tmp_path / "found").exists()
-    assert "trial_00000  goes on from trial_00000 after update" in resumed.stdout
+    assert "trial_00000  continues from trial_00000 after update" in resumed.stdout
     with (moved / "results.csv").open() as file:
         good, bad = csv.DictReader(file)
     assert (good["lr"], good["status"], good["updates"], good["exchanges"]) == ("0.0001", "done", "3", "3")
@@ -71,14 +71,13 @@ def test_a_search_whose_driver_was_killed_goes_on_where_it_was_moved_and_a_trial
     assert "The gradient of llm_1 is not finite in update 2" in bad["reason"]
     assert bad["reason"] in resumed.stdout
     again = cory(*command, "--continue")
-    assert again.returncode == 1 and "trial_00001  goes on from trial_00001 after update 1" in again.stdout
+    assert again.returncode == 1 and "trial_00001  continues from trial_00001 after update 1" in again.stdout
 
     of_good = [report for report in read_reports(moved) if report["trial"] == "trial_00000"]
     assert [report["updates"] for report in of_good] == [1, 2, 3]
     assert [report["cory"]["roles"]["pioneer"] for report in of_good] == ["llm_1", "llm_2", "llm_1"]
     assert float(good["combined_reward"]) == of_good[-1]["combined_reward"]
     assert yaml.safe_load((moved / "best.yaml").read_text())["lr"] == 1e-4
-    assert (moved / "objective.png").stat().st_size > 5_000
     assert json.loads((moved / "trial_00000" / "params.json").read_text())["cory_settings"]["lr"] == 1e-4
 
 
@@ -123,7 +122,7 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
     asked._replace(settings=pin_objective(dated)).write(tmp_path, "cory tune")
     check_same(tmp_path, asked._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
     asked.write(tmp_path, "cory tune")
-    with pytest.raises(CommandError, match=r"holds a search with over lr=0\.000123456,0\.0001, seeds 2\. Ask"):
+    with pytest.raises(CommandError, match=r"holds a search with over=\['lr=0\.000123456,0\.0001'\], seeds=2\. Ask"):
         check_same(tmp_path, asked._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
     with pytest.raises(CommandError, match="holds a search with queries=256, minibatch=256"):
         check_same(
@@ -150,35 +149,35 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         ((), "Nothing to search"),
         (("--over", "lr=log:1:0"), "LOW must be above zero and below HIGH"),
         (("--over", "lr=1e-5,1e-4", "--samples", "3"), "--samples is for ranges"),
-        (("--over", "seed=1,2", "--seeds", "2"), "say the same twice"),
-        (("--over", "lr=1e-5,1e-4", "--scheduler", "pbt", "--seeds", "2"), "do not go with --scheduler pbt"),
+        (("--over", "seed=1,2", "--seeds", "2"), "conflicts with --over seed"),
+        (
+            ("--over", "lr=1e-5,1e-4", "--scheduler", "pbt", "--seeds", "2"),
+            "--scheduler pbt conflicts with --seeds and --concurrent",
+        ),
         (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "--seeds", "2"), "stops a point's unlucky seeds"),
-        (("--over", "queries=uniform:64:256"), "List some that can: --over queries=64,80,96,112,"),
         (("--over", "num_agents=1,2", "--scheduler", "pbt"), "cannot change num_agents while a trial runs"),
         (("--over", "queries=128,256", "--scheduler", "pbt"), "cannot change queries while a trial runs"),
         (("--over", "lora_alpha=16,32", "--scheduler", "pbt"), "cannot change lora_alpha while a trial runs"),
-        (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"), "the first of these is after 50 of 45"),
+        (
+            ("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"),
+            "it needs one eval_every, below updates=45",
+        ),
         (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
         (("--over", "lr=1e-5", "mlflow=true"), "mlflow=true needs MLFLOW_TRACKING_URI"),
         (("--over", "max_prompt=64,5"), "4000 of 4000 queries of train do not fit max_prompt = 5"),
         (("--over", "select_by=bare,chain"), "trials that differ in it do not compare"),
-        (("--over", "lr=1e-5", "--max-updates", "0"), "--max-updates 0: at least 1."),
-        (("--over", "lr=1e-5", "--max-minutes", "nan"), "--max-minutes nan: above 0."),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (("--over", "lora_targets=c_attn,q_proj", "weights=lora"), "has no linear layer 'q_proj' to adapt. It has c_"),
         (("--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
         (("--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
         (("--over", "lr=1e-5", "start_from=s3://bucket/run"), "start_from=s3://bucket/run is a URI, and trials start"),
-        (("--over", "lr=1e-5", "final_queries=4"), "final_queries has no effect in a search"),
         (("--over", "checkpoint_every=1,2"), "--over checkpoint_every: trials that differ in it do not compare"),
-        (("--over", "eval_every=5,9", "--scheduler", "asha"), "right after evaluations, so --over eval_every is none"),
+        (("--over", "eval_every=5,9", "--scheduler", "asha"), "it needs one eval_every, below updates=45"),
         (("--resume", "taken"), "has no search.yaml"),
         (
             ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--continue"),
-            "A search goes on as it was: leave out lr=1, --samples, --seeds, --continue.",
+            "--resume continues a search as it was: besides it, only --max-updates, --max-minutes, --allow-changes,",
         ),
-        (("--resume", "taken", "--concurrent", "1"), "leave out --concurrent."),
-        (("--resume", "taken", "--max-updates", "0"), "--max-updates 0: at least 1."),
         (("--over", "lr=1e-5", "--continue"), "--continue needs the search's folder"),
     ],
 )
@@ -193,7 +192,7 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert main(["tune", "backend=transformers", *words] if "--resume" not in words else list(words)) == 2
+    assert main(["tune", *(["backend=transformers"] if "--resume" not in words else []), *words]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
@@ -203,9 +202,8 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "--search optuna needs a number of trials: --samples 20"),
-        (("--samples", "4", "--seeds", "2"), "goes with neither --scheduler pbt nor --seeds"),
-        (("--samples", "4", "--over", "model=[a,b],c"), "--search optuna cannot choose among lists"),
+        ((), "it requires --samples and conflicts with"),
+        (("--samples", "4", "--seeds", "2"), "conflicts with --scheduler pbt and --seeds"),
     ],
 )
 def test_a_search_by_optuna_that_cannot_be_is_refused(words: tuple[str, ...], says: str) -> None:
@@ -244,7 +242,7 @@ def test_a_search_by_optuna_stops_at_its_budget_and_goes_on(cory: Cory, tmp_path
     offline = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
     first = cory("tune", *settings, *words, "--max-updates", "3", "--out", "found", **offline)
     assert first.returncode == 0, first.stderr
-    assert "The budget is spent after 3 updates. Go on with:\n  cory tune --resume found" in first.stdout
+    assert "The budget is spent after 3 updates. Continue with:\n  cory tune --resume found" in first.stdout
     second = cory("tune", "--resume", "found", **offline)
     assert second.returncode == 0, second.stderr
     with (tmp_path / "found" / "results.csv").open() as file:

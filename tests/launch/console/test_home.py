@@ -1,18 +1,19 @@
 """`~` at the start of a path is the home directory wherever a path is taken; no folder is ever called `~`."""
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
-import typer
 
 import cory_rllib
 from cory_env.named import load_function
 from cory_env.rewards import number
 from cory_env.tasks.rows import parse_source, read_queries
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from launch.console.cli import local_path, parsed, path_or_uri
+from launch.console.cli import parsed
 from launch.console.errors import CommandError
+from launch.console.parser import local_path, path_or_uri
 from policies.settings.settings import SettingsError, make_settings
 from tests.launch.conftest import Cory
 
@@ -45,14 +46,14 @@ def test_a_home_directory_that_is_not_there_is_told_of() -> None:
     with pytest.raises(SettingsError) as raised:
         make_settings({"data": "~nobody-here/q.jsonl"})
     assert str(raised.value).endswith(f": {said}")
-    with pytest.raises(typer.BadParameter, match="no home directory ~nobody-here"):
+    with pytest.raises(argparse.ArgumentTypeError, match="no home directory ~nobody-here"):
         local_path("~nobody-here/x")
 
 
 def test_folders_that_a_command_writes_to_expand_it(home: Path) -> None:
     assert parsed("train", ["--out=~/runs/a"]).out == f"{home}/runs/a"
     assert parsed("train", ["--resume=~/a"]).resume == f"{home}/a"
-    assert parsed("tune", ["--out=~/s"]).out == home / "s" and parsed("tune", ["--resume=~/s"]).resume == home / "s"
+    assert parsed("tune", ["--out=~/s"]).out == parsed("tune", ["--resume=~/s"]).resume == home / "s"
     assert local_path("~/x") == home / "x" and path_or_uri("file://~/x") == "file://~/x"
     with pytest.raises(CommandError, match=f"{home}/none"):
         cory_rllib.load_run("~/none")

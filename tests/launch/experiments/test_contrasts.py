@@ -1,17 +1,14 @@
 """Contrasts against numbers computed by hand."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launch.console.errors import CommandError
 from launch.display.statistics import holm
-from launch.experiments.contrasts import Contrast, answers, read_contrasts
+from launch.experiments.contrasts import Contrast, answers, contrasts_table
 from launch.experiments.results import StudyRun
 from launch.experiments.study import load
-from launch.experiments.tables import contrasts_table
 from tests.launch.experiments.test_tables import lines
 from tests.launch.results_of_studies import figures, study_run
 
@@ -41,12 +38,12 @@ def test_contrasts_are_paired_by_seed_and_say_above_level_open_or_below() -> Non
         *runs("wild", [2.0, 2.0, 2.9]),
     ]
     asked = [
-        Contrast("higher", "bare", "base", "bare"),
-        Contrast("higher", "last", "base", "bare"),
-        Contrast("same", "bare", "base", "bare"),
-        Contrast("wild", "bare", "base", "bare"),
-        Contrast("missing", "bare", "base", "bare"),
-        Contrast("base", "mean", "same", "bare"),  # has no mean LLM
+        Contrast(arm="higher", against="base"),
+        Contrast(arm="higher", of="last", against="base"),
+        Contrast(arm="same", against="base"),
+        Contrast(arm="wild", against="base"),
+        Contrast(arm="missing", against="base"),
+        Contrast(arm="base", of="mean", against="same"),  # has no mean LLM
     ]
     higher, last, same, wild = answers(asked, found)
     assert higher.difference.values == pytest.approx((0.5, 0.4, 0.6)) and higher.verdict == "above"
@@ -76,7 +73,10 @@ def test_at_equal_tokens_the_arm_that_generates_more_is_asked_earlier() -> None:
                 run.metrics.append(line)
         return made
 
-    asked = [Contrast("long", "last", "short", "bare", "tokens"), Contrast("short", "bare", "short", "bare", "tokens")]
+    asked = [
+        Contrast(arm="long", of="last", against="short", at="tokens"),
+        Contrast(arm="short", against="short", at="tokens"),
+    ]
     long, same = answers(asked, [*trained("short", 10, 1.0), *trained("long", 15, 1.5)])
     # 40 tokens are all 4 updates of the one, and 2 of the other, of which the second was evaluated: 3.5 against 4.
     assert long.difference.values == pytest.approx((-0.5, -0.5, -0.5))
@@ -89,28 +89,10 @@ def test_at_equal_tokens_the_arm_that_generates_more_is_asked_earlier() -> None:
     assert shown[:5] == ["long,", "last", "answer,", "equal", "tokens"]
 
 
-@pytest.mark.parametrize(
-    ("entry", "complaint"),
-    [
-        ({"arm": "one"}, "says `arm` and `against`"),
-        ({"arm": "one", "against": "two", "by": "kl"}, "says `arm` and `against`"),
-        ({"arm": "three", "against": "two"}, "has arm: three, which is none of one, two"),
-        ({"arm": "one", "against": "two", "of": "best"}, "has of: best, which is none of bare, last, mean"),
-        ({"arm": "one", "against": "two", "at": "start"}, "has at: start, which is none of end, tokens"),
-    ],
-)
-def test_a_contrast_that_could_never_be_answered_is_refused(entry: dict[str, str], complaint: str) -> None:
-    with pytest.raises(CommandError, match=re.escape(complaint)):
-        read_contrasts([entry], ["one", "two"], "mine.yaml")
-
-
 def test_a_study_s_file_has_its_contrasts(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     head = (
         "base: imdb-tiny-paper\nsettings: {dtype: fp32, final_queries: 9}\narms:\n  one: {}\n  two: {num_agents: 1}\n"
     )
     file.write_text(f"{head}contrasts:\n  - {{arm: two, of: last, against: one}}\n")
-    assert load(str(file)).contrasts == (Contrast("two", "last", "one", "bare"),)
-    file.write_text(f"{head}contrasts: {{arm: two}}\n")
-    with pytest.raises(CommandError, match="must be a list"):
-        load(str(file))
+    assert load(str(file)).contrasts == (Contrast(arm="two", of="last", against="one"),)

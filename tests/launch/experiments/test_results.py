@@ -1,28 +1,22 @@
-import dataclasses
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import yaml
 
-from launch.console.errors import CommandError, FolderError
+from launch.console.errors import CommandError
 from launch.experiments.measures import critic_loss, metrics_of
 from launch.experiments.results import final_figures, read, result_file, rounded, write
 from launch.experiments.study import load
-from launch.experiments.study_runs import Ended, Job, Performer, collect, keep_policies
+from launch.experiments.study_runs import Ended, Job, Trainer, collect
 from launch.main import main
-from launch.models.trained import POLICIES
 from launch.run_folder import final
-from launch.run_folder.checkpoints import ONLY_POLICIES
 from launch.run_folder.final import Final
-from launch.run_folder.locks import FolderHandle, lock_folder
+from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import Evaluation
-from launch.run_folder.run import Run
 from policies.learning.measures import MEASURED
 from policies.settings.settings import Settings
 from tests.launch import results_of_studies as made_up
@@ -73,7 +67,7 @@ def last_responses(settings: Settings, count: int) -> Final:
     )
 
 
-DONE = Ended(code=0, printed="", resumed=False, wall_seconds=300.123456)
+DONE = Ended(code=0, printed="")
 
 
 def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(tmp_path: Path) -> None:
@@ -97,7 +91,8 @@ def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(t
     metrics = metrics_of([found])
     assert critic_loss(metrics).tolist() == [0.25]
     assert (found.status, found.reason) == ("done", None)
-    assert (found.cost["tokens"], found.cost["seconds"], found.cost["wall_seconds"]) == (45 * 3000, 90.0, 300.12)
+    assert (found.cost["tokens"], found.cost["seconds"]) == (45 * 3000, 90.0)
+    assert found.samples and all(sample["held_out"] for sample in found.samples)
 
 
 def test_a_result_holds_the_means_over_held_out_queries_and_the_responses_behind_them(tmp_path: Path) -> None:
@@ -111,30 +106,23 @@ def test_a_result_holds_the_means_over_held_out_queries_and_the_responses_behind
     assert made["texts"]["llm_1"][1]["text"] == RESPONSE
 
 
-def test_of_the_samples_those_before_after_and_midway_are_kept(tmp_path: Path) -> None:
-    kept = collect(job(tmp_path), DONE).samples
-    assert [(line["update"], line["held_out"]) for line in kept] == [
-        *[(0, True)] * 3,
-        *[(3, False)] * 2,
-        *[(9, False)] * 2,
-        *[(12, False)] * 2,
-        *[(15, True)] * 3,
-    ]
-
-
 @pytest.mark.parametrize(
-    ("ended", "status", "reason"),
+    ("ended", "reason"),
     [
-        (DONE._replace(code=3), "collapsed", "stop_on_collapse ended it after update 15."),
-        (DONE._replace(code=2, printed="x\nError: No room.\nUpdate 3 is saved.\n"), "failed", "No room."),
-        (DONE._replace(code=1, printed="Traceback\nKeyError: 3\n"), "failed", "KeyError: 3"),
-        (DONE._replace(code=-9), "failed", "Its process was ended by SIGKILL."),
+        (Ended(2, "x\nError: No room.\nUpdate 3 is saved.\n"), "No room."),
+        (Ended(1, "Traceback\nKeyError: 3\n"), "KeyError: 3"),
+        (Ended(-9, ""), "Its process was ended by SIGKILL."),
     ],
 )
-def test_a_result_says_how_its_run_ended(tmp_path: Path, ended: Ended, status: str, reason: str) -> None:
-    made = collect(job(tmp_path), ended)
-    assert (made.status, made.reason) == (status, reason)
-    assert (made.final is None) == (status == "failed")
+def test_a_run_that_failed_has_no_result_but_a_reason(tmp_path: Path, ended: Ended, reason: str) -> None:
+    with pytest.raises(CommandError, match=reason):
+        collect(job(tmp_path), ended)
+
+
+def test_a_run_that_stop_on_collapse_ended_has_a_result(tmp_path: Path) -> None:
+    made = collect(job(tmp_path), DONE._replace(code=3))
+    assert (made.status, made.reason) == ("collapsed", "stop_on_collapse ended it after update 15.")
+    assert made.final is not None
 
 
 def test_a_gradient_that_was_not_finite_is_a_result(tmp_path: Path) -> None:
@@ -143,57 +131,17 @@ def test_a_gradient_that_was_not_finite_is_a_result(tmp_path: Path) -> None:
     made = collect(one, DONE._replace(code=2, printed="Error: The gradient of llm_1 is not finite.\n"))
     assert (made.status, made.reason) == ("diverged", "The gradient of llm_1 is not finite.")
     (one.run / "refused_update_000016_llm_1.safetensors").rename(one.run / "refused_update_000009_llm_1.safetensors")
-    assert (
-        collect(one, DONE._replace(code=2, printed="Error: No room.\n")).status == "failed"
-    )  # it went on after that one
+    with pytest.raises(CommandError, match="No room"):  # it continued after that one
+        collect(one, DONE._replace(code=2, printed="Error: No room.\n"))
 
 
 def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:
     one = job(tmp_path)
     write(one.result, collect(one, DONE))
-    assert one.found() == read(tmp_path)[0]
+    assert one.read() == read(tmp_path)[0]
     study = load("imdb", ["lr=1e-5", "num_runners=2", "checkpoint_every=3"])
     with pytest.raises(CommandError, match="was made with other settings: lr"):
-        Job(study, study.arms["cory"], 3, tmp_path).found()
-
-
-def test_a_folder_that_the_run_cannot_go_on_with_is_set_aside(tmp_path: Path) -> None:
-    assert Job(load("imdb"), load("imdb").arms["ppo"], 0, tmp_path).set_aside({}) is None  # there is none
-    one = job(tmp_path)
-    assert one.set_aside({}) is None and one.run.is_dir()
-    elsewhere = load("imdb", ["num_runners=2", "final_queries=9"])
-    assert dataclasses.replace(one, study=elsewhere).set_aside({}) is None
-    other = load("imdb", ["updates=20"])
-    assert dataclasses.replace(one, study=other).set_aside({}) == one.run.with_name("seed_3.old-1")
-    assert not one.run.exists() and Run(one.run.with_name("seed_3.old-1")).updates()
-    pruned = job(tmp_path)
-    Run(pruned.run).checkpoints.save(UPDATES, lambda path: (path / ONLY_POLICIES).touch())
-    assert pruned.set_aside({}) == one.run.with_name("seed_3.old-2")
-    damaged = job(tmp_path)
-    (damaged.run / "config.yaml").write_text((damaged.run / "config.yaml").read_text().replace("lr:", "rl:"))
-    assert damaged.set_aside({}) == one.run.with_name("seed_3.old-3")
-
-
-def test_a_study_that_continues_in_another_folder_finds_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "first").mkdir()
-    (tmp_path / "second").mkdir()
-    file = tmp_path / "first" / "q.jsonl"
-    file.write_text('{"query": "The film was"}\n')
-    monkeypatch.chdir(tmp_path / "second")
-    study = load("imdb", ["task=custom", "data=q.jsonl", "reward=warm_words:score"])
-    one = Job(study, study.arms["ppo"], 0, tmp_path / "study")
-    paths = {"q.jsonl": str(file)}
-    assert one.located(paths).data == str(file) and one.settings.data == "q.jsonl"
-    run = record(one.run, one.located(paths), updates=range(2))
-    run.unlock()
-    assert one.set_aside(paths) is None  # it began here
-    run.checkpoints.save(1, lambda folder: (folder / "file").touch())
-    file.rename(tmp_path / "second" / "q.jsonl")
-    assert one.located(paths).data == str(file)  # `cory train` finds it, and compares what it holds
-    monkeypatch.chdir(tmp_path / "first")
-    assert one.set_aside({**paths, "q.jsonl": "elsewhere"}) is not None
+        Job(study, study.arms["cory"], 3, tmp_path).read()
 
 
 def test_a_run_that_another_process_still_trains_is_left_to_it(tmp_path: Path) -> None:
@@ -211,30 +159,13 @@ def test_a_stopped_study_asks_its_run_to_stop_once_and_in_a_job_ray_does(
 ) -> None:
     if in_job:
         monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    performer = Performer(lambda: None)
-    performer.interrupts.requested = signal.SIGTERM
+    trainer = Trainer(lambda: None)
+    trainer.interrupts.requested = signal.SIGTERM
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
-        performer._process = run
-        performer._pass_on()
+        trainer._process = run
+        trainer._pass_on()
         run.communicate(b"\n")  # it ends by itself if nothing asks it to
     assert run.returncode == (0 if in_job else -signal.SIGTERM)
-
-
-def test_a_study_whose_folder_is_renamed_while_a_run_trains_keeps_no_result_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "study"
-    folder.mkdir()
-    job = cast(Job, SimpleNamespace(result=folder / "results.json"))
-
-    def train(self: Performer, job: Job) -> Ended:
-        folder.rename(tmp_path / "kept")
-        return Ended(2, "Error: The run's folder was renamed.", False, 1.0)
-
-    monkeypatch.setattr(Performer, "_train", train)
-    with FolderHandle(folder) as handle, pytest.raises(FolderError, match=f"was renamed to {tmp_path}/kept"):
-        Performer(lambda: None).perform(job, handle)
-    assert not folder.exists()
 
 
 def test_a_folder_without_results_and_a_damaged_result_are_refused(tmp_path: Path) -> None:
@@ -251,16 +182,9 @@ def test_a_folder_without_results_and_a_damaged_result_are_refused(tmp_path: Pat
     ("key", "value", "complaint"),
     [
         ("metrics", None, "not iterable"),
-        ("metrics", [{"policy": {}}], "KeyError 'update'"),
-        ("metrics", [{"update": 1, "policy": {"llm_1": {}}}], "KeyError 'task_reward'"),
-        ("cost", {}, "cost lacks resumed"),
-        ("cost", None, "cost lacks resumed"),
-        ("hardware", {}, "hardware lacks bf16"),
-        ("samples", None, "not iterable"),
-        ("final", {"policy": {}}, "final lacks mean"),
-        ("final", "x", "dictionary"),
+        ("metrics", [{"update": 1, "policy": {"llm_1": {}}}], "KeyError.'task_reward'"),
         ("settings", [], "mapping"),
-        ("arm", "ppo", "holds the result of arm ppo, seed 0"),
+        ("arm", "ppo", "it is of arm ppo, seed 0"),
     ],
 )
 def test_a_result_of_which_a_part_is_damaged_is_refused(
@@ -278,7 +202,7 @@ def test_what_an_earlier_version_kept_of_a_run_and_this_one_does_not_is_dropped(
     file = result_file(tmp_path, "cory", 0)
     write(file, made_up.study_run("cory", 0, *[made_up.figures(1.0, 1.0)] * 2))
     kept = json.loads(file.read_text())
-    file.write_text(json.dumps({**kept, "undisturbed": True, "cost": {**kept["cost"], "cpu_seconds": 1.0}}))
+    file.write_text(json.dumps({**kept, "undisturbed": True, "cost": kept["cost"]}))
     (found,) = read(tmp_path)
     write(file, found)
     assert json.loads(file.read_text()) == kept
@@ -299,45 +223,15 @@ def test_of_a_run_one_policy_of_which_has_no_figure_the_mean_is_not_that_of_the_
     ) == {None}
 
 
-def test_a_copy_of_a_result_is_no_result(tmp_path: Path) -> None:
-    file = result_file(tmp_path, "cory", 0)
-    write(file, made_up.study_run("cory", 0, *[made_up.figures(1.0, 1.0)] * 2))
-    (file.parent / "seed_0 (1).json").write_bytes(file.read_bytes())
-    assert len(read(tmp_path)) == 1
-
-
 def test_figures_are_rounded_to_significant_digits_and_what_is_not_finite_is_none() -> None:
     value = {"a": [0.000123456789, 123456.789, float("nan"), 3, "text", True, None]}
     assert rounded(value) == {"a": [0.00012346, 123460.0, None, 3, "text", True, None]}
-
-
-def test_of_a_run_s_checkpoints_the_last_policies_are_kept(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-
-    def fill(folder: Path) -> None:
-        for name in ("learner_group/learner/optimizer/llm_1/adam", f"{POLICIES}/llm_1/weights", "env_runner/state.pkl"):
-            file = folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(b"state")
-
-    for update in (5, 6):
-        run.checkpoints.save(update, fill)
-    run.checkpoints.name_best(5)
-    keep_policies(run)
-    assert [entry.name for entry in run.checkpoints.folder.iterdir()] == ["update_000006"]
-    assert run.checkpoints.choose(None, POLICIES) == (6, run.checkpoints.place(6))  # as `cory evaluate` does
-    assert not list(run.path.rglob("adam")) and len(list(run.path.rglob("weights"))) == 1
-    with pytest.raises(
-        CommandError, match=r"No training can go on from .*update_000006: .* only the policies were kept"
-    ):
-        run.checkpoints.quarantine_damaged()  # as `--resume` does
-    assert run.checkpoints.choose(None, POLICIES) == (6, run.checkpoints.place(6))
 
 
 def test_a_result_s_command_gives_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = collect(job(tmp_path, "no-exchange"), DONE)
     words = made.command.split()
     assert words[:2] == ["cory", "train"]
-    assert main(["train", *words[2:], "--print-config"]) == 0
+    assert main([*words[1:], "--print-config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == made.settings.model_dump()
     assert made.settings.exchange_period is None

@@ -20,7 +20,7 @@ SETTINGS = Settings(updates=9, eval_every=1, kl_coef=0.1)
 
 
 def test_lists_and_ranges_are_read_and_written_back() -> None:
-    words = ["exchange_period=1,5,null", "lr=log:1e-06:0.0001", "kl_coef=uniform:0:0.5", "chat=true,false"]
+    words = ["exchange_period=1,5,null", "lr=log:1e-06:0.0001", "kl_coef=uniform:0.0:0.5", "chat=true,false"]
     words.append("model=[small, large],large")
     axes = read_axes(words)
     assert axes == [
@@ -43,12 +43,12 @@ def test_lists_and_ranges_are_read_and_written_back() -> None:
         (["lr=log:low:high"], "is not a range"),
         (["lr=log:0:1"], "LOW must be above zero and below HIGH"),
         (["lr=uniform:2:1"], "LOW must be below HIGH"),
-        (["lr=uniform:0:.inf"], "is not a range"),
-        (["exchange_period=uniform:0.5:3"], "exchange_period takes whole numbers"),
+        (["lr=uniform:0:inf"], "LOW must be below HIGH, and both finite"),
+        (["exchange_period=uniform:0.5:3"], "both whole numbers"),
         (["lr=1e-5,0.00001"], "names a value twice"),
         (["lr=1e-5", "lr=1e-4"], "names lr twice"),
         (["updates=10,20"], "trials that differ in it"),
-        (["model=[a,b"], "a list is not closed, or stands in quotes. Write model=[a,b],c."),
+        (["model=[a,b"], "is no list of values as in YAML"),
         (["eval_kl_coef=0,1"], "trials that differ in it"),
     ],
 )
@@ -71,25 +71,6 @@ def test_every_point_of_a_search_must_be_settings() -> None:
         points(SETTINGS, read_axes(["gamma=uniform:0:2"]))
     with pytest.raises(CommandError, match="--over num_agents=1: average_period=5 requires two LLMs"):
         points(Settings(average_period=5), read_axes(["num_agents=1,2"]))
-
-
-def test_every_whole_number_of_a_range_must_be_a_setting_and_those_that_can_be_are_named() -> None:
-    settings = Settings(queries=256, minibatch=64)
-    with pytest.raises(CommandError) as error:
-        points(settings, read_axes(["queries=uniform:64:256"]))
-    assert str(error.value) == (
-        "--over queries=uniform:64:256: 189 of its 193 values cannot be, such as queries=65: minibatch=64 does not "
-        "divide the 65 responses of a policy to queries=65. List some that can: --over queries=64,128,192,256."
-    )
-    with pytest.raises(CommandError, match=r"such as minibatch=3: .* --over minibatch=1,2,4,8,16,32,64,128,256\.$"):
-        points(settings, read_axes(["minibatch=log:1:256"]))
-    with pytest.raises(CommandError, match=r"--over queries=65: minibatch=64 does not divide the 65 resp"):
-        points(settings, read_axes(["queries=uniform:65:127"]))  # not one can be
-    with pytest.raises(CommandError, match=r"--over exchange_period=0: Setting `exchange_period`=0"):
-        points(settings, read_axes(["exchange_period=uniform:0:9"]))
-    with pytest.raises(CommandError, match=r"100001 combinations of values are too many to check"):
-        points(settings, read_axes(["kl_horizon=uniform:1000:101000"]))
-    assert len(points(settings, read_axes(["num_runners=uniform:1:4", "epochs=log:1:900"]))) == 4
 
 
 def test_the_goal_is_fixed_at_the_kl_coef_from_before_the_search() -> None:

@@ -3,16 +3,13 @@
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 import pytest
 from ray.tune.experiment import Trial
 
-from launch.console.errors import FolderError
 from launch.console.interrupts import Interrupts
-from launch.experiments.callbacks import Budget, StopCallback
-from launch.run_folder.locks import folder_watched
+from launch.experiments.callbacks import StopCallback
 
 
 @pytest.fixture
@@ -36,7 +33,7 @@ def trial(name: str, status: str) -> Trial:
 
 def test_it_ends_when_every_trial_that_did_an_update_is_paused(ends: list[int]) -> None:
     interrupts = Interrupts(lambda: None)
-    stop = StopCallback(interrupts, Budget())
+    stop = StopCallback(interrupts)
     first, second, starting = (trial(name, Trial.RUNNING) for name in ("first", "second", "starting"))
     trials = [first, second, starting, trial("paused", Trial.PAUSED)]
     for one in trials:
@@ -61,19 +58,19 @@ def test_it_ends_when_every_trial_that_did_an_update_is_paused(ends: list[int]) 
 
 def test_a_search_in_which_nothing_runs_ends_at_once(ends: list[int]) -> None:
     interrupts = Interrupts(lambda: None)
-    stop = StopCallback(interrupts, Budget())
+    stop = StopCallback(interrupts)
     interrupts.requested = signal.SIGTERM
     stop.on_step_end(1, [trial("waiting", Trial.PENDING)])
     assert ends == [signal.SIGUSR1]
 
 
 def test_a_budget_of_updates_is_of_all_trials_together_and_ends_a_search_as_ctrl_c_does(ends: list[int]) -> None:
-    stop = StopCallback(Interrupts(lambda: None), Budget(updates=3))
+    stop = StopCallback(Interrupts(lambda: None), max_updates=3)
     trials = [trial(name, Trial.RUNNING) for name in ("first", "second")]
     for one in (*trials, trials[0]):
         stop.on_step_end(1, trials)
         assert not ends and not stop.requested()
-        stop.budget.done += 1  # as Tune asks whether the trial has ended
+        stop.done += 1  # as Tune asks whether the trial has ended
         stop.on_trial_result(1, trials, one, {})
     stop.on_step_end(2, trials)
     assert not ends and stop.requested()
@@ -84,26 +81,12 @@ def test_a_budget_of_updates_is_of_all_trials_together_and_ends_a_search_as_ctrl
 
 
 def test_a_budget_of_time_begins_with_the_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, now = Budget(minutes=2), [100.0]
+    now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    stop = StopCallback(Interrupts(lambda: None), budget)
+    stop = StopCallback(Interrupts(lambda: None), max_minutes=2)
     now[0] += 1000
-    assert not budget.spent
+    assert not stop.is_spent
     for _ in range(2):
         stop.on_trial_start(1, [], trial("first", Trial.RUNNING))
         now[0] += 61
-        assert budget.spent == (now[0] > 1200)
-
-
-def test_it_ends_when_its_folder_is_renamed_and_says_where_it_is(tmp_path: Path) -> None:
-    folder = tmp_path / "search"
-    folder.mkdir()
-    with (
-        pytest.raises(FolderError, match=rf"was renamed to {tmp_path}/kept meanwhile\. Go on in {tmp_path}/kept"),
-        folder_watched(folder, lambda path: f"Go on in {path}") as handle,
-    ):
-        stop = StopCallback(Interrupts(lambda: None), Budget(), handle)
-        stop.on_step_end(1, [])
-        folder.rename(tmp_path / "kept")
-        folder.mkdir()  # as Tune does
-        stop.on_step_end(2, [])
+        assert stop.is_spent == (now[0] > 1200)
