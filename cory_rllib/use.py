@@ -16,6 +16,7 @@ from launch.console.errors import CommandError
 from launch.evaluation.figures import PolicyScores, summarise
 from launch.models.trained import PolicySet, policies_of
 from launch.run_folder.records import Answered, Batch
+from launch.run_folder.storage import check_place
 from policies.models.model_names import AVERAGE
 from policies.settings.settings import make_settings
 
@@ -125,9 +126,10 @@ def export(
         CommandError: there is no such run, checkpoint or policy, or the folder is in use or a URI.
         OSError: the folder could not be written.
     """
-    from launch.models.export import choose_policy, export_warnings, write
+    from launch.models.export import check_free_folder, choose_policy, export_warnings, write
 
-    out = Path(expand_home(str(out)))
+    out = _local_path(out, "model")
+    check_free_folder(out)
     policies = _policies(source, checkpoint)
     name = choose_policy(policies, policy)
     for text in export_warnings(policies, name):
@@ -141,6 +143,12 @@ def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> 
         return _run(source).trained(checkpoint)
     _refuse_checkpoint(checkpoint)
     return policies_of(source)
+
+
+def _local_path(out: str | Path, what: str) -> Path:
+    path = expand_home(str(out))
+    check_place(path, what)
+    return Path(path)
 
 
 def _run(source: Run | str | Path) -> Run:
@@ -187,5 +195,5 @@ def _evaluate_run(
     session.quiet_libraries(debug=True)
     plan = evaluation.plan_evaluation(settings, run.directory, chosen, split, queries, samples, warn)
     folder = evaluation.default_folder(run.place, run.directory, chosen[1], plan.fingerprint)
-    folder = folder if out is None else Path(expand_home(str(out)))
+    folder = folder if out is None else _local_path(out, "evaluation")
     return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.place!r})", quiet=quiet, warn=warn)

@@ -36,7 +36,7 @@ def evaluate(
             help="A run's folder or URI; or a model's folder, hub id or bundled name.",
         ),
     ],
-    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings.")] = None,
     checkpoint: Checkpoint = None,
     agents: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Play a chain of N agents. [default: the run's]")

@@ -108,7 +108,7 @@ def _answer(chain: TrainedChain, query: str | None, samples: int, as_json: bool)
         print("Each query continues what was said; /new begins anew.")
     chain.generator  # noqa: B018 - loads the policies before anything is asked
     for number, text in enumerate(_lines(is_asking) if query is None else [query]):
-        if history and text.strip() == "/new":
+        if history is not None and text.strip() == "/new":
             history = []
             continue
         try:

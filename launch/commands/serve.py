@@ -28,7 +28,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="CORY_API_KEY", metavar="KEY", help="What clients must bring.")
+        str | None, typer.Option(metavar="KEY", help="What clients must bring. [default: $CORY_API_KEY, or nothing]")
     ] = None,
     backend: Annotated[
         Literal["vllm", "transformers"] | None, typer.Option(help="[default: vllm if it is installed]")
@@ -91,7 +91,7 @@ def serve(
             signal.signal(number, signal.default_int_handler)
         address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/v1"
         print(f"Serving {', '.join(models)} at {address} ({engine}). Ctrl-C ends it.", file=sys.stderr, flush=True)
-        app = server.make_app(queue, models, policies.settings.temperature, api_key)
+        app = server.make_app(queue, models, policies.settings.temperature, api_key or os.environ.get("CORY_API_KEY"))
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again when it has ended
             server.serve(app, sock)
         queue.close()

@@ -48,7 +48,6 @@ def model_card(trained: PolicySet, policy: str, warnings: list[str], adapter: bo
         version=own_version(),
         llms=settings.modules,
         teams=len(settings.modules) // settings.num_agents,
-        averaging=_averaging(settings),
         is_mean=policy == AVERAGE,
         warnings=warnings,
         adapter=adapter,
@@ -102,14 +101,6 @@ def _base_card(model: str) -> ModelCardData:
         return ModelCardData() if file is None else ModelCard.load(file).data
     except (ValueError, TypeError, yaml.YAMLError):
         return ModelCardData()
-
-
-def _averaging(settings: Settings) -> str:
-    """Returns how LLMs were averaged; nothing where they were not."""
-    if settings.average_period is None:
-        return ""
-    share = "" if settings.average_share == 1 else f"{settings.average_share:g} of the way "
-    return f"move {share}to the mean of their weights every {settings.average_period} updates"
 
 
 def _prompts(trained: PolicySet) -> str:

@@ -78,8 +78,9 @@ class PolicySet:
             CommandError: one has no such name; names those that there are.
         """
         policies = tuple(AVERAGE if name.strip() == "mean" else name.strip() for name in names)
-        if unknown := [policy for policy in policies if policy not in self.policies]:
-            raise CommandError(f"{self.place} has no policy `{unknown[0]}`. Its policies are: {self.names}.")
+        for name, policy in zip(names, policies, strict=True):
+            if policy not in self.policies:
+                raise CommandError(f"{self.place} has no policy `{name.strip()}`. Its policies are: {self.names}.")
         return policies
 
     def weights(self, policy: str) -> Weights:
@@ -125,7 +126,7 @@ class PolicySet:
         Raises:
             ModelError: there is no base model any more.
         """
-        from policies.models.adapters import adapted  # brings torch along
+        from policies.models.adapters import adapted  # brings transformers along
         from policies.models.language_model import empty_language_model
 
         model = empty_language_model(model_path(self.base(policy)), self.settings.trust_remote_code)

@@ -110,24 +110,25 @@ async def _respond(
         if not request.prompt:
             raise RequestError("The prompt is empty.")
         choice.prompt_tokens += len(request.prompt)
-        detokenizer = Detokenizer(chain.decode_whole, [*params.stops, *chain.stops] if is_last else ())
+        detokenizer, tokens = Detokenizer(chain.decode_whole, [*params.stops, *chain.stops]), list[int]()
         if is_last:
             emit((choice, ""))
         async with aclosing(queue.generate(request)) as steps:
-            async for tokens in steps:
-                choice.completion_tokens += len(tokens)
-                if (piece := detokenizer.add(tokens)) and is_last:
+            async for new in steps:
+                tokens += new
+                if is_last and (piece := detokenizer.add(new)):
                     emit((choice, piece))
                 if detokenizer.stopped:
                     break
+        choice.completion_tokens += len(tokens)
         if not is_last:
-            episode.respond({"tokens": detokenizer.tokens, "length": len(detokenizer.tokens)})
+            episode.respond({"tokens": tokens, "length": len(tokens)})
             role = model.chain.roles[position]
             choice.drafts.append({"role": role, "policy": policy, "content": episode.completions[-1]})
     if piece := detokenizer.end():
         emit((choice, piece))
     choice.text = detokenizer.text
-    ended = detokenizer.stopped or (detokenizer.tokens and detokenizer.tokens[-1] in request.stop_token_ids)
+    ended = detokenizer.stopped or (tokens and tokens[-1] in request.stop_token_ids)
     choice.finish_reason = "stop" if ended else "length"
 
 

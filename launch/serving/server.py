@@ -54,7 +54,7 @@ def make_app(
         queue: generates.
         models: by the names that clients know them by.
         temperature: where a request says none.
-        api_key: what clients must bring; None: nothing.
+        api_key: what clients must bring; None or empty: nothing.
     """
     app = FastAPI(openapi_url=None)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY)
@@ -65,7 +65,7 @@ def make_app(
 
     def check_key(key: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]) -> None:
         sent = "" if key is None else key.credentials
-        if api_key is not None and not hmac.compare_digest(sent.encode(errors="replace"), api_key.encode()):
+        if api_key and not hmac.compare_digest(sent.encode(errors="replace"), api_key.encode()):
             message = "The API key is missing or wrong. Send the server's as `Authorization: Bearer KEY`."
             raise RequestError(message, status=401, code="invalid_api_key")
 
@@ -112,9 +112,8 @@ def make_app(
     async def chat(request: ChatRequest) -> Response:
         model = find_model(request.model)
         text, history = query_of(request, model)
-        return await reply(
-            request, model, [Choice(index, Query(index, text, history=history)) for index in range(request.n)]
-        )
+        choices = [Choice(index, Query(index, text, history=history)) for index in range(request.n)]
+        return await reply(request, model, choices)
 
     @router.post("/completions")
     async def complete(request: CompletionRequest) -> Response:
@@ -122,12 +121,11 @@ def make_app(
         texts = [text for text in request.prompt for _ in range(request.n)]
         if len(texts) > MAX_CHOICES:
             raise RequestError(f"A request may have at most {MAX_CHOICES} responses.", param="prompt")
-        tokens = encode_prompt if len(model.policies) == 1 else lambda model, text: None  # the chain makes its prompts
-        return await reply(
-            request,
-            model,
-            [Choice(index, Query(index, text), tokens(model, text)) for index, text in enumerate(texts)],
-        )
+        choices = [Choice(index, Query(index, text)) for index, text in enumerate(texts)]
+        if len(model.policies) == 1:  # the chain makes its prompts of queries
+            for choice, text in zip(choices, texts, strict=True):
+                choice.prompt = encode_prompt(model, text)
+        return await reply(request, model, choices)
 
     app.include_router(router)
     return app

@@ -176,7 +176,7 @@ def test_llms_of_different_models_have_no_mean(
 ) -> None:
     for words, told in (
         ([], "Which policy? Name one of: llm_1, llm_2.\n"),
-        (["--policy", "mean"], "no policy `llm_mean`. Its policies are: llm_1, llm_2, mean."),
+        (["--policy", "mean"], "no policy `mean`. Its policies are: llm_1, llm_2."),
     ):
         assert main(["export", str(two_models_run.path), *words, "--out", str(tmp_path / "out")]) == 2
         assert told in capsys.readouterr().err
@@ -287,7 +287,7 @@ def test_one_llm_alone_has_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture
     run = record(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
     assert main(["export", str(run.path), "--policy", "mean", "--out", str(tmp_path / "out")]) == 2
-    assert "no policy `llm_mean`. Its policies are: llm_1." in capsys.readouterr().err
+    assert "no policy `mean`. Its policies are: llm_1." in capsys.readouterr().err
 
 
 def test_a_model_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,7 +214,8 @@ def test_at_a_terminal_a_conversation_goes_on_until_another_is_begun(chat_run: R
 
     def answer(text: str) -> str:
         os.write(terminal, f"{text}\n".encode())
-        return until_asked().partition("pioneer (llm_1): ")[2].partition("\r\n")[0]
+        shown = until_asked().partition("pioneer (llm_1): ")[2].partition("\r\n")[0]
+        return shown.removeprefix("\x1b[0m")  # which ends what is dim
 
     try:
         assert "/new begins anew" in until_asked()

@@ -67,7 +67,6 @@ def test_folders_that_a_command_writes_to_expand_it(home: Path) -> None:
         *(["plot", "~/none"], ["train", "--resume", "~/none"], ["tune", "--resume", "~/none"]),
         *([command, "~/none.yaml"] for command in ("train", "plan", "validate", "tune", "study")),
         *([command, "imdb-tiny", "-c", "~/none.yaml"] for command in ("train", "plan", "validate", "tune")),
-        ["evaluate", str(DEFAULT_TOKENIZER), "-c", "~/none.yaml"],
     ],
 )
 def test_every_command_looks_for_files_there(words: list[str], home: Path, cory_here: Cory) -> None:

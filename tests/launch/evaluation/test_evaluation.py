@@ -237,4 +237,4 @@ def assert_one_row(folder: Path) -> None:
 
 def test_a_folder_of_another_evaluation_is_refused_with_what_differs(scene: Scene) -> None:
     assert "Error: found/responses.jsonl holds other work: its seed differed. Name another place" in scene[1].stderr
-    assert len(scene[1].stderr.strip().splitlines()) == 1
+    assert len(scene[1].stderr.strip().splitlines()) == 2  # after "Aborted."
