@@ -22,17 +22,17 @@ def main(argv: list[str] | None = None) -> None:
     settings = resolve(options.preset, [], options.settings)
     algorithm = CoryConfig().cory(**settings.model_dump()).build_algo()
     try:
-        played = measure_influence(algorithm, options.queries)
+        pioneers, observers = measure_influence(algorithm, options.queries)
     finally:
         algorithm.stop()
-    found = components(played.answer_rewards)
-    low, high = share_interval(played.answer_rewards)
+    found = components(observers)
+    low, high = share_interval(observers)
     print(
         json.dumps(
             {
-                "queries": len(played.draft_rewards),
-                "pioneer": float(played.draft_rewards.mean()),
-                "observer": float(played.answer_rewards.mean()),
+                "queries": len(pioneers),
+                "pioneer": float(pioneers.mean()),
+                "observer": float(observers.mean()),
                 **{f"variance_{name}": value for name, value in found._asdict().items()},
                 "influence": found.share,
                 "interval": [low, high],

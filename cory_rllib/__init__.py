@@ -21,42 +21,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cory_rllib.runs import Run, load_run, start_ray, train
-    from cory_rllib.use import PolicyScores, evaluate, export, generate
-    from launch.console.errors import CommandError
-    from policies.cory import Cory, CoryConfig
-    from policies.report import Report
-    from policies.settings.error import SettingsError
-    from policies.settings.files import presets
-    from policies.settings.settings import Settings
-
-__all__ = [
-    "CommandError",
-    "Cory",
-    "CoryConfig",
-    "PolicyScores",
-    "Report",
-    "Run",
-    "Settings",
-    "SettingsError",
-    "evaluate",
-    "export",
-    "generate",
-    "load_run",
-    "presets",
-    "start_ray",
-    "train",
-]
+    from cory_rllib.runs import Run as Run
+    from cory_rllib.runs import load_run as load_run
+    from cory_rllib.runs import start_ray as start_ray
+    from cory_rllib.runs import train as train
+    from cory_rllib.use import evaluate as evaluate
+    from cory_rllib.use import export as export
+    from cory_rllib.use import generate as generate
+    from launch.console.errors import CommandError as CommandError
+    from launch.evaluation.figures import PolicyScores as PolicyScores
+    from policies.cory import Cory as Cory
+    from policies.cory import CoryConfig as CoryConfig
+    from policies.report import Report as Report
+    from policies.settings.error import SettingsError as SettingsError
+    from policies.settings.files import presets as presets
+    from policies.settings.settings import Settings as Settings
 
 _FROM = {
     "CommandError": "launch.console.errors",
     "Cory": "policies.cory",
     "CoryConfig": "policies.cory",
+    "PolicyScores": "launch.evaluation.figures",
     "Report": "policies.report",
     "Run": "cory_rllib.runs",
     "Settings": "policies.settings.settings",
     "SettingsError": "policies.settings.error",
-    "PolicyScores": "cory_rllib.use",
     "evaluate": "cory_rllib.use",
     "export": "cory_rllib.use",
     "generate": "cory_rllib.use",
@@ -66,6 +55,7 @@ _FROM = {
     "train": "cory_rllib.runs",
 }
 """The module of each name."""
+__all__ = [*_FROM]
 
 
 def _import_own_packages() -> None:

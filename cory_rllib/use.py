@@ -23,8 +23,6 @@ from policies.settings.settings import make_settings
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-__all__ = ["PolicyScores", "evaluate", "export", "generate"]
-
 
 def generate(
     source: Cory | Run | str | Path,

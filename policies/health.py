@@ -80,22 +80,21 @@ class Health:
             gap = effect_size(figures, leading)
             if abs(gap) * math.sqrt(s.chains / 2) < CHANCE:
                 continue
-            rewards = f"task reward {figures['task_reward']:.2f} against {leading['task_reward']:.2f}"
+            means = f"task reward {figures['task_reward']:.2f} against {leading['task_reward']:.2f}"
+            rewards = f"{means}, {abs(gap):.1f} standard deviations"
             if s.knowledge_transfer and gap < -s.max_observer_loss:
-                sees = "whose" if s.observed == "all" or role == later[0][0] else "although an earlier"
                 yield Sign(
                     "dragged_down",
                     role,
-                    f"The {role} does worse than the {pioneer} {sees} response it sees ({rewards}, {-gap:.1f} standard "
-                    f"deviations; max_observer_loss is {s.max_observer_loss:g}): the reference misleads it.",
+                    f"The {role} does worse than the {pioneer} before it ({rewards}; max_observer_loss is "
+                    f"{s.max_observer_loss:g}): the reference misleads it.",
                 )
             if abs(gap) > s.max_role_gap:
-                winner = role if gap > 0 else pioneer
                 yield Sign(
                     "one_sided",
                     role,
-                    f"The {winner} takes all the reward ({role}: {rewards}, {abs(gap):.1f} standard deviations; "
-                    f"max_role_gap is {s.max_role_gap:g}). With a short exchange_period both learn both roles.",
+                    f"The {role if gap > 0 else pioneer} takes all the reward ({role}: {rewards}; max_role_gap is "
+                    f"{s.max_role_gap:g}). With a short exchange_period both learn both roles.",
                 )
 
 

@@ -10,13 +10,11 @@ paid for those after it is noise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cory_env.tasks.task import Split
 from policies.cory import Cory
 from policies.generation.generator import EVALUATION_STREAM
 from policies.rollout.dealing import Deal
@@ -37,14 +35,10 @@ class Influence(NamedTuple):
     """Between the observer's responses to the same response of the pioneer."""
 
     @property
-    def total(self) -> float:
-        """The variance of one reward."""
-        return self.query + self.draft + self.luck
-
-    @property
     def share(self) -> float:
         """The influence: the draft's share of the variance; NaN where nothing varies."""
-        return self.draft / self.total if self.total > 0 else float("nan")
+        total = sum(self)
+        return self.draft / total if total > 0 else float("nan")
 
 
 def components(rewards: NDArray[np.floating]) -> Influence:
@@ -63,70 +57,46 @@ def components(rewards: NDArray[np.floating]) -> Influence:
     return Influence(query=of_queries - of_drafts / drafts, draft=of_drafts - luck / answers, luck=luck)
 
 
-def share_interval(rewards: NDArray[np.floating], confidence: float = 0.95) -> tuple[float, float]:
-    """Returns the percentile bootstrap's interval of the influence, over queries.
+def share_interval(rewards: NDArray[np.floating]) -> tuple[float, float]:
+    """Returns the ends of the influence's 95 % interval, by the percentile bootstrap over queries; NaN where nothing
+    varies.
 
     Args:
         rewards: as for `components`.
-        confidence: of the interval.
-
-    Returns:
-        Its ends; NaN where nothing varies.
     """
     draw = np.random.default_rng(0)
     shares = [components(rewards[draw.integers(len(rewards), size=len(rewards))]).share for _ in range(_RESAMPLES)]
     known = [share for share in shares if not np.isnan(share)]
-    if not known:
-        return float("nan"), float("nan")
-    low, high = np.quantile(known, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(known, [0.025, 0.975]) if known else (np.nan, np.nan)
     return float(low), float(high)
 
 
-@dataclass(frozen=True)
-class Played:
-    """What pioneers and observers wrote and got. Skipped rewards are NaN."""
-
-    drafts: list[list[str]]
-    """`[queries][pioneer's responses]`"""
-    answers: list[list[list[str]]]
-    """`[queries][pioneer's responses][observer's responses]`"""
-    draft_rewards: NDArray[np.float64]
-    """`[queries, pioneer's responses]`"""
-    answer_rewards: NDArray[np.float64]
-    """`[queries, pioneer's responses, observer's responses]`"""
-
-
-def measure_influence(algorithm: Cory, queries: int = 300, split: Split = "test", drafts: int = 2) -> Played:
+def measure_influence(
+    algorithm: Cory, queries: int = 300, drafts: int = 2
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Lets an algorithm's chain go on several times from several responses of the pioneer, with its present weights.
 
     Args:
         algorithm: with two agents or more; the second one is the observer.
-        queries: at most so many.
-        split: of the task.
+        queries: test queries, at most.
         drafts: so many responses of the pioneer per query, and of the observer per response of the pioneer.
 
     Returns:
-        Of the queries none of whose rewards failed (`on_reward_error=skip`).
+        The rewards of pioneers `[queries, drafts]` and of observers `[queries, drafts, drafts]`, of the queries none of
+        whose rewards failed (`on_reward_error=skip`).
 
     Raises:
         GenerationError: no runner came back in time.
         RewardError: the reward failed.
     """
-    count = min(queries, len(algorithm.task.queries(split)))
+    count = min(queries, len(algorithm.task.test))
     deals = [Deal(query, sample) for query in range(count) for sample in range(drafts)]
     rollout = algorithm.runners.play(
-        deals, stream=EVALUATION_STREAM, mapping=algorithm.mapping, split=split, siblings=drafts
+        deals, stream=EVALUATION_STREAM, mapping=algorithm.mapping, split="test", siblings=drafts
     )
-    chains: dict[int, list[Any]] = {}
+    chains: dict[int, list[list[float]]] = {}
     for deal, sample in zip(rollout.deals, rollout.samples, strict=True):
-        chains.setdefault(deal.query, []).append(sample["responses"])
-    whole = [each for each in chains.values() if len(each) == drafts**2]
-    firsts = range(0, drafts**2, drafts)
-    return Played(
-        drafts=[[each[at][0]["text"] for at in firsts] for each in whole],
-        answers=[[[turns[1]["text"] for turns in each[at : at + drafts]] for at in firsts] for each in whole],
-        draft_rewards=np.array([[each[at][0]["task_reward"] for at in firsts] for each in whole]),
-        answer_rewards=np.array(
-            [[[turns[1]["task_reward"] for turns in each[at : at + drafts]] for at in firsts] for each in whole]
-        ),
-    )
+        chains.setdefault(deal.query, []).append([response["task_reward"] for response in sample["responses"]])
+    whole = [chain for chain in chains.values() if len(chain) == drafts**2]
+    rewards = np.array(whole).reshape(len(whole), drafts, drafts, len(algorithm.mapping.roles))
+    return rewards[:, :, 0, 0], rewards[..., 1]

@@ -10,6 +10,7 @@ with every update.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -109,7 +110,8 @@ class SyncCheck:
         """
         if self.settings.max_lag and not self._followed:
             for name in self.settings.modules:
-                rows = self._sample(name, self._prompts(name))
+                prompts = self._prompts(name)
+                rows = _rows(prompts, self._generate(name, prompts))
                 self.check_rows(name, rows | self.learners.score({name: rows})[name])
             self._followed = True
 
@@ -126,11 +128,10 @@ class SyncCheck:
         diff = _mean_diff(rows, rows["logprobs"])
         limit = self.settings.max_sampler_gap or default_max_diff(self._dtype(name), self.settings)
         if not diff <= limit:  # nor is NaN
-            other = "use backend=transformers, or " if self.settings.backend == "vllm" else ""
             raise WeightSyncError(
                 f"The generation engine of {name} does not sample by the weights that {name} learns: mean |sampler - "
                 f"learner| log-probability is {diff:.2g} nats a token, and max_sampler_gap is {limit:g}. If the two "
-                f"only round differently, raise max_sampler_gap; else {other}report this with the model."
+                f"only round differently, raise max_sampler_gap; else use another backend, and report this."
             )
 
     def _test(self, name: str) -> Probe:
@@ -138,17 +139,11 @@ class SyncCheck:
         longest = self.settings.max_prompt
         prompts.append([token for prompt in prompts * longest for token in prompt][:longest])
 
-        def load(weights: Weights) -> None:
-            self.runners.load_one(name, weights)
-
-        def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
-            return self._generate(name, prompts)
-
         def score(weights: Weights, rows: Rows) -> torch.Tensor:
             return self.learners.score_under(name, weights, rows)["logprobs"]
 
-        allowed, backend = _ALLOWED[self._dtype(name)], self.settings.backend
-        return self_test(self.learners.weights(name), prompts, load, generate, score, name, allowed, backend)
+        load, generate = partial(self.runners.load_one, name), partial(self._generate, name)
+        return self_test(self.learners.weights(name), prompts, load, generate, score, name, _ALLOWED[self._dtype(name)])
 
     def _prompts(self, name: str) -> list[list[int]]:
         chain = self.settings.make_chain(self.task, self.settings.make_tokenizers(), (name,))
@@ -159,9 +154,6 @@ class SyncCheck:
             "probe", module_id=name, prompts=prompts, seeds=range(len(prompts))
         )
         return responses
-
-    def _sample(self, name: str, prompts: Sequence[Sequence[int]]) -> Rows:
-        return _rows(prompts, self._generate(name, prompts))
 
     def _dtype(self, name: str) -> torch.dtype:
         """What an LLM's learner computes in."""
@@ -189,7 +181,6 @@ def self_test(
     score: Callable[[Weights, Rows], torch.Tensor],
     name: str,
     allowed_share: float = _ALLOWED[torch.float32],
-    backend: str = "vllm",
 ) -> Probe:
     """Perturbs one LLM's weights in the engine and back, comparing log-probabilities with the learner's at each step.
 
@@ -201,7 +192,6 @@ def self_test(
         score: the learner's log-probabilities `[B, R]` of the rows under given weights.
         name: of the LLM and engine, for the message.
         allowed_share: of the perturbation's effect that may stay unexplained, beside twice the rounding gap.
-        backend: that the engine is of, for the message.
 
     Raises:
         SelfTestFailure: the engine did not follow. The initial weights have been loaded back by then.
@@ -227,8 +217,7 @@ def self_test(
             f"The generation engine of {name} does not follow new weights: mean |sampler - learner| log-probability is "
             f"{found.before:.2g} at start, {found.perturbed:.2g} after new weights (allowed {allowed:.2g}; "
             f"{found.moved:.2g} would mean it kept the old ones) and {found.after:.2g} after the old ones came back. "
-            f"{'Use backend=transformers, or report' if backend == 'vllm' else 'Report'} this with the versions of "
-            f"{backend}, torch and the model."
+            "Use another backend, and report this with the model and the versions of vLLM, transformers and torch."
         )
     return found
 

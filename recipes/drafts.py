@@ -27,7 +27,7 @@ from cory_env.tasks.drafts import OBSERVER_PROMPT, PROMPT
 from cory_env.tasks.task import Query
 from policies.generation.generator import EVALUATION_STREAM, Response, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.influence import Played, components, share_interval
+from policies.influence import components, share_interval
 from recipes.cards import Figures
 from recipes.staging import save_tokenizer
 
@@ -263,6 +263,20 @@ def measure(folder: Path, queries: int) -> Figures:
 
 Answer = Callable[[Sequence[Sequence[int]], Sequence[int]], Sequence[Response]]
 """Prompts and a sampling seed for each → a response for each."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What pioneers and observers wrote and got. Skipped rewards are NaN."""
+
+    drafts: list[list[str]]
+    """`[queries][pioneer's responses]`"""
+    answers: list[list[list[str]]]
+    """`[queries][pioneer's responses][observer's responses]`"""
+    draft_rewards: NDArray[np.float64]
+    """`[queries, pioneer's responses]`"""
+    answer_rewards: NDArray[np.float64]
+    """`[queries, pioneer's responses, observer's responses]`"""
 
 
 def play_twice(chain: Chain, queries: Sequence[Query], answer: Answer, worker: RewardWorker) -> Played:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from launch.cluster.room import GB, Node, counted, living_nodes, pack
-from launch.console.errors import CommandError
-from launch.console.parser import Parser, local_path, run
+from launch.console.cli import ConfigFiles, Debug, Words
 
 if TYPE_CHECKING:
     from policies.settings.memory import Memory, Shape
@@ -18,132 +17,94 @@ if TYPE_CHECKING:
     from policies.settings.settings import Settings
 
 LACKING = 1
-"""Exit code where something is missing."""
-
-EPILOG = """The cluster is the one that RAY_ADDRESS names, else this machine; with --nodes one that need not be there.
-Memory is an estimate (docs/plan.md).
-
-exit codes:
-  0 the run fits; 1 it does not; 2 a mistake that you can correct.
-"""
+"""Exit code if something is missing."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command.
+def plan(
+    words: Words = None,
+    config: ConfigFiles = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Plan for N machines alike, as the next options say.")
+    ] = None,
+    cpus: Annotated[int | None, typer.Option(min=0, metavar="N", help="CPUs of each. [default: 96]")] = None,
+    memory: Annotated[float | None, typer.Option(min=0, metavar="GB", help="Memory of each. [default: 1000]")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, metavar="N", help="GPUs of each. [default: 8]")] = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option(min=0, metavar="GB", help="Memory of each GPU. [default: 80]")
+    ] = None,
+    debug: Debug = False,
+) -> int:
+    """Show where a run's processes would go, the memory they need, and whether it is there.
 
-    Returns:
-        0 when the run fits, 1 when it does not, 2 after a user's mistake.
-    """
-    parser = Parser(
-        prog="cory plan",
-        usage="cory plan [PRESET|FILE] [-c FILE ...] [key=value ...] [options]",
-        description="Show where a run's processes would go, the memory they need, and whether it is there.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("words", nargs="*", metavar="PRESET|FILE, key=value", help="as for `cory train`")
-    parser.add_argument(
-        "-c", "--config", action="append", default=[], type=local_path, metavar="FILE", help="YAML settings"
-    )
-    parser.add_argument("--nodes", type=int, metavar="N", help="plan for N machines alike, as the other options say")
-    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs of each (default: 96)")
-    parser.add_argument("--memory", type=float, metavar="GB", help="memory of each (default: 1000)")
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of each (default: 8)")
-    parser.add_argument("--gpu-memory", type=float, metavar="GB", help="memory of each GPU (default: 80)")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    options = parser.parse_intermixed_args(argv)
+    The cluster is the one that RAY_ADDRESS names, else this machine; with --nodes, or another option for machines, one
+    that need not be there. Memory is an estimate (docs/plan.md).
 
-    def do() -> int:
-        o = options
-        asked = {"cpus": o.cpus, "memory": o.memory, "gpus": o.gpus, "gpu_memory": o.gpu_memory}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        if asked and o.nodes is None:
-            name = next(iter(asked)).replace("_", "-")
-            raise CommandError(f"--{name} is of machines that --nodes counts. Add --nodes.")
-        return plan(o.words, o.config, o.debug, None if o.nodes is None else machines(o.nodes, **asked))
-
-    return run(do, debug=options.debug)
-
-
-def machines(count: int, cpus: int = 96, memory: float = 1000, gpus: int = 8, gpu_memory: float = 80) -> list[Node]:
-    """Returns machines that need not be there; memory in GB.
-
-    Raises:
-        CommandError: there would be none, or less than nothing in them.
-    """
-    if count < 1 or min(cpus, memory, gpus, gpu_memory) < 0:
-        raise CommandError(f"--nodes {count}: name 1 machine or more, and nothing negative of what they have.")
-    of_gpu = gpu_memory * GB if gpus else None
-    return [Node(f"node {n + 1} of {count}", cpus, [1.0] * gpus, {}, memory * GB, of_gpu) for n in range(count)]
-
-
-def plan(words: Sequence[str], files: Sequence[Path] = (), debug: bool = False, nodes: list[Node] | None = None) -> int:
-    """Prints the plan.
-
-    Args:
-        words: a preset or a file of settings, or neither, and settings as `key=value`.
-        files: YAML files of settings.
-        debug: show the libraries' logs.
-        nodes: the machines; None: those of the cluster, or this one.
-
-    Raises:
-        CommandError: more than one preset or file, no cluster at RAY_ADDRESS, or a driver that cannot learn where Ray
-            does not know of it.
-        DeviceError: PyTorch or vLLM cannot compute here on what the settings ask for.
-        SettingsError: a setting is wrong.
+    Exit codes:
+      0 the run fits; 1 it does not; 2 a user error.
     """
     from launch.cluster import session
     from launch.cluster.gpus import check_gpus
     from launch.console.configuration import asked
     from policies.models.model_check import check_folder
-    from policies.settings import memory
+    from policies.settings.memory import shapes
     from policies.settings.placement import processes
 
-    settings = asked(words, files).settings()
-    here = nodes is None and "RAY_ADDRESS" not in os.environ
+    settings = asked(words or (), config or ()).settings()
+    options = {"cpus": cpus, "memory": memory, "gpus": gpus, "gpu_memory": gpu_memory}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    imagined = nodes is not None or bool(given)
     session.quiet_libraries(debug)
     for path in settings.model_paths.values():
-        check_folder(path, weights=nodes is None)  # machines that need not be there need not have them
+        check_folder(path, weights=not imagined)  # machines that need not be there need not have them
     tokenizers = settings.make_tokenizers()
     for policy in settings.modules:
         settings.vocab_size(tokenizers, policy)
     settings.chat_formats(tokenizers)
-    models = memory.shapes(settings)
-    needs = _needs(settings, models)
-    kinds = processes(settings)
-    for node in nodes or ():  # all that is asked for beside, as nobody said which have it
-        node.custom.update((name, float("inf")) for kind in kinds for name in kind.custom)
-    if nodes is None and "RAY_ADDRESS" in os.environ:
-        nodes = _cluster()
-    elif nodes is None:
+    models = shapes(settings)
+    kinds, needs = processes(settings), estimate(settings, models)
+    if imagined:
+        machines = make_machines(nodes or 1, **given)
+        for node in machines:  # all that is asked for beside, as nobody said which have it
+            node.custom.update((name, float("inf")) for kind in kinds for name in kind.custom)
+    elif "RAY_ADDRESS" in os.environ:
+        machines = _cluster()
+    else:
         session.check_driver(settings)
-        nodes = [_machine(settings)]
-    _show(settings, kinds, needs)
-    if len(set(settings.models.values())) > 1:
-        print()
-        for (policy, name), model in zip(settings.models.items(), models, strict=True):
-            print(f"{policy}: {name}, {model.parameters / 1e6:,.1f} M parameters")
+        machines = [_this_machine(settings)]
+    _print_processes(settings, kinds, needs)
     print()
-    for family in dict.fromkeys(settings.families().values()):
-        print(f"model family {family}")
-    filled, lacking = pack(kinds, nodes, needs)
+    families = settings.families()
+    for line in dict.fromkeys(
+        f"{name}: {model.parameters / 1e6:,.1f} M parameters, model family {families[policy]}"
+        for (policy, name), model in zip(settings.models.items(), models, strict=True)
+    ):
+        print(line)
+    filled, lacking = pack(kinds, machines, needs)
     print()
     for node in filled:
         print(f"{node.name}: {', '.join(node.holds) or 'nothing'}")
+    gpu = max((node.gpu_memory or 0.0 for node in machines), default=0.0)
     for lack in lacking:
         why = "; ".join(lack.reasons) or "the cluster has no nodes"
         print(f"Lacking: no room for {lack.left} of {counted(lack.kind.count, lack.kind.name)}: {why}.")
-    rooms = [node.gpu_memory for node in nodes if node.gpu_memory]
-    for lack in lacking if rooms else ():
-        if sum(need.total for need in needs[lack.kind.name] if need.device == "cuda") > max(rooms) * lack.kind.gpus:
-            print(_what_fits(settings, lack.kind.name, max(rooms)))
-    if not lacking and here:
+    for lack in lacking if gpu else ():
+        if sum(need.total for need in needs[lack.kind.name] if need.device == "cuda") > gpu * lack.kind.gpus:
+            print(_what_fits(settings, lack.kind.name, gpu))
+    if not lacking and not imagined and "RAY_ADDRESS" not in os.environ:
         check_gpus(settings)
     print("It does not fit." if lacking else "It fits.")
     return LACKING if lacking else 0
 
 
-def _needs(settings: Settings, models: Sequence[Shape]) -> dict[str, list[Memory]]:
+def make_machines(
+    count: int, cpus: int = 96, memory: float = 1000, gpus: int = 8, gpu_memory: float = 80
+) -> list[Node]:
+    """Returns machines that need not be there; memory in GB."""
+    of_gpu = gpu_memory * GB if gpus else None
+    return [Node(f"node {n + 1} of {count}", cpus, [1.0] * gpus, {}, memory * GB, of_gpu) for n in range(count)]
+
+
+def estimate(settings: Settings, models: Sequence[Shape]) -> dict[str, list[Memory]]:
     """Returns the memory of each kind of process; a driver may do several kinds of work."""
     from policies.settings import memory
 
@@ -165,67 +126,53 @@ def _what_fits(settings: Settings, kind: str, room: float) -> str:
         if parts is None:
             return f"A runner's engines fit on no number of {gpus} up to 8."
         return f"A runner's engines fit on {gpus} with tensor_parallel={parts} gpus_per_runner={parts}."
-    ways: dict[int, str] = {}
-    for offload in dict.fromkeys((settings.offload_optimizer, True)):
-        shards = memory.least_shards(settings.model_copy(update={"offload_optimizer": offload}), room)
-        if shards is not None and shards not in ways:
-            words = f"shards_per_policy={shards} num_learners={shards * len(settings.modules)} gpus_per_learner=1"
-            ways[shards] = words + " offload_optimizer=true" * offload
-    if not ways:
+    shards = memory.least_shards(settings, room)
+    if shards is None:
         return f"Learners fit on no number of {gpus} up to {memory.SPLITS[-1]} for each LLM."
-    return f"Learners fit on {gpus} with {', or with '.join(ways.values())}."
+    count = shards * len(settings.modules)
+    return f"Learners fit on {gpus} with shards_per_policy={shards} num_learners={count} gpus_per_learner=1."
 
 
-def _show(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Memory]]) -> None:
+def _print_processes(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Memory]]) -> None:
     engines = 1 if settings.weights == "lora" else len(settings.modules)
-    does = {
+    work = {
         "driver": " and ".join(
             ["leads"] + ["learns"] * (settings.num_learners == 0) + ["generates"] * (settings.num_runners == 0)
         ),
         "runner": counted(engines, "vLLM engine") if settings.backend == "vllm" else "transformers",
         "learner": "learns",
     }
-    if settings.tensor_parallel > 1:
-        over = "GPUs" if settings.gpus_per_runner else "processes"
-        does["runner"] += f", {'each ' * (engines > 1)}over {settings.tensor_parallel} {over}"
     print(f"{'process':<16}{'CPUs':>5}{'GPUs':>6}  memory of each, estimated (GB)")
     for kind in kinds:
         custom = "".join(f", {amount:g} {name}" for name, amount in kind.custom.items())
-        what = " + ".join(_size(need, settings.tensor_parallel) for need in needs[kind.name])
-        print(f"{counted(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {what} ({does[kind.name]}{custom})")
+        sizes = " + ".join(_size(need, kind) for need in needs[kind.name])
+        print(
+            f"{counted(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {sizes} ({work[kind.name]}{custom})"
+        )
         for need in needs[kind.name]:
             parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in need.parts.items() if size >= 5e6)
             print(f"{'':<29}{parts}")
 
 
-def _size(need: Memory, tensor_parallel: int) -> str:
-    if need.share is not None and tensor_parallel > 1:
-        where = f" of each of {tensor_parallel} GPUs, {need.host / GB:.1f} beside them"
-        return f"{need.total / GB:.1f}{where}; its engines take at most {need.share:.0%} of each"
-    where = "" if need.device == "cpu" else f" of a GPU, {need.host / GB:.1f} beside it"
-    if need.share is not None:
-        where += f"; its engines take at most {need.share:.0%} of one"
-    return f"{need.total / GB:.1f}{where}"
+def _size(need: Memory, kind: Process) -> str:
+    if need.device == "cpu":
+        return f"{need.total / GB:.1f}"
+    where = f"each of {kind.gpus:g} GPUs" if kind.gpus > 1 else "a GPU"
+    return f"{need.total / GB:.1f} of {where}, {need.host / GB:.1f} beside it"
 
 
-def _machine(settings: Settings) -> Node:
-    """Returns this machine, where `cory train` gives out as many CPUs as are asked for."""
+def _this_machine(settings: Settings) -> Node:
+    """Returns this machine; `cory train` gives out as many CPUs as are asked for."""
     import psutil
     import torch
 
     from policies.settings.placement import cpus, processes
 
-    count = torch.cuda.device_count()
-    own = os.cpu_count() or 1
-    asked = cpus(processes(settings))
-    return Node(
-        f"this machine ({own} CPUs{f', shared by processes that ask for {asked}' if asked > own else ''})",
-        float(max(own, asked)),
-        [1.0] * count,
-        {},
-        float(psutil.virtual_memory().total),
-        float(torch.cuda.get_device_properties(0).total_memory) if count else None,
-    )
+    count, own, wanted = torch.cuda.device_count(), os.cpu_count() or 1, cpus(processes(settings))
+    shared = f", shared by processes that ask for {wanted}" if wanted > own else ""
+    memory = float(psutil.virtual_memory().total)
+    of_gpu = float(torch.cuda.get_device_properties(0).total_memory) if count else None
+    return Node(f"this machine ({own} CPUs{shared})", float(max(own, wanted)), [1.0] * count, {}, memory, of_gpu)
 
 
 def _cluster() -> list[Node]:

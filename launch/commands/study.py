@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from cory_env.tasks import Task
     from launch.display.terminal import Voice
     from launch.experiments.results import StudyRun
     from launch.experiments.study import Study
     from launch.experiments.study_runs import Job
-    from policies.settings.settings import Settings, Tokenizers
 
 
 def study(
@@ -66,6 +64,7 @@ def study(
     from launch.run_folder.layout import SOURCES
     from launch.run_folder.storage import check_place
     from launch.training.comparable import check_comparable, write_comparable
+    from launch.training.preflight import load_task
     from policies.models.cached_folder import locked
 
     names = [word for word in words or () if "=" not in word]
@@ -79,31 +78,30 @@ def study(
     if unknown := [name for name in named if name not in plan.arms]:
         raise CommandError(f"{plan.name} has no arm {', '.join(unknown)}. It has: {', '.join(plan.arms)}.")
     arms = [arm for arm in plan.arms.values() if arm.name in named and tier in (None, arm.tier)]
-    voice = Voice(own_output(), 0, quiet=quiet)
-    voice.say(plan.about)
     if out is None and not list_:
         raise CommandError("Name the study's folder with --out. Results of earlier runs in it are kept.")
     asked = jobs(plan, out or Path(), [arm for arm in arms if list_ or not arm.missing], _seeds(seeds))
     if not asked:
         raise CommandError(f"{plan.name} has no such arm, or what they need is missing: see `cory study --list`.")
     if list_ or out is None:
-        voice.say(_arms_table(plan, asked), True)
+        voice = Voice(own_output(), 0)
+        voice.say(plan.about)
+        voice.say(_arms_table(plan, asked))
         return 0
     check_place(str(out), "study")
     make_folder(out)
     _describe_results(plan, out)
+    todo = [job for job in asked if job.read() is None]
+    voice = Voice(own_output(), len(asked), done=len(asked) - len(todo), quiet=quiet)
+    voice.say(f"{plan.about}\nStudy folder: {out}, {len(todo)} of {len(asked)} runs to do")
     for arm in arms:
         if arm.missing is not None:
             voice.say(f"Left out: {arm.missing}", True)
-    todo = [job for job in asked if job.read() is None]
     session.quiet_libraries(debug)
     kinds = {job.arm.name: plan.settings(job.arm, job.seed) for job in todo}.values()
     with locked(out / f".{SOURCES}.lock"):  # other processes may share the study
-        write_comparable(
-            out, check_comparable(out, kinds, _prepared, lambda text: voice.say(text, True), allow_changes)
-        )
-    voice = Voice(own_output(), len(asked), done=len(asked) - len(todo), quiet=quiet)
-    voice.say(f"Study folder: {out}, {len(todo)} of {len(asked)} runs to do")
+        sources = check_comparable(out, kinds, load_task, lambda text: voice.say(text, True), allow_changes)
+        write_comparable(out, sources)
     return _perform(todo, asked, voice, ["--allow-changes"] if allow_changes else [])
 
 
@@ -121,19 +119,6 @@ def _describe_results(plan: "Study", folder: Path) -> None:
             job = Job(plan, plan.arms[run.arm], run.seed, folder)
             if (described := job.read()) is not None and described != run:
                 write(job.result, described)
-
-
-def _prepared(settings: "Settings") -> "tuple[Task, Tokenizers] | None":
-    """Returns the task and tokenizers of an arm; None where they cannot be made: its run fails, others need not."""
-    from launch.console.errors import is_defect
-    from launch.training.preflight import load_task
-
-    try:
-        return load_task(settings)
-    except Exception as error:
-        if is_defect(error):
-            raise
-        return None
 
 
 def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "Voice", options: "Sequence[str]") -> int:

@@ -189,7 +189,6 @@ def read_search(options: Any) -> "tuple[Search, str]":
     fixed = ", ".join(sorted(key for key in keys if not ABOUT[key].clone))
     rules = {
         "Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.": not axes,
-        "final_queries has no effect in a search: train the best point with it.": settings.final_queries is not None,
         "--samples is for ranges, and --over lists its values. To repeat points, use --seeds.": (
             is_grid and options.samples
         ),

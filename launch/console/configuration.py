@@ -7,9 +7,9 @@ from typing import NamedTuple
 from cory_env.home import expand_home
 from launch.console.errors import CommandError
 from policies.settings.core_yaml import Value, scalar, spelled
-from policies.settings.files import DEFAULT_PRESET, check_key, presets, read_file, read_preset, takes_lists
-from policies.settings.overrides import apply_overrides, reject_unused_settings
-from policies.settings.settings import Settings, make_settings
+from policies.settings.files import DEFAULT_PRESET, presets, read_file, read_preset, takes_lists
+from policies.settings.overrides import apply_overrides
+from policies.settings.settings import Settings, make_settings, refuse_unknown
 
 
 class Asked(NamedTuple):
@@ -78,14 +78,10 @@ def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Setting
         CommandError: an unknown preset or key, a file that cannot be read, a word without `=`.
         SettingsError: a value of the wrong type, or settings that contradict each other.
     """
-    given = [*map(read_file, paths), read_words(words)]
     values = read_preset(preset)
-    for source in given:
+    for source in (*map(read_file, paths), read_words(words)):
         values = apply_overrides(values, source)
-    settings = make_settings(values)
-    for source in given:
-        reject_unused_settings(source, settings)
-    return settings
+    return make_settings(values)
 
 
 def read_words(words: Sequence[str]) -> dict[str, Value]:
@@ -99,7 +95,7 @@ def read_words(words: Sequence[str]) -> dict[str, Value]:
         key, equals, text = word.partition("=")
         if not key or not equals:
             raise CommandError(f"`{word}` is not a setting; write key=value, such as lr=1e-5.")
-        check_key(key, "on the command line")
+        refuse_unknown([key], " on the command line")
         if not text:
             raise CommandError(
                 f"`{word}` has no value: is a shell variable not set? Write {key}=null if it is to be none."

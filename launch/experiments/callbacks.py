@@ -37,7 +37,6 @@ class ProgressCallback(Callback):
         self.journal = journal
         self.voice = voice
         self.trials = trials
-        self._recorded = {(report["trial_id"], report[TIME]) for report in journal.read()}
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
@@ -45,13 +44,11 @@ class ProgressCallback(Callback):
         """Keeps a report, and shows an evaluation."""
         report = {name: value for name, value in result["cory"].items() if name != "samples"}
         values = self.trials.values[trial.trial_id]
-        again = (trial.trial_id, result[TIME]) in self._recorded
-        self._recorded.add((trial.trial_id, result[TIME]))
         figures = {TIME: result[TIME], METRIC: result[METRIC]}
         self.journal.append(
             {"trial": str(trial), "trial_id": trial.trial_id, **figures, "values": values, "cory": report}
         )
-        left = self.voice.advance(again=again)
+        left = self.voice.advance()
         if "evaluation" in result["cory"]:
             settings = self.trials.settings
             figures = cast(Figures, plain(dict(settings.choosing(result["cory"]))))

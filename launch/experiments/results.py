@@ -14,7 +14,7 @@ from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final, FinalInfluence
 from launch.run_folder.journal import replace_text
 from launch.run_folder.records import Evaluation, Figures, SampleLine, Update, mean_over_policies, plain
-from policies.settings.settings import Settings, deciding, kept_settings
+from policies.settings.settings import Settings, deciding, make_settings
 
 Status = Literal["done", "collapsed", "diverged"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results."""
@@ -144,7 +144,7 @@ def read_one(file: Path) -> StudyRun:
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         entries = {key: entries[key] for key in StudyRun._fields if key in entries}
-        run = StudyRun(**{**entries, "settings": kept_settings(entries["settings"])})
+        run = StudyRun(**{**entries, "settings": make_settings(entries["settings"])})
         _fill_in(run)
         if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
             raise ValueError(f"it is of arm {run.arm}, seed {run.seed}")

@@ -25,7 +25,7 @@ from launch.run_folder.storage import is_uri
 from launch.training.start import starting_policies
 from policies.settings.core_yaml import as_word, read_yaml, write_yaml
 from policies.settings.placement import Process, processes
-from policies.settings.settings import Settings, SettingsError, changed_settings, kept_settings
+from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 
 SEARCH = "search.yaml"
 ORIGIN = "# cory tune"
@@ -99,7 +99,7 @@ class Search(NamedTuple):
             raise CommandError(f"{folder} is not a search's folder: it has no {SEARCH} of `cory tune --out DIR`.")
         try:
             values = read_yaml(file.read_text(encoding="utf-8"), "it")
-            return cls(kept_settings(values.pop("settings")), read_axes(values.pop("over")), **values)
+            return cls(make_settings(values.pop("settings")), read_axes(values.pop("over")), **values)
         except (CommandError, SettingsError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
             raise CommandError(f"{file} cannot be read as a search: {error}") from error
 

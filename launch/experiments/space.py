@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from cory_env.pickled import shown
 from launch.console.errors import CommandError
 from policies.settings.core_yaml import Value, as_word, scalar, write_yaml
-from policies.settings.overrides import reject_unused_settings
 from policies.settings.settings import ABOUT, Settings, SettingsError, deciding, make_settings, nearest_key
 
 SEED = "seed"
@@ -113,9 +112,7 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
     for values in itertools.product(*(axis.values for axis in axes)):
         point = dict(zip((axis.key for axis in axes), values, strict=True))
         try:
-            made = make_settings({**settings.model_dump(), **point})
-            reject_unused_settings(point, made)
-            found.append(made)
+            found.append(make_settings({**settings.model_dump(), **point}))
         except SettingsError as error:
             raise CommandError(f"--over {show_point(point)}: {error}") from error
     return found

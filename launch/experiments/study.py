@@ -33,7 +33,7 @@ from launch.console.configuration import read_preset, read_words
 from launch.console.errors import CommandError
 from launch.experiments.contrasts import Contrast
 from policies.settings.core_yaml import Value, as_word, read_yaml
-from policies.settings.overrides import apply_overrides, reject_unused_settings
+from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 
 _FOLDER = files("launch.experiments") / "studies"
@@ -147,8 +147,6 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     compared = {arm for contrast in study.contrasts for arm in (contrast.arm, contrast.against)}
     if unknown := compared - study.arms.keys():
         raise CommandError(f"{where} has contrasts of {', '.join(sorted(unknown))}, which is none of its arms.")
-    if not any(study.settings(arm, 0).lora for arm in study.arms.values()):
-        reject_unused_settings(shared, resolved)
     return study
 
 
@@ -173,7 +171,6 @@ def _check(study: Study, arm: Arm, where: str) -> None:
     before = list(study.arms)[: study.place(arm)]
     try:
         settings = study.settings(arm, 0)
-        reject_unused_settings(arm.changes, settings)
     except SettingsError as error:
         raise CommandError(f"{where}, arm {arm.name}: {error}") from error
     others = [name for name in (arm.against, *arm.also) if name is not None]

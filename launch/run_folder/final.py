@@ -113,7 +113,7 @@ def final_responses(algo: "Cory", count: int) -> Final:
 def _influence(algo: "Cory", queries: int) -> FinalInfluence:
     from policies.influence import components, measure_influence, share_interval
 
-    rewards = measure_influence(algo, queries).answer_rewards
+    _, rewards = measure_influence(algo, queries)
     if len(rewards) < 2:
         return FinalInfluence(share=None, low=None, high=None, queries=len(rewards))
     low, high = share_interval(rewards)

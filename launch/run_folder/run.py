@@ -35,7 +35,7 @@ from launch.run_folder.lease import Lease, Lost
 from launch.run_folder.locks import NoLocks, lock_folder
 from launch.run_folder.records import Update, best_of
 from launch.run_folder.storage import Storage, StorageError, is_uri, updates_in
-from policies.settings.settings import Settings, SettingsError, kept_settings
+from policies.settings.settings import Settings, SettingsError, make_settings
 
 
 class Run:
@@ -197,7 +197,7 @@ class Run:
             CommandError: it holds something that is no setting, or no setting any more.
         """
         try:
-            return kept_settings(read_file(self.path / CONFIG))
+            return make_settings(read_file(self.path / CONFIG))
         except (CommandError, SettingsError) as error:
             raise CommandError(
                 f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (its "

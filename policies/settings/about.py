@@ -5,7 +5,7 @@ Whatever a command, a report or a search has to know of settings it asks here, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, Field
@@ -29,38 +29,31 @@ class About(NamedTuple):
     """It may change in a clone of population-based training: no state in a checkpoint depends on it."""
     content: bool = False
     """It names files, so when a run goes on it may name others that hold the same (`launch.run_folder.sources`)."""
-    earlier: Any = ...
-    """Its value in what was written down before there was such a setting; `...` where that is the default."""
 
 
-def _deciding(decides: Decides) -> Callable[..., Any]:
-    """Returns pydantic's `Field` for settings that decide this."""
-
-    def field(
-        default: object,
-        *,
-        resume: bool | None = None,
-        search: bool = decides != "writing",
-        clone: bool = False,
-        content: bool = False,
-        earlier: Any = ...,
-        **limits: Any,
-    ) -> Any:
-        if resume is None:
-            resume = decides in ("computing", "writing")
-        known = About(decides, resume, search, clone, content, earlier)
-        return Field(default, json_schema_extra=known._asdict(), **limits)
-
-    return field
+def _setting(
+    decides: Decides,
+    default: object,
+    *,
+    resume: bool | None = None,
+    search: bool = True,
+    clone: bool = False,
+    content: bool = False,
+    **limits: Any,
+) -> Any:
+    """Returns pydantic's `Field` for a setting that decides this."""
+    may_resume = decides in ("computing", "writing") if resume is None else resume
+    known = About(decides, may_resume, search and decides != "writing", clone, content)
+    return Field(default, json_schema_extra=known._asdict(), **limits)
 
 
-of_task = _deciding("task")
-of_policy = _deciding("policy")
-of_sampling = _deciding("sampling")
-of_learning = _deciding("learning")
-of_computing = _deciding("computing")
-of_watching = _deciding("watching")
-of_writing = _deciding("writing")
+of_task = partial(_setting, "task")
+of_policy = partial(_setting, "policy")
+of_sampling = partial(_setting, "sampling")
+of_learning = partial(_setting, "learning")
+of_computing = partial(_setting, "computing")
+of_watching = partial(_setting, "watching")
+of_writing = partial(_setting, "writing")
 
 
 def about(fields: type[BaseModel]) -> dict[str, About]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import fields
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict
 
 from cory_env.chain import Observed, role_names
 from cory_env.tasks import Operations
@@ -42,7 +42,7 @@ class Fields(BaseModel):
     or `hub:FOLDER`. Settings may follow: `?query=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""
     eval_data: str | None = of_task(None, content=True)
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
-    validation: bool = of_task(True, earlier=False)
+    validation: bool = of_task(True)
     """Choose (the best checkpoint, the best trial of a search) by the first `eval_queries` of the held-out queries, at
     most half of them (of held-out rows of `data`: every second one), and report on the others. Without it, all choose
     and are reported on."""
@@ -78,10 +78,10 @@ class Fields(BaseModel):
     """Give prompts to the model as a user's message in its chat template, as instruction-tuned models expect them."""
     system: str | None = of_sampling(None)
     """With `chat`: a system message before it."""
-    chat_date: str | None = of_sampling(None)
+    chat_date: str | None = of_sampling(None, pattern=r"^\d{4}-\d\d-\d\d$")
     """With `chat`: the date, YYYY-MM-DD, that a template gets that asks for today's; null: the day on which the run
     starts, which it keeps."""
-    stop: str | None = of_task(None)
+    stop: str | None = of_task(None, min_length=1)
     """A response also ends with the token that completes this text, such as a line break; rewards and later agents see
     what stands before it. Where no token holds all of it, generation goes on to the limit, and the rest is dropped."""
 
@@ -244,7 +244,7 @@ class Fields(BaseModel):
     """Clip range of the probability ratio."""
     clip_high: float | None = of_learning(None, gt=0, clone=True)
     """Clip range above 1, where it is another than below; null: `clip`."""
-    importance_cap: float | None = of_learning(2.0, ge=1, earlier=None)
+    importance_cap: float | None = of_learning(2.0, ge=1)
     """Weigh each token by learner's / sampler's probability, which differ in bf16 and with `max_lag`, at most by so
     much; null: not."""
     drop_flat_groups: bool = of_learning(False)
@@ -336,6 +336,11 @@ class Fields(BaseModel):
         return self.queries * self.num_generations * self.num_siblings
 
     @property
+    def teams(self) -> int:
+        """Chains of LLMs that play side by side, each on queries of its own."""
+        return max(len(self.modules) // self.num_agents, 1)
+
+    @property
     def responses(self) -> int:
         """Responses of one policy per update; with siblings, whose roles differ in that, the mean over the policies."""
         of_all = self.queries * self.num_generations + self.chains * (self.num_agents - 1)
@@ -382,15 +387,3 @@ class Fields(BaseModel):
     def report_kl_coef(self) -> float:
         """The fixed KL weight of the combined reward."""
         return self.kl_coef if self.eval_kl_coef is None else self.eval_kl_coef
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _is_what_it_seems(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses `lr=true`, which pydantic takes for 1, and text that no file can hold."""
-        kind = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
-            raise ValueError("should be a number, not true or false")
-        texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
-        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-            raise ValueError("should be text in UTF-8, but holds bytes or half characters that are not")
-        return value

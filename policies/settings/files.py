@@ -1,6 +1,5 @@
 """Settings in YAML files: the presets that come along, and a user's own."""
 
-import difflib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import get_args
 
 from policies.settings.core_yaml import Scalar, Value, read_yaml
 from policies.settings.error import SettingsError
-from policies.settings.settings import Settings, nearest_key
+from policies.settings.settings import Settings, nearest_key, refuse_unknown
 
 DEFAULT_PRESET = "imdb-tiny"
 BASE = "base"
@@ -33,9 +32,9 @@ def read_preset(name: str) -> dict[str, Value]:
         SettingsError: there is none of that name; names those that there are.
     """
     if name not in presets():
-        close = difflib.get_close_matches(name, presets(), n=1, cutoff=0.4)
-        hint = f" Did you mean `{close[0]}`?" if close else ""
-        raise SettingsError(f"There is no preset `{name}`.{hint} The presets are: {', '.join(presets())}.")
+        known = list(presets())
+        hint = nearest_key(name, known)
+        raise SettingsError(f"There is no preset `{name}`.{hint} The presets are: {', '.join(known)}.")
     values = _flat((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}", also=(BASE,))
     base = values.pop(BASE, None)
     return {**(read_preset(str(base)) if base else {}), **values}
@@ -60,24 +59,13 @@ def takes_lists(key: str) -> bool:
     return bool({list[str], list[float]} & {*get_args(Settings.model_fields[key].annotation)})
 
 
-def check_key(key: str, where: str) -> None:
-    """Refuses what is the name of no setting.
-
-    Raises:
-        SettingsError: says where it stands, and names the closest setting.
-    """
-    known = list(Settings.model_fields)
-    if key not in known:
-        raise SettingsError(f"Unknown setting `{key}` {where}.{nearest_key(key, known)}")
-
-
 def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]:
     loaded = read_yaml(text, where) or {}
     if not isinstance(loaded, Mapping):
         raise SettingsError(f"{where} must hold `key: value` lines, but holds a {type(loaded).__name__}.")
     for key, value in loaded.items():
         if key not in also:
-            check_key(str(key), f"in {where}")
+            refuse_unknown([str(key)], f" in {where}")
         values = value if isinstance(value, list) and takes_lists(str(key)) else [value]
         if not all(isinstance(item, Scalar) for item in values):
             raise SettingsError(

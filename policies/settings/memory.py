@@ -6,7 +6,8 @@ top of all are what was measured (docs/plan.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from policies.generation.vllm_device import GPU_SHARE
 from policies.generation.vllm_generator import BLOCK_TOKENS
 from policies.learning import logits, offloaded_adam
 from policies.learning.sharding import blocks_of
@@ -32,11 +32,8 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of devices that a model may be split over."""
 ALLOWANCE = 0.25
 """For what is not counted: buffers, copies on their way, fragments of the heap."""
-NORMS = {"fp32": (4.0, 8.0, 4.0), "autocast": (4.0, 8.0, 4.0), "bf16": (2.0, 7.0, 4.0)}
-"""Bytes that a norm keeps for its backward pass per token and unit, beside what it writes: `LayerNorm`, in one kernel;
-any other; and any other with a frozen weight. By what is computed in: fp32; bf16 by autocast, which leaves norms and
-residuals in fp32; or bf16 throughout.
-"""
+NORM, FROZEN_NORM = 8.0, 4.0
+"""Bytes that a norm keeps for its backward pass per token and unit, beside what it writes."""
 
 
 class Shape(NamedTuple):
@@ -53,13 +50,10 @@ class Shape(NamedTuple):
     """Of one policy's adapter; 0 without."""
     kept: float
     """Values that all blocks keep for their backward pass, per token, beside those of norms."""
-    copies: float
-    """Values in 16 bits that autocast keeps more, per token: what several linear layers read is cast for each, and
-    experts that are in tensors are left in fp32."""
-    layer_norms: int
-    """Units of all `LayerNorm`s."""
-    norms: int
-    """Of all other norms."""
+    experts: float
+    """Of these, half of what experts keep that are in one tensor, which autocast leaves in fp32."""
+    norms: float
+    """Units of all norms; of a `LayerNorm`, which is one kernel, half of them."""
     layers: int
     hidden: int
     vocabulary: int
@@ -80,8 +74,6 @@ class Memory(NamedTuple):
     """On that device; where an engine is split over several, on each."""
     host: float
     """Beside it in the machine's memory."""
-    share: float | None = None
-    """The part of a GPU that vLLM's engines may take."""
 
     @property
     def total(self) -> float:
@@ -104,23 +96,20 @@ def _shape(path: str, settings: Settings) -> Shape:
     model = empty_language_model(path, settings.trust_remote_code)
     config = model.config.get_text_config()
     check_split(config, settings.tensor_parallel)
-    width = head_width(config)
+    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
     adapter = 0
     if settings.lora is not None:
-        wanted = set(settings.lora.targets or linear_layers(model))
-        head = model.get_output_embeddings()
-        for name, layer in model.named_modules():
-            if layer is not head and name.rpartition(".")[2] in wanted and isinstance(layer, nn.Linear | Conv1D):
-                adapter += settings.lora.rank * sum(layer.weight.shape)
+        targets, head = settings.lora.targets or linear_layers(model), model.get_output_embeddings()
+        adapted = [layer for name, layer in linear.items() if name.rpartition(".")[2] in targets and layer is not head]
+        adapter = settings.lora.rank * sum(sum(layer.weight.shape) for layer in adapted)
     parameters = _count(model)
     tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
-    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D)]
     blocks = [_count(block) for block in blocks_of(model)] if (settings.shards_per_policy or 1) > 1 else [0]
     return Shape(
         parameters=parameters,
         block=max(blocks),
         outside=parameters - sum(blocks),
-        cast=sum(_count(layer) for layer in linear if id(layer.weight) not in tied),
+        cast=sum(_count(layer) for layer in linear.values() if id(layer.weight) not in tied),
         adapter=adapter,
         **_kept(model, config),
         layers=config.num_hidden_layers,
@@ -128,7 +117,7 @@ def _shape(path: str, settings: Settings) -> Shape:
         vocabulary=config.vocab_size,
         queries=getattr(config, "num_attention_heads", 0),
         heads=key_value_heads(config),
-        head=2 * config.num_hidden_layers * width,
+        head=2 * config.num_hidden_layers * head_width(config),
     )
 
 
@@ -141,47 +130,24 @@ def _kept(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, Any]:
     """
     hidden, layers, width = config.hidden_size, config.num_hidden_layers, head_width(config)
     queries, keys = width * getattr(config, "num_attention_heads", 0), width * key_value_heads(config)
-    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    experts_of_token = getattr(config, "num_experts_per_tok", None) or 1
     head = model.get_output_embeddings()
-    sizes = _sizes(each for each in model.modules() if each is not head)
-    written, experts = float(sum(out for _, out in sizes)), 0.0
-    norms = {True: 0, False: 0}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and name.endswith("experts"):  # a token goes to some of them
-            written -= max(1 - chosen / len(module), 0) * sum(out for _, out in _sizes(module.modules()))
-        elif not isinstance(module, nn.Conv1d):  # or they are in tensors: 2/3 of a gated MLP are matrices up
-            stacks = [each for each in module.parameters(recurse=False) if each.ndim == 3]
-            experts += chosen * sum(2 / 3 * each[0].numel() / hidden + hidden / 2 for each in stacks)
+    written = experts = norms = 0.0
+    for module in model.modules():
+        if isinstance(module, nn.Linear | Conv1D) and module is not head:
+            written += module.weight.shape[1 if isinstance(module, Conv1D) else 0]
+        elif not isinstance(module, nn.Conv1d):  # experts: of a gated MLP, 2/3 are matrices up
+            stacks = [tensor for tensor in module.parameters(recurse=False) if tensor.ndim == 3]
+            experts += experts_of_token * sum(2 / 3 * stack[0].numel() / hidden + hidden / 2 for stack in stacks)
         if "norm" in type(module).__name__.lower():
             weight = getattr(module, "weight", None)
             units = hidden if weight is None else weight.numel()
             of_heads = units == width != hidden  # one norm for queries, one for keys
-            norms[isinstance(module, nn.LayerNorm)] += (queries + keys) // 2 if of_heads else units
+            norms += ((queries + keys) / 2 if of_heads else units) / (2 if isinstance(module, nn.LayerNorm) else 1)
     kept = 2 * (written + experts) - 2 * layers * (hidden + keys)
     if any(isinstance(module, NewGELUActivation | FastGELUActivation) for module in model.modules()):  # in many steps
         kept += 3 * (written - layers * (2 * hidden + queries + 2 * keys))
-    once = layers * (2 + (queries == hidden))  # attention, MLP, and what reads the attention's output
-    copies = hidden * max(sum(into == hidden for into, _ in sizes) - once, 0) + 2 * experts
-    return {"kept": kept, "copies": copies, "layer_norms": norms[True], "norms": norms[False]}
-
-
-def _sizes(modules: Iterable[nn.Module]) -> list[tuple[int, int]]:
-    """Returns how many units each linear layer among them reads and writes."""
-    linear = (module for module in modules if isinstance(module, nn.Linear | Conv1D))
-    shapes = (layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1] for layer in linear)
-    return [(into, out) for into, out in shapes]
-
-
-def _rows(settings: Settings) -> int:
-    """The longest rows that are forwarded at once."""
-    rows = _most_rows(settings)
-    if settings.micro_batch_tokens is None:
-        return rows
-    return min(rows, max(settings.micro_batch_tokens // (settings.max_prompt + settings.max_response), 1))
-
-
-def _most_rows(settings: Settings) -> int:
-    return min(settings.micro_batch, -(-settings.minibatch // settings.ranks))
+    return {"kept": kept, "experts": experts, "norms": norms}
 
 
 def _count(module: nn.Module) -> int:
@@ -191,48 +157,42 @@ def _count(module: nn.Module) -> int:
 def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
     """Estimates a process that learns: the driver, or a learner. Takes what `shapes` gives."""
     device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
-    size = _bytes(settings, device)
-    shards = settings.shards_per_policy or 1
-    matrix = float(size) if device.type == "cuda" else 4.0  # of the reference, whose embedding stays in fp32
-    references = list(dict(zip(settings.models.values(), models, strict=True)).values())
+    size, shards = _bytes(settings, device), settings.shards_per_policy or 1
+    names = list(settings.models.values())
     if settings.shards_per_policy is not None:  # each learner has one LLM, or a part of it
-        models = references = [max(models, key=lambda model: model.parameters)]
+        models, names = [max(models, key=lambda model: model.parameters)], names[:1]
     if settings.lora is None:
-        each = [model.parameters for model in models]
+        trained = [model.parameters for model in models]
+        references = dict(zip(names, models, strict=True)).values()
+        of_reference = float(size) if device.type == "cuda" or shards > 1 else 4.0
         parts = {
-            "weights": 4.0 * sum(each),
-            f"reference{'s' * (len(references) > 1)}": sum(
-                matrix * (model.parameters - model.vocabulary * model.hidden) + 4.0 * model.vocabulary * model.hidden
-                for model in references
-            ),
+            "weights": 4.0 * sum(trained),
+            "reference": of_reference * sum(model.parameters for model in references),
         }
     else:
-        each = [model.adapter for model in models]
-        parts = {"base and reference": _base(settings, models[0], device), "adapters": 4.0 * sum(each)}
-    adam = 8.0 * sum(each) / shards
-    parts["gradients"] = 4.0 * max(each)  # LLMs learn one after another
-    if not settings.offload_optimizer:
-        parts["Adam"] = 8.0 * sum(each)
+        trained = [model.adapter for model in models]
+        parts = {"base and reference": _base(settings, models[0], device), "adapters": 4.0 * sum(trained)}
+    adam = 8.0 * sum(trained) / shards
+    parts["gradients"] = 4.0 * max(trained)  # LLMs learn one after another
+    parts = {name: part / shards for name, part in parts.items()}
+    if settings.offload_optimizer:
+        parts["Adam at once"] = 8.0 * min(offloaded_adam.AT_ONCE, max(trained) / shards)
+    else:
+        parts["Adam"] = adam
     if shards > 1:
-        (model,) = models
-        if settings.lora is None:
-            parts["reference"] = float(size) * model.parameters
-        parts = {name: part / shards for name, part in parts.items()}
-        stored = size if settings.lora is None else base_dtype(settings.dtype, device).itemsize
-        gathered = float(stored * (model.outside + 2 * model.block))  # with the next one, which is on its way
-        parts["whole at once"] = gathered + (4.0 * (model.outside + model.block) if settings.lora is None else 0.0)
+        gathered = models[0].outside + 2 * models[0].block  # with the next one, which is on its way
+        stored = base_dtype(settings.dtype, device).itemsize
+        gradients = 4.0 * (models[0].outside + models[0].block)
+        parts["whole at once"] = float(stored * gathered) if settings.lora else size * gathered + gradients
     elif size == 2 and (settings.lora is None or device.type == "cpu"):
         parts["bf16 copy"] = 2.0 * max(model.cast for model in models)  # autocast's, of the policy in work
-    if settings.offload_optimizer:
-        parts["Adam at once"] = 8.0 * min(offloaded_adam.AT_ONCE, max(each) / shards)
     parts["activations"] = max(_activations(settings, model, device) for model in models)
     parts["logits"] = max(_logits(settings, model, size, shards) for model in models)
     need = _placed(parts, device, LIBRARIES["learner"])
     if device.type == "cpu":
         return need
-    # A checkpoint copies all weights and moments, and one LLM's moments once more when it writes them. That one rank
-    # gathers its LLM for the engines is less for all together.
-    copied = (12.0 * sum(each) + 8.0 * max(each)) / shards
+    # A checkpoint copies all weights and moments, and one LLM's moments once more when it writes them.
+    copied = (12.0 * sum(trained) + 8.0 * max(trained)) / shards
     return need._replace(host=need.host + copied + (adam if settings.offload_optimizer else 0.0))
 
 
@@ -241,29 +201,31 @@ def _activations(settings: Settings, model: Shape, device: torch.device) -> floa
     with `gradient_checkpointing`, what goes into the blocks and what one keeps.
     """
     length, size = settings.max_prompt + settings.max_response, _bytes(settings, device)
-    dtype = torch.bfloat16 if size == 2 else torch.float32
     stored = device.type == "cuda" if settings.lora else (settings.shards_per_policy or 1) > 1  # in the compute type
-    how = "fp32" if size == 4 else "bf16" if stored else "autocast"
-    of_layer_norm, of_norm, of_frozen = NORMS[how]
-    kept = size * (model.kept + (model.copies if how == "autocast" else 0))
-    kept += of_layer_norm * model.layer_norms + (of_frozen if settings.lora else of_norm) * model.norms
-    block = kept / model.layers
-    if eager_is_faster(dtype, device, length):
+    autocast = size == 2 and not stored
+    kept = model.kept + (3 * model.layers * model.hidden + 2 * model.experts if autocast else 0)  # copies in 16 bits
+    block = (size * kept + (FROZEN_NORM if settings.lora else NORM) * model.norms) / model.layers
+    if eager_is_faster(torch.bfloat16 if size == 2 else torch.float32, device, length):
         block += 6.0 * model.queries * length  # scores in fp32, and in bf16 for the product with the values
     residual = float(model.hidden * (size if stored else 4))
     layers = model.layers * residual + block if settings.gradient_checkpointing else model.layers * block
     return _rows(settings) * length * layers
 
 
+def _rows(settings: Settings) -> int:
+    """The longest rows that are forwarded at once."""
+    rows = min(settings.micro_batch, -(-settings.minibatch // settings.ranks))
+    if settings.micro_batch_tokens is None:
+        return rows
+    return min(rows, max(settings.micro_batch_tokens // (settings.max_prompt + settings.max_response), 1))
+
+
 def _logits(settings: Settings, model: Shape, size: int, shards: int) -> float:
     """Logits, their gradient, and what is next: a part of them in fp32, or the gradient of the head's weights, which is
     added to that of earlier micro-batches.
     """
-    rows, positions = _rows(settings), settings.max_response + 1
-    count = float(rows * positions)
-    if settings.micro_batch_tokens is not None:  # more rows of short prompts
-        count = max(count, min(_most_rows(settings) * positions, settings.micro_batch_tokens))
-    count *= model.vocabulary
+    rows = _rows(settings)
+    count = float(rows * (settings.max_response + 1) * model.vocabulary)
     part = 4.0 * min(count, max(logits.AT_ONCE, rows * model.vocabulary))
     head = 0.0 if settings.lora or shards > 1 else (4.0 + 2.0 * (size == 2)) * model.vocabulary * model.hidden
     return 2.0 * size * count + max(part, head)
@@ -274,45 +236,40 @@ def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
     `shapes` gives.
     """
     device = torch.device("cuda" if settings.gpus_per_runner else "cpu")
-    size = _bytes(settings, device)
+    size, split = _bytes(settings, device), settings.tensor_parallel
+    devices = split if device.type == "cuda" else 1
     engines = models if settings.lora is None else models[:1]
-    adapters = 4.0 * sum(model.adapter for model in models)
+    adapters = 4.0 * sum(model.adapter for model in models)  # on each device, at most
     at_once = min(settings.chains, 256)
     context = settings.max_prompt + settings.max_response
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
     if settings.num_runners == 0:
         libraries -= LIBRARIES["learner"]  # which the driver has already
-    split = settings.tensor_parallel
-    if settings.backend == "vllm":
-        blocks = at_once * -(-context // BLOCK_TOKENS) + 16
+    if settings.backend == "transformers":
+        held = 4.0 * sum(model.parameters for model in models)
         parts = {
-            "weights": float(size) * sum(model.parameters for model in engines) / split,
-            "adapters": adapters,  # on each device, at most
-            "KV caches": float(blocks * BLOCK_TOKENS * size * sum(max(m.heads // split, 1) * m.head for m in engines)),
+            "weights": held if settings.lora is None else _base(settings, models[0], device),
+            "adapters": adapters,
+            "KV cache": float(at_once * context * max(model.heads * model.head for model in models) * size),
         }
-        if device.type == "cpu":
-            parts = {name: split * held for name, held in parts.items()}
-        if split > 1:
-            libraries += len(engines) * (split + 1) * LIBRARIES["vllm"]
-        share = GPU_SHARE * min(settings.gpus_per_runner, 1.0) if device.type == "cuda" else None
-        return _placed(parts, device, libraries, share)
-    held = 4.0 * sum(model.parameters for model in models)
+        return _placed(parts, device, libraries)
+    blocks = at_once * -(-context // BLOCK_TOKENS) + 16
     parts = {
-        "weights": held if settings.lora is None else _base(settings, models[0], device),
+        "weights": float(size) * sum(model.parameters for model in engines) / devices,
         "adapters": adapters,
-        "KV cache": float(at_once * context * max(model.heads * model.head for model in models) * size),
+        "KV caches": float(blocks * BLOCK_TOKENS * size * sum(max(m.heads // devices, 1) * m.head for m in engines)),
     }
+    if split > 1:
+        libraries += len(engines) * (split + 1) * LIBRARIES["vllm"]
     return _placed(parts, device, libraries)
 
 
 def least_shards(settings: Settings, room: float) -> int | None:
-    """Returns the fewest learners, each with a GPU of so many bytes, that an LLM fits on; None: more than there are
-    numbers here.
-    """
+    """Returns the fewest learners, each with a GPU of so many bytes, that an LLM fits on; None: more than 128."""
+    models = shapes(settings.model_copy(update={"shards_per_policy": 2}))  # with the sizes of blocks
     for shards in SPLITS:
         learners = {"shards_per_policy": shards, "num_learners": shards * len(settings.modules), "gpus_per_learner": 1}
-        split = settings.model_copy(update=learners)
-        if learner(split, shapes(split)).total <= room:
+        if learner(settings.model_copy(update=learners), models).total <= room:
             return shards
     return None
 
@@ -321,11 +278,9 @@ def least_parts(settings: Settings, room: float) -> int | None:
     """Returns the fewest GPUs of so many bytes over which a runner's engines fit, up to 8; None: they do not."""
     for parts in (1, 2, 4, 8):
         split = settings.model_copy(update={"tensor_parallel": parts, "gpus_per_runner": parts})
-        try:
+        with contextlib.suppress(ModelError):  # its heads cannot be dealt to so many
             if runner(split, shapes(split)).total <= room:
                 return parts
-        except ModelError:  # its heads cannot be dealt to so many
-            continue
     return None
 
 
@@ -342,9 +297,9 @@ def _bytes(settings: Settings, device: torch.device) -> int:
     return compute_dtype(settings.dtype, device).itemsize
 
 
-def _placed(parts: dict[str, float], device: torch.device, libraries: float, share: float | None = None) -> Memory:
+def _placed(parts: dict[str, float], device: torch.device, libraries: float) -> Memory:
     if device.type == "cpu":
         parts["libraries"] = libraries
     parts["allowance"] = ALLOWANCE * sum(parts.values())
     parts = {name: size for name, size in parts.items() if size}
-    return Memory(device.type, parts, 0.0 if device.type == "cpu" else libraries, share)
+    return Memory(device.type, parts, 0.0 if device.type == "cpu" else libraries)

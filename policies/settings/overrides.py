@@ -1,70 +1,99 @@
-"""Settings given over other settings: what they make irrelevant, and what has no effect."""
+"""Settings without effect: refused where they were asked for, dropped where something else, such as a preset, set them.
+
+Each requirement names settings that have an effect only together with others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from policies.settings.error import SettingsError
-from policies.settings.settings import Settings
+from policies.settings.core_yaml import as_word
+from policies.settings.fields import Fields
 
-RUNNER_SETTINGS = (
-    "gpus_per_runner",
-    "max_lag",
-    "runner_resources",
-    "runner_threads",
-    "tensor_parallel",
-    "weight_transfer",
-)
+GROUPED = ("rloo", "grpo", "dr_grpo")
+"""Estimators that compare a policy's responses to the same query with one another."""
+RUNNER_SETTINGS = ("tensor_parallel", "weight_transfer", "max_lag", "runner_resources")
 """Settings of processes that only generate."""
 
 
-def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Applies overrides to settings that others chose, such as a preset's, and drops those that they make irrelevant.
+class Requirement(NamedTuple):
+    """What settings need to have an effect."""
 
-    These are averaging if one LLM is left or LLMs start from different models, what describes the other `credit`, and
-    `num_runners=0` if a setting of runners is overridden. So `num_agents=1` alone makes a single agent of a preset
-    whose LLMs are averaged. Overrides always stay, and `make_settings` rejects those without effect.
+    settings: tuple[str, ...]
+    is_met: Callable[[Fields], object]
+    """Takes values of any type: settings that were not validated yet."""
+    text: str
+
+
+def _can_average(s: Fields) -> bool:
+    one_model = not isinstance(s.model, list) or all(model == s.model[0] for model in s.model)
+    return (s.num_policies or s.num_agents) != 1 and one_model
+
+
+REQUIREMENTS = (
+    Requirement(("partner_reward",), lambda s: s.credit == "sum", "credit=sum"),
+    Requirement(("chain_gamma", "chain_lam"), lambda s: s.credit == "chain", "credit=chain"),
+    Requirement(("chain_lam",), lambda s: s.advantage == "gae", "advantage=gae"),
+    Requirement(("average_period", "evaluate_average"), _can_average, "two LLMs that start from one model"),
+    Requirement(("average_share",), lambda s: s.average_period is not None, "average_period"),
+    Requirement(("select_by",), lambda s: s.select_by != "mean" or s.evaluate_average, "evaluate_average=true"),
+    Requirement(
+        ("select_by",),
+        lambda s: s.select_by != "chain" or (s.num_agents != 1 and s.knowledge_transfer),
+        "two agents and knowledge_transfer=true",
+    ),
+    Requirement(
+        ("lora_rank", "lora_alpha", "lora_targets", "quantization"), lambda s: s.weights == "lora", "weights=lora"
+    ),
+    Requirement(("system", "chat_date"), lambda s: s.chat, "chat=true"),
+    Requirement(("min_query",), lambda s: s.max_query is not None, "max_query"),
+    Requirement(("gamma",), lambda s: s.advantage not in GROUPED, "advantage=gae or reinforce"),
+    Requirement(("drop_flat_groups",), lambda s: s.advantage in GROUPED, "advantage=rloo, grpo or dr_grpo"),
+    Requirement(
+        ("group_baseline",),
+        lambda s: s.advantage == "gae" and (s.num_generations, s.num_siblings) != (1, 1),
+        "advantage=gae, and num_generations or num_siblings of 2 or more",
+    ),
+    Requirement(
+        ("critic_inputs",), lambda s: s.advantage == "gae" and s.num_agents != 1, "advantage=gae and two agents"
+    ),
+    Requirement(("tensor_parallel", "weight_transfer"), lambda s: s.backend == "vllm", "backend=vllm"),
+    Requirement(("weight_transfer",), lambda s: s.weights == "full", "weights=full"),
+    Requirement(RUNNER_SETTINGS, lambda s: s.num_runners, "num_runners of 1 or more"),
+    Requirement(("offload_optimizer",), lambda s: s.gpus_per_learner, "gpus_per_learner"),
+    Requirement(("learner_resources",), lambda s: s.num_learners, "num_learners of 1 or more"),
+)
+
+
+def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Applies overrides to settings that others chose, such as a preset's, and drops those that they leave no effect.
+
+    So `num_agents=1` alone makes a single agent of a preset whose LLMs are averaged. `num_runners=0` is dropped if a
+    setting of runners is overridden. Overrides always stay, and `make_settings` refuses those without effect.
 
     Args:
         values: setting name → value; neither these nor the overrides need be complete or valid.
         overrides: the same.
     """
     result = {**values, **overrides}
-    models = result.get("model")
-    llms = result.get("num_policies") or result.get("num_agents")
-    descriptions = {"sum": ["partner_reward"], "chain": ["chain_gamma", "chain_lam"]}
-    descriptions.pop(result.get("credit", "sum"), None)
-    irrelevant = [name for names in descriptions.values() for name in names]
-    if llms == 1 or (isinstance(models, list) and any(model != models[0] for model in models)):
-        irrelevant += ["average_period", "average_share", "evaluate_average"]
-        irrelevant += ["select_by"] if result.get("select_by") == "mean" else []
-    if result.get("num_runners") == 0 and any(overrides.get(name) for name in RUNNER_SETTINGS):
-        irrelevant += ["num_runners"]
-    return {name: value for name, value in result.items() if name in overrides or name not in irrelevant}
+    of_runners = (*RUNNER_SETTINGS, "runner_threads", "gpus_per_runner")
+    if result.get("num_runners") == 0 and "num_runners" not in overrides and any(map(overrides.get, of_runners)):
+        del result["num_runners"]
+    for names, is_met, _ in REQUIREMENTS:
+        if is_met(Fields.model_construct(**values)) and not is_met(Fields.model_construct(**result)):
+            result = {name: value for name, value in result.items() if name in overrides or name not in names}
+    return result
 
 
-def reject_unused_settings(given: Mapping[str, Any], settings: Settings) -> None:
-    """Rejects a setting of adapters, or of chat templates, that was given explicitly if there are none.
-
-    Defaults pass, because files that list every setting hold them. So does what was given together with `weights=lora`
-    or `chat=true`, if a source of higher priority then took that back.
-
-    Args:
-        given: the settings of one file, or of the command line.
-        settings: the resulting settings.
+def refuse_unused(settings: Fields) -> None:
+    """Refuses settings that are not at their defaults and have no effect.
 
     Raises:
-        SettingsError: names the setting and what would make it count.
+        ValueError: for the first one; names what it requires.
     """
-    if given.get("chat_date") is not None and not (settings.chat or given.get("chat")):
-        raise SettingsError("chat_date is set, but chat is off, so no template gets it. Set chat=true.")
-    if settings.weights == "lora" or given.get("weights") == "lora":
-        return
-    for name in ("lora_rank", "lora_alpha", "lora_targets"):
-        value = getattr(settings, name)
-        if name in given and value != Settings.model_fields[name].default:
-            raise SettingsError(
-                f"{name}={value} has no effect: it describes adapters, and weights={settings.weights} has none. Set "
-                f"weights=lora, or leave {name} out."
-            )
+    for names, is_met, text in REQUIREMENTS:
+        for name in () if is_met(settings) else names:
+            value, default = getattr(settings, name), type(settings).model_fields[name].default
+            if value != default:
+                raise ValueError(f"{name}={as_word(value)} requires {text}. Set that, or {name}={as_word(default)}.")

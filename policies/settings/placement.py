@@ -30,7 +30,7 @@ def named_resources(setting: str, text: str | None) -> dict[str, float]:
         ValueError: the text of `setting` is not like that.
     """
     found: dict[str, float] = {}
-    for part in (text or "").split(",") if text else []:
+    for part in [] if text is None else text.split(","):
         name, _, amount = (word.strip() for word in part.partition("="))
         try:
             found[name] = float(amount)

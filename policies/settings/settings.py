@@ -264,12 +264,6 @@ class Settings(Fields):
         """Fills in which GPU is used, if that is left out."""
         return choose_gpus(values) if isinstance(values, Mapping) else values
 
-    @field_validator("chat_date")
-    @classmethod
-    def _is_date(cls, value: str | None) -> str | None:
-        """Takes YYYY-MM-DD alone."""
-        return value if value is None else date.fromisoformat(value).isoformat()
-
     @field_validator("reward", mode="before")
     @classmethod
     def _is_named(cls, value: Any) -> Any:
@@ -299,8 +293,12 @@ def nearest_key(key: str, known: list[str]) -> str:
     return f" Did you mean `{close[0]}`?" if close else ""
 
 
-def refuse_unknown(keys: Iterable[str]) -> None:
+def refuse_unknown(keys: Iterable[str], where: str = "") -> None:
     """Refuses what is the name of no setting.
+
+    Args:
+        keys: of which each should be one.
+        where: they stand, with a space before it, for the message.
 
     Raises:
         SettingsError: names the first such key, and the closest setting.
@@ -308,7 +306,7 @@ def refuse_unknown(keys: Iterable[str]) -> None:
     known = list(Settings.model_fields)
     for key in keys:
         if key not in known:
-            raise SettingsError(f"Unknown setting `{key}`.{nearest_key(key, known)}")
+            raise SettingsError(f"Unknown setting `{key}`{where}.{nearest_key(key, known)}")
 
 
 def make_settings(values: Mapping[str, Any]) -> Settings:
@@ -340,16 +338,6 @@ def changed_settings(kept: Settings, asked: Settings) -> list[str]:
     """
     old, new = kept.model_dump(), asked.model_dump()
     return [name for name in old if old[name] != new[name] and (name != "chat_date" or new[name] is not None)]
-
-
-def kept_settings(values: Mapping[str, Any]) -> Settings:
-    """Validates settings that were written down, maybe by an earlier version, which had fewer.
-
-    Raises:
-        SettingsError: as of `make_settings`.
-    """
-    earlier = {name: known.earlier for name, known in ABOUT.items() if known.earlier is not ...}
-    return make_settings({**earlier, **values})
 
 
 ABOUT = about(Settings)

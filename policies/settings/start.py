@@ -7,7 +7,7 @@ from pathlib import Path
 from policies.settings.core_yaml import as_word
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
-from policies.settings.settings import Settings, kept_settings
+from policies.settings.settings import Settings, make_settings
 
 POLICIES = "learner_group/learner/rl_module"
 """Where RLlib puts the policies in a checkpoint, each in a folder of its name."""
@@ -45,7 +45,7 @@ def find_start(settings: Settings) -> Path | None:
     checkpoint = checkpoint.resolve()
     config = checkpoint.parent.parent / CONFIG
     if config.is_file():
-        refuse_other_policies(settings, kept_settings(read_file(config)))
+        refuse_other_policies(settings, make_settings(read_file(config)))
     return checkpoint
 
 
@@ -59,18 +59,19 @@ def refuse_other_policies(settings: Settings, theirs: Settings) -> None:
     Raises:
         SettingsError: names the settings that differ.
     """
-    differing = [name for name in SAME if getattr(theirs, name) != getattr(settings, name)]
-    differing += ["num_policies"] if theirs.modules != settings.modules else []
-    if settings.critic:
-        differing += [] if theirs.critic else ["advantage"]
-        other_chain = settings.critic_inputs == "chain" and theirs.num_agents != settings.num_agents
-        differing += ["num_agents"] if other_chain else []  # such a critic has inputs for each agent
+    names = [*SAME]
+    if settings.critic and not theirs.critic:
+        names.append("advantage")
+    if settings.critic_inputs == "chain":  # such a critic has inputs for each agent
+        names.append("num_agents")
+    other = {name: getattr(theirs, name) for name in names if getattr(theirs, name) != getattr(settings, name)}
+    differing = [f"{name}={as_word(value)}" for name, value in other.items()]
+    if theirs.modules != settings.modules:
+        differing.append(f"num_policies={len(theirs.modules)}")
     if differing:
-        shown = ", ".join(f"{name}={as_word(getattr(theirs, name))}" for name in differing if name != "num_policies")
-        shown += f"{', ' * bool(shown)}{len(theirs.modules)} policies" if "num_policies" in differing else ""
         raise SettingsError(
-            f"start_from={settings.start_from}: that run has {shown}, so its policies do not fit this run's. Use the "
-            "same here, or leave start_from out."
+            f"start_from={settings.start_from}: that run has {', '.join(differing)}, so its policies do not fit this "
+            "run's. Use the same here, or leave start_from out."
         )
 
 

@@ -13,7 +13,7 @@ import yaml
 from benchmarks.roofline import MODELS
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT
 from launch.cluster.room import Node, pack
-from launch.commands.plan import _needs
+from launch.commands.plan import estimate
 from launch.console.cli import parsed
 from launch.console.configuration import resolve
 from policies.settings.memory import shapes
@@ -27,7 +27,7 @@ SIZES = {"gsm8k-qwen7b": "7B", "gsm8k-qwen14b": "14B"}
 def finds_room(preset: str, nodes: list[Node], folder: Path) -> bool:
     MODELS[SIZES[preset]].save_pretrained(folder)
     settings = resolve(preset, [], [f"model={folder}", "dtype=bf16"])
-    return not pack(processes(settings), nodes, _needs(settings, shapes(settings)))[1]
+    return not pack(processes(settings), nodes, estimate(settings, shapes(settings)))[1]
 
 
 def gpus(name: str, cpus: int, memory: float, count: int = 8) -> Node:

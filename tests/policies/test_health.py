@@ -138,17 +138,6 @@ def test_nobody_is_dragged_down_by_what_it_does_not_see() -> None:
         assert signs({"health": Health(settings).observe(report)}) == expected
 
 
-@pytest.mark.parametrize(("observed", "sees"), [("all", "whose response"), ("last", "although an earlier response")])
-def test_a_later_observer_is_said_to_see_the_pioneers_response_only_if_it_does(observed: str, sees: str) -> None:
-    better = {"task_reward": 1.0, "task_reward_std": 0.5}
-    worse = {**better, "task_reward": 0.0}
-    report = {"update": 1, "policy": {}, "role": {"pioneer": better, "observer_1": worse, "observer_2": worse}}
-    settings = make_settings({"num_agents": 3, "observed": observed, "health_patience": 1, "max_role_gap": 9.0})
-    first, second = (warning["text"] for warning in Health(settings).observe(report))
-    assert "The observer_1 does worse than the pioneer whose response it sees" in first
-    assert f"The observer_2 does worse than the pioneer {sees} it sees" in second
-
-
 def test_an_effect_without_spread_is_infinite_and_none_is_none() -> None:
     sure = {"task_reward": 1.0, "task_reward_std": 0.0}
     assert effect_size(sure, sure) == 0.0

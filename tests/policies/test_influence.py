@@ -38,7 +38,7 @@ def test_the_parts_are_found_again_and_add_up_to_the_variance() -> None:
     rewards = drawn(query=1.0, draft=2.0, luck=3.0)
     found = components(rewards)
     assert tuple(found) == pytest.approx((1.0, 2.0, 3.0), rel=0.1)
-    assert found.total == pytest.approx(float(rewards.var()), rel=0.03)
+    assert sum(found) == pytest.approx(float(rewards.var()), rel=0.03)
     low, high = share_interval(rewards)
     assert low < 2 / 6 < high
 
@@ -57,10 +57,7 @@ def test_what_does_not_vary_has_no_influence_and_one_response_tells_nothing() ->
 
 def test_the_probe_plays_two_observers_after_each_of_two_pioneers_and_the_same_again(make_cory: MakeCory) -> None:
     algorithm = make_cory()
-    played = measure_influence(algorithm, queries=5)
-    assert played.draft_rewards.shape == (5, 2) and played.answer_rewards.shape == (5, 2, 2)
-    texts = [text for query in played.answers for draft in query for text in draft]
-    assert len(texts) == 20 and len({*texts}) > 10
-    assert [len(two) for two in played.drafts] == [2] * 5
+    pioneers, observers = measure_influence(algorithm, queries=5)
+    assert pioneers.shape == (5, 2) and observers.shape == (5, 2, 2) and len({*observers.flat}) > 3
     again = measure_influence(algorithm, queries=5)
-    assert again.answers == played.answers and np.array_equal(again.answer_rewards, played.answer_rewards)
+    assert np.array_equal(again[0], pioneers) and np.array_equal(again[1], observers)

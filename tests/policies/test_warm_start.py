@@ -121,9 +121,9 @@ def test_the_best_checkpoint_of_a_run_is_taken_or_else_the_latest(tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "differs"),
     [
-        ({"num_policies": 1}, "that run has 2 policies, so"),
+        ({"num_policies": 1}, "that run has num_policies=2, so"),
         ({"weights": "lora"}, "that run has weights=full, so"),
-        ({"model": "smollm2", "num_agents": 3}, "that run has model=imdb-gpt2-tiny, 2 policies, so"),
+        ({"model": "smollm2", "num_agents": 3}, "that run has model=imdb-gpt2-tiny, num_policies=2, so"),
         ({"model": ["imdb-gpt2-tiny", "smollm2"]}, "that run has model=imdb-gpt2-tiny, so"),
         ({"advantage": "gae", "num_generations": 1}, "that run has advantage=rloo, so"),
         (

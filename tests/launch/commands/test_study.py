@@ -14,7 +14,13 @@ from launch.run_folder.locks import try_lock
 from launch.run_folder.run import Run
 from tests.launch.conftest import Cory, begin
 
-BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
+BREVITY = """def brevity(completions):
+    return [-float(len(completion)) for completion in completions]
+
+
+def broken(completions):
+    raise OSError("It is broken.")
+"""
 STUDY = """about: A trial.
 base: imdb-tiny-paper
 settings:
@@ -35,8 +41,9 @@ settings:
   final_queries: 18
 arms:
 """
-TWO = STUDY + "  cory: {label: CORY}\n  broken: {task: nope}\n  absent: {lr: 1.0, needs: {nowhere: make it}}\n"
-CHANGED = "  cory: {label: Both}\n  new: {lr: 1.0}\n  broken: {also: [new], tier: 2, task: nope}\n"
+BROKEN = "  broken: {reward: 'my_rewards:broken'}\n"
+TWO = f"{STUDY}  cory: {{label: CORY}}\n{BROKEN}  absent: {{lr: 1.0, needs: {{nowhere: make it}}}}\n"
+CHANGED = f"  cory: {{label: Both}}\n  new: {{lr: 1.0}}\n{BROKEN}"
 
 
 def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
@@ -47,7 +54,7 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
     result = cory_forked("study", "mine.yaml", "--out", "study", **cluster)
     assert result.returncode == 1, result.stderr + result.stdout
     assert "Left out: absent needs nowhere, which is not there. Make it: make it" in result.stdout
-    assert "broken, seed 0, failed: There is no task 'nope'." in result.stdout
+    assert "broken, seed 0, failed: " in result.stdout and "It is broken." in result.stdout
     (trained,) = read(tmp_path / "study")
     assert trained.status == "done"
     assert trained.final is not None and trained.final["queries"] == 18
@@ -89,7 +96,7 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
     [
         (["--out", "s3://bucket/study"], "s3://bucket/study is a URI, but a path is needed here"),
         (["--out", "taken"], "taken cannot be made"),
-        (["--out", "new", "--seeds", "00"], "`00` is neither a count, such as 5, nor seeds"),
+        (["--out", "new", "--seeds", "00"], "--seeds 00 is neither a count, such as 5, nor seeds"),
     ],
 )
 def test_a_study_s_words_that_cannot_be_are_refused_in_a_sentence(

@@ -170,7 +170,6 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
         (("--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
         (("--over", "lr=1e-5", "start_from=s3://bucket/run"), "start_from=s3://bucket/run is a URI, and trials start"),
-        (("--over", "lr=1e-5", "final_queries=4"), "final_queries has no effect in a search"),
         (("--over", "checkpoint_every=1,2"), "--over checkpoint_every: trials that differ in it do not compare"),
         (("--over", "eval_every=5,9", "--scheduler", "asha"), "it needs one eval_every, below updates=45"),
         (("--resume", "taken"), "has no search.yaml"),

@@ -38,11 +38,11 @@ def test_contrasts_are_paired_by_seed_and_say_above_level_open_or_below() -> Non
         *runs("wild", [2.0, 2.0, 2.9]),
     ]
     asked = [
-        Contrast(arm="higher", of="bare", against="base"),
+        Contrast(arm="higher", against="base"),
         Contrast(arm="higher", of="last", against="base"),
-        Contrast(arm="same", of="bare", against="base"),
-        Contrast(arm="wild", of="bare", against="base"),
-        Contrast(arm="missing", of="bare", against="base"),
+        Contrast(arm="same", against="base"),
+        Contrast(arm="wild", against="base"),
+        Contrast(arm="missing", against="base"),
         Contrast(arm="base", of="mean", against="same"),  # has no mean LLM
     ]
     higher, last, same, wild = answers(asked, found)
@@ -75,7 +75,7 @@ def test_at_equal_tokens_the_arm_that_generates_more_is_asked_earlier() -> None:
 
     asked = [
         Contrast(arm="long", of="last", against="short", at="tokens"),
-        Contrast(arm="short", of="bare", against="short", at="tokens"),
+        Contrast(arm="short", against="short", at="tokens"),
     ]
     long, same = answers(asked, [*trained("short", 10, 1.0), *trained("long", 15, 1.5)])
     # 40 tokens are all 4 updates of the one, and 2 of the other, of which the second was evaluated: 3.5 against 4.

@@ -47,16 +47,3 @@ def test_an_update_is_told_with_the_values_that_it_was_done_with(journal: Journa
     first, second = output.getvalue().splitlines()
     assert "lr=0.0001 seed=0" in first and "lr=0.0002 seed=1" in second
     assert [report["values"]["lr"] for report in read_reports(tmp_path)] == [1e-4, 2e-4]
-
-
-def test_an_update_that_is_done_again_is_counted_once(journal: Journal) -> None:
-    output = io.StringIO()
-    for _ in range(2):  # the second process has no checkpoint to go on from
-        told = progress(journal, voice := Voice(output, 3, done=len(journal.read())), 3)
-        told.on_trial_start(0, [], trial())
-        voice.begin()
-        for update in (1, 2):
-            told.on_trial_result(update, [], trial(), result(update))
-    told.on_trial_result(3, [], trial(), result(3))
-    assert not any("-" in line.rpartition("seed=0")[2] for line in output.getvalue().splitlines())
-    assert voice._done == 3

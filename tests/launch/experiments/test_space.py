@@ -63,9 +63,9 @@ def test_every_point_of_a_search_must_be_settings() -> None:
     assert len(points(SETTINGS, good)) == 4
     with pytest.raises(CommandError, match="--over exchange_period=0: Setting `exchange_period`=0: Input should be"):
         points(SETTINGS, read_axes(["exchange_period=5,0"]))
-    with pytest.raises(CommandError, match=r"--over minibatch=100: minibatch=100 does not divide queries=256"):
+    with pytest.raises(CommandError, match=r"--over minibatch=100: minibatch=100 does not divide the 256 resp"):
         points(SETTINGS, read_axes(["minibatch=64,100"]))
-    with pytest.raises(CommandError, match="--over lora_rank=8: lora_rank=8 has no effect"):
+    with pytest.raises(CommandError, match="--over lora_rank=8: lora_rank=8 requires weights=lora"):
         points(SETTINGS, read_axes(["lora_rank=8,16"]))
     with pytest.raises(CommandError, match="--over gamma=2: "):
         points(SETTINGS, read_axes(["gamma=uniform:0:2"]))

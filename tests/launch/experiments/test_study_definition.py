@@ -74,8 +74,8 @@ def write(
         ("  two: {}\n", "in nothing, but it differs in nothing"),
         ("  two: {num_agnets: 1}\n", "`num_agnets`. Did you mean `num_agents`"),
         ("  two: {num_agents: 0}\n", "mine.yaml, arm two: Setting `num_agents`=0"),
-        ("  two: {minibatch: 100}\n", "does not divide queries"),
-        ("  two: {lora_rank: 8}\n", "mine.yaml, arm two: lora_rank=8 has no effect"),
+        ("  two: {minibatch: 100}\n", "does not divide the 128 responses"),
+        ("  two: {lora_rank: 8}\n", "mine.yaml, arm two: lora_rank=8 requires weights=lora"),
         ("  two: {seed: 3}\n", "arm two sets seed, which all arms have in common"),
         ("  two: {eval_kl_coef: 0.3}\n", "sets eval_kl_coef"),
         ("  two: {num_agents: 1, against: three}\n", "arm two: three is no arm before it"),
@@ -140,13 +140,6 @@ def test_a_word_is_read_back_as_the_value_it_was_made_of(value: str | int | floa
     from launch.console.configuration import read_words
 
     assert read_words([word("model", value)]) == {"model": value}
-
-
-def test_what_all_arms_share_may_describe_adapters_if_an_arm_has_some(tmp_path: Path) -> None:
-    study = load(write(tmp_path, "  two: {weights: lora}\n"), ["lora_rank=8"])
-    assert study.settings(study.arms["two"], 0).lora_rank == 8
-    with pytest.raises(SettingsError, match="lora_rank=8 has no effect"):
-        load(write(tmp_path, "  two: {num_agents: 1}\n"), ["lora_rank=8"])
 
 
 def test_what_an_arm_needs_and_lacks_is_said_with_the_command_that_makes_it(

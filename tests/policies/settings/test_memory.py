@@ -102,7 +102,8 @@ def test_activations_are_counted_as_a_forward_pass_keeps_them(
 ) -> None:
     config = CONFIGS[family]
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    settings = settings_of(tmp_path, config, dtype=dtype, weights=weights, lora_rank=4)
+    rank = {"lora_rank": 4} if weights == "lora" else {}
+    settings = settings_of(tmp_path, config, dtype=dtype, weights=weights, **rank)
     counted = learner(settings, shapes(settings)).parts["activations"]
     most = 0.3 if settings.lora and family in ("mixtral", "qwen3_moe") else 0.15  # frozen experts keep less
     assert counted == pytest.approx(kept_bytes(str(tmp_path), settings), rel=most)
