@@ -97,16 +97,7 @@ class Commands(TyperGroup):
 def command(name: str) -> Any:
     """Returns a command of `COMMANDS` as an object of the command line library."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    module = importlib.import_module(f"launch.commands.{name}")
-    if hasattr(module, "main"):  # TRANSITION: a command that still has a parser of its own; goes when all are converted
-
-        def old(ctx: typer.Context) -> int:
-            return int(module.main(ctx.args))
-
-        settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-        app.command(name, cls=Command, context_settings=settings)(old)
-        return typer.main.get_command(app)
-    app.command(name, cls=Command)(getattr(module, name))
+    app.command(name, cls=Command)(getattr(importlib.import_module(f"launch.commands.{name}"), name))
     return typer.main.get_command(app)
 
 

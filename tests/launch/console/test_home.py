@@ -13,7 +13,6 @@ from cory_env.tasks.rows import parse_source, read_queries
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from launch.console.cli import parsed
 from launch.console.errors import CommandError
-from launch.console.parser import local_path, path_or_uri
 from policies.settings.settings import SettingsError, make_settings
 from tests.launch.conftest import Cory
 
