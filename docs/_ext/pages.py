@@ -1,11 +1,10 @@
-"""What the site adds to Sphinx: pages made of what stands elsewhere, and links that lead out of `docs/`.
+"""What the site adds to Sphinx.
 
-- A line that is nothing but a link to a section of a Markdown file outside of `docs/`, such as
-  `[…](../../README.md#train)`, becomes the text of that section; without an anchor, all of the file below its title.
-  On GitHub it stays the link.
+- A line that is only a link to a Markdown file outside of `docs/`, such as `[…](../../CHANGELOG.md)`, becomes the text
+  of that file below its title. On GitHub it stays a link.
 - A line `<!-- generated: settings -->` becomes what the function of that name in `reference` returns.
-- A link to such a file or section leads to the page that holds it. A link to any other file of the repository leads to
-  a page that shows that file.
+- A link to such a file leads to the page that holds it. A link to any other file of the repository leads to a page that
+  shows that file.
 """
 
 from __future__ import annotations
@@ -27,59 +26,31 @@ logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-INSERTED = re.compile(r"^\[[^\]]*\]\(((?:\.\./)+[\w./-]+\.md)(?:#([\w-]+))?\)$")
+INSERTED = re.compile(r"^\[[^\]]*\]\(((?:\.\./)+[\w./-]+\.md)\)$")
 GENERATED = re.compile(r"^<!-- generated: (\w+) -->$")
 TARGET = re.compile(r"(?<=\]\()(?![a-z]+:)([^)\s#]*)(#[^)\s]+)?(?=\))")
 """Where a Markdown link leads, unless that is a URI: a path and an anchor, either of which may be missing."""
 ON_THE_SITE = (".md", ".ipynb", ".png", ".svg")
 
 
-def slug(heading: str) -> str:
-    """Returns a heading's anchor, as GitHub and MyST make it."""
-    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-
-
-def headings(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yields the number of each line that is a heading of Markdown, its level, and its anchor."""
-    fenced = False
-    for number, line in enumerate(text.splitlines()):
-        fenced ^= line.startswith("```")
-        if not fenced and (found := re.match(r"(#+) (.+)", line)):
-            yield number, len(found[1]), slug(found[2])
-
-
-def section(text: str, anchor: str | None) -> str:
-    """Returns the text below a heading, up to the next one that is no deeper; None: below the first one, all of it.
-
-    Raises:
-        KeyError: there is no such heading.
-    """
-    lines, found = text.splitlines(), list(headings(text))
-    for at, (number, level, name) in enumerate(found):
-        if anchor in (None, name):
-            ends = [other for other, depth, _ in found[at + 1 :] if depth <= level and anchor is not None]
-            return "\n".join(lines[number + 1 : ends[0] if ends else None])
-    raise KeyError(anchor)
-
-
-def inserted() -> dict[tuple[str, str | None], str]:
-    """Returns the page that holds each section, by its file in the repository and its anchor."""
-    found: dict[tuple[str, str | None], str] = {}
+def inserted() -> dict[str, str]:
+    """Returns the page that holds each file outside of `docs/`, by its path in the repository."""
+    holders = {}
     for page in sorted(DOCS.glob("**/*.md")):
         for line in page.read_text(encoding="utf-8").splitlines():
             if match := INSERTED.match(line):
                 file = (page.parent / match[1]).resolve().relative_to(ROOT).as_posix()
-                found[file, match[2]] = page.relative_to(DOCS).with_suffix("").as_posix()
-    return found
+                holders[file] = page.relative_to(DOCS).with_suffix("").as_posix()
+    return holders
 
 
 class Page:
     """One page's Markdown, made ready for Sphinx."""
 
-    def __init__(self, docname: str, held: dict[tuple[str, str | None], str]) -> None:
+    def __init__(self, docname: str, holders: dict[str, str]) -> None:
         """Takes the page's name, and what `inserted` returned."""
         self.docname = docname
-        self.held = held
+        self.holders = holders
         self.shown: set[str] = set()
         """Files and folders of the repository that it links to, which get a page each."""
 
@@ -94,7 +65,8 @@ class Page:
             return str(getattr(reference, match[1])())
         if match := INSERTED.match(line):
             file = normpath(join("docs", self.docname, "..", match[1]))
-            return self._links(section((ROOT / file).read_text(encoding="utf-8"), match[2]), file)
+            _, _, text = (ROOT / file).read_text(encoding="utf-8").partition("\n")  # below its title
+            return self._links(text, file)
         return self._links(line, f"docs/{self.docname}.md")
 
     def _links(self, text: str, file: str) -> str:
@@ -103,9 +75,8 @@ class Page:
     def _target(self, path: str, anchor: str, file: str) -> str:
         """Returns where a link leads that stands in a file of the repository."""
         target = normpath(join(file, "..", path)) if path else file
-        for key, found in (((target, anchor[1:] or None), ""), ((target, None), anchor)):
-            if key in self.held:
-                return self._to(f"{self.held[key]}.md") + found
+        if target in self.holders:
+            return self._to(f"{self.holders[target]}.md") + anchor
         if not path or (target.startswith("docs/") and target.endswith(ON_THE_SITE)):
             return self._to(target.removeprefix("docs/")) + anchor
         if not (ROOT / target).exists():
