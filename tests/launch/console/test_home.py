@@ -1,17 +1,17 @@
 """`~` at the start of a path is the home directory wherever a path is taken; no folder is ever called `~`."""
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
+import typer
 
 import cory_rllib
 from cory_env.named import load_function
 from cory_env.rewards import number
 from cory_env.tasks.rows import parse_source, read_queries
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from launch.console.cli import parsed
+from launch.console.cli import local_path, parsed, path_or_uri
 from launch.console.errors import CommandError
 from policies.settings.settings import SettingsError, make_settings
 from tests.launch.conftest import Cory
@@ -45,7 +45,7 @@ def test_a_home_directory_that_is_not_there_is_told_of() -> None:
     with pytest.raises(SettingsError) as raised:
         make_settings({"data": "~nobody-here/q.jsonl"})
     assert str(raised.value).endswith(f": {said}")
-    with pytest.raises(argparse.ArgumentTypeError, match="no home directory ~nobody-here"):
+    with pytest.raises(typer.BadParameter, match="no home directory ~nobody-here"):
         local_path("~nobody-here/x")
 
 
