@@ -168,14 +168,16 @@ def test_two_bos_tokens_or_none_are_warned_of() -> None:
     bos = [("<|endoftext|>", loaded.bos_token_id)]
     loaded.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=bos)
     task = Task(**{**vars(reviews()), "prompt_template": "<|endoftext|>{query}"})
-    assert any("two BOS tokens" in warning and "`prompt`" in warning for warning in validate(task, loaded).warnings)
+    assert any(
+        "begin with 2 BOS tokens, <|endoftext|>, which `prompt`" in text for text in validate(task, loaded).warnings
+    )
     assert not any("BOS" in warning for warning in validate(reviews(), loaded).warnings)
     assert not any("BOS" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
     loaded.chat_template = "{{ bos_token }}" + CHATML
     (warning,) = (text for text in validate(reviews(), loaded, chat=True).warnings if "BOS" in text)
-    assert "two BOS tokens, <|endoftext|>: both of the chat template" in warning
+    assert "begin with 2 BOS tokens, <|endoftext|>, which the chat template" in warning
     loaded.chat_template = ZEPHYR
-    assert any("chat template does not" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
+    assert any("begin with no BOS tokens" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
 
 
 def test_a_template_that_asks_for_today_gets_the_date_that_is_set() -> None:
@@ -188,8 +190,6 @@ def test_a_template_that_asks_for_today_gets_the_date_that_is_set() -> None:
     )
     assert ChatFormat(tokenizer(llama)).render("Hi").startswith("1 Jan 2020")  # the template's own, every day
     assert ChatFormat(tokenizer(llama), chat_date="2024-07-26").render("Hi").startswith("26 Jul 2024")
-    report = validate(reviews(), tokenizer(DATED), chat=True)
-    assert any("asks for today's date" in fact for fact in report.facts)
     env = cory_v0.env(reviews(), tokenizer=tokenizer(DATED), chat=True, chat_date="2024-07-26")
     env.reset(seed=0)
     seen = env.observe("pioneer")

@@ -97,6 +97,6 @@ def test_sums_are_read_back_and_wrong_ones_are_explained() -> None:
     for weights in ([1.0], [1.0, 1.0, 1.0]):
         with pytest.raises(SpecError, match=rf"2 reward functions and {len(weights)} reward_weights"):
             weighted(specs, weights)
-    for wrong, message in (("a:f + a:f", "twice"), ("x * a:f", "no number"), ("a:f + b", "not a function's name")):
+    for wrong, message in (("a:f + a:f", "twice"), ("x * a:f", "no number"), ("a:f + b", "Write module:function")):
         with pytest.raises(SpecError, match=message):
             parse_sum(wrong)

@@ -114,7 +114,7 @@ def test_settings_in_the_name_reach_the_function() -> None:
 
 
 def test_a_name_that_gives_a_setting_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"fixed\?value=1&value=2' gives a setting twice"):
+    with pytest.raises(ValueError, match=r"fixed\?value=1&value=2' cannot be used: .* each setting once"):
         RewardWorker("tests.cory_env.sample_rewards:fixed?value=1&value=2")
 
 
@@ -133,7 +133,7 @@ def test_a_malformed_name_is_refused_before_anything_starts(name: str) -> None:
         ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
         ("sys:no_such", r"The module 'sys' \(built in\) has no function 'no_such'"),
         ("tests.cory_env.sample_rewards:BAD", "names a str, not a function"),
-        ("tests.cory_env.sample_rewards:Brevity", r"names a class.*reward = Brevity\(\)"),
+        ("tests.cory_env.sample_rewards:Brevity", "names a class, not a function. Name a function, or an object"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
