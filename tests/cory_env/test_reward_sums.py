@@ -60,7 +60,7 @@ def test_parts_reach_the_rewards_of_episodes() -> None:
     ("function", "says"),
     [
         ("raises", rf"sample 1 of 3.*it asks {HERE}raises, which raised RuntimeError"),
-        ("returns_none", rf"sample 1 of 3.*it returned None .* from {HERE}returns_none instead of a finite number"),
+        ("returns_none", rf"sample 1 of 3.*it asks {HERE}returns_none, which returned None .* instead of a finite number"),
         ("inserts", rf"it asks {HERE}inserts, which returned \d values"),
     ],
 )
@@ -81,7 +81,7 @@ def test_one_that_cannot_be_loaded_or_called_refuses_them_all() -> None:
         several.start()
     with (
         worker("length", "with_column") as several,
-        pytest.raises(RewardError, match=f"cannot be used: {HERE}with_column: it asks for answer"),
+        pytest.raises(RewardError, match=f"cannot be used: it asks {HERE}with_column, which asks for answer"),
     ):
         several.rewards(["query"], ["x"], {})
 
