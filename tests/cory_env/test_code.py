@@ -9,7 +9,7 @@ import pytest
 
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.rewards.code import all_passed, closed, program_of, share_passed
-from cory_env.sandbox.machine import SandboxError, find_way
+from cory_env.sandbox.machine import SandboxError, require_sandbox
 from cory_env.tasks import DataError, Task, make_task
 from cory_env.validate import validate
 from tests.cory_env.sample_tasks import LENGTH, tokenizer
@@ -18,7 +18,7 @@ from tests.cory_env.sample_tasks import LENGTH, tokenizer
 def sandbox() -> str:
     """The setting that this machine allows."""
     try:
-        find_way()
+        require_sandbox()
     except SandboxError:
         return "off"
     return "required"

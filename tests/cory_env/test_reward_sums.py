@@ -60,7 +60,10 @@ def test_parts_reach_the_rewards_of_episodes() -> None:
     ("function", "says"),
     [
         ("raises", rf"sample 1 of 3.*it asks {HERE}raises, which raised RuntimeError"),
-        ("returns_none", rf"sample 1 of 3.*it asks {HERE}returns_none, which returned None .* instead of a finite number"),
+        (
+            "returns_none",
+            rf"sample 1 of 3.*it asks {HERE}returns_none, which returned None .* instead of a finite",
+        ),
         ("inserts", rf"it asks {HERE}inserts, which returned \d values"),
     ],
 )
