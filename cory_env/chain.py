@@ -172,10 +172,11 @@ class Chain:
         self._hidden = self.ends.difference(holding)  # these have no text of the response in them
         templates = (task.prompt_template, task.observer_template, task.reference_separator)
         written = [literal for template in templates for literal in literals(template)]
-        self.control = ControlTokens(tokenizer, self._hidden, [*written, self.chat.written] if self.chat else written)
+        self._unembedded = {token: text for text, token in vocab.items() if token >= self.num_embeddings}
+        refused = self._hidden.union(self._unembedded)
+        self.control = ControlTokens(tokenizer, refused, [*written, self.chat.written] if self.chat else written)
         self._masks: dict[int, tuple[Query, Query]] = {}  # by identity: a query's columns may be of any type
         self._columns = {name for template in templates for name in placeholders(template)}  # that prompts hold
-        self._unembedded = {token: text for text, token in vocab.items() if token >= self.num_embeddings}
         pad: int = tokenizer.pad_token_id or 0
         self.pad_token_id = pad if pad < self.num_embeddings else 0
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -231,23 +232,18 @@ class Chain:
             NoEmbeddingError: One holds a token that the model has no embedding for.
         """
         masked = map(self._masked, queries)
-        prompts = self.encode([(self.task.prompt(query), query.history) for query in masked])
-        for query, prompt in zip(queries, prompts, strict=True) if self._unembedded else ():
-            self._check_embedded(query, prompt)
-        return prompts
+        return self._embedded(queries, self.encode([(self.task.prompt(query), query.history) for query in masked]))
 
     def encode_later(self, turns: Sequence[tuple[Query, Sequence[str]]]) -> list[list[int]]:
         """Tokenises the prompts of agents that follow responses, given as text.
 
         Raises:
-            NoEmbeddingError: One holds a token that the model has no embedding for, whatever the responses are.
+            NoEmbeddingError: One holds a token that the model has no embedding for.
         """
         mask = self.control.mask
         masked = [(self._masked(query), list(map(mask, texts))) for query, texts in turns]
         prompts = self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in masked])
-        if not self._unembedded:
-            return prompts
-        return [self._spell_out(*turn, prompt) for turn, prompt in zip(masked, prompts, strict=True)]
+        return self._embedded([query for query, _ in turns], prompts)
 
     def _masked(self, query: Query) -> Query:
         """Returns a query whose texts become no control tokens in a prompt: nearly always itself."""
@@ -273,27 +269,17 @@ class Chain:
             return query
         return replace(query, text=text, columns={**query.columns, **columns}, history=history)
 
-    def _check_embedded(self, query: Query, prompt: Sequence[int]) -> None:
-        token = next((token for token in prompt if token in self._unembedded), None)
-        if token is not None:
-            text, model = self._unembedded[token], self.tokenizer.name_or_path
-            raise NoEmbeddingError(
-                f"The prompt of query {query.id} of task {self.task.name} holds the token {text!r} with id {token}, "
-                f"but `{model}` has {self.num_embeddings} embeddings: {query.text[:80]!r}. Change the prompt or the "
-                "data, use the tokenizer that the model was trained with, or resize the model's embeddings."
-            )
-
-    def _spell_out(self, query: Query, texts: Sequence[str], prompt: list[int]) -> list[int]:
-        """Spells tokens without an embedding by their characters, where it is a response that brings them."""
-        if self._unembedded.keys().isdisjoint(prompt):
-            return prompt
-        (bare,) = self.encode([(self.task.observer_prompt(query, [""] * len(texts)), query.history)])
-        self._check_embedded(query, bare)
-        spelled: dict[int, list[int]] = {}
-        for token in self._unembedded.keys() & prompt:
-            characters = self.tokenizer(list(self._unembedded[token]), add_special_tokens=False)["input_ids"]
-            spelled[token] = [part for ids in characters for part in ids if part < self.num_embeddings]
-        return [part for token in prompt for part in spelled.get(token, [token])]
+    def _embedded(self, queries: Sequence[Query], prompts: list[list[int]]) -> list[list[int]]:
+        """Returns prompts that hold no token without an embedding; text that is put into them never becomes one."""
+        for query, prompt in zip(queries, prompts, strict=True) if self._unembedded else ():
+            if token := next((token for token in prompt if token in self._unembedded), None):
+                raise NoEmbeddingError(
+                    f"The prompt of query {query.id} of task {self.task.name} holds the token "
+                    f"{self._unembedded[token]!r} with id {token}, but `{self.tokenizer.name_or_path}` has "
+                    f"{self.num_embeddings} embeddings. Change the prompt, use the tokenizer that the model was "
+                    "trained with, or resize the model's embeddings."
+                )
+        return prompts
 
     def cut(self, tokens: list[int]) -> tuple[list[int], bool]:
         """Cuts a response after what ends it: a token, or the one that completes the stop text.

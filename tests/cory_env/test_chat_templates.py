@@ -101,10 +101,10 @@ def test_templates_of_known_kinds_are_used_and_what_ends_their_turns_ends_a_resp
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (PARTS, "leaves out the user's message as plain text"),
-        (f"hello{ENDING}!{{% endif %}}", "leaves out the user's message as plain text"),
+        (PARTS, "writes the text of user 0 times instead of once"),
+        (f"hello{ENDING}!{{% endif %}}", "writes the text of user 0 times instead of once"),
         ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "opens no assistant turn: .*<assistant>"),
-        (f"{{{{ messages[0].content * 2 }}}}{ENDING}!{{% endif %}}", "writes 2 times the user's message"),
+        (f"{{{{ messages[0].content * 2 }}}}{ENDING}!{{% endif %}}", "writes the text of user 2 times"),
         ("{{ messages[0]['content'] + 1 }}", "does not take messages from user: can only concatenate str"),
         ("{{ 1 / 0 }}", "does not take messages from user: division by zero"),
         ("{% for m in messages %}", "does not take messages from user: Unexpected end of template"),
@@ -118,18 +118,10 @@ def test_a_template_that_loses_a_message_or_fails_is_refused_with_one_sentence(t
 
 
 def test_a_system_message_that_is_left_out_is_refused() -> None:
-    with pytest.raises(ChatError, match=r"leaves out the system message\. Put its text into prompt, or unset system\."):
+    with pytest.raises(
+        ChatError, match=r"writes the text of system 0 times instead of once in a conversation of system, user"
+    ):
         Chain(reviews(), tokenizer(PHI), chat=True, system="Answer in French.")
-
-
-def test_a_template_that_opens_a_turn_behind_each_message_is_refused() -> None:
-    template = (
-        f"{{% for m in messages %}}<{{{{ m.role }}}}>{{{{ m.content }}}}{ENDING}<assistant>{{% endif %}}{{% endfor %}}"
-    )
-    chain = Chain(reviews(), tokenizer(template), chat=True)  # of one message it opens one
-    talk = (Message(role="system", content="Be kind."),)
-    with pytest.raises(ChatError, match=r"opens the assistant's turn 2 times for messages from system, user"):
-        chain.encode_first([Query(0, "Hi", history=talk)])
 
 
 @pytest.mark.parametrize("role", ["developer", "tool", "ipython"])
@@ -138,7 +130,7 @@ def test_a_conversation_is_refused_of_which_a_message_is_left_out(role: str) -> 
     task = Task(name="t", train=[Query(0, "Hello", history=history)], test=[Query(0, "Ho")], reward=LENGTH)
     report = validate(task, tokenizer(ROLES), chat=True)
     (problem,) = report.problems
-    assert f"leaves out the message of the role {role} in a conversation of {role}, user" in problem
+    assert f"writes the text of {role} 0 times instead of once in a conversation of {role}, user" in problem
     chain = Chain(task, tokenizer(CHATML), chat=True)  # which takes any role
     assert "Only in French." in chain.tokenizer.decode(chain.encode_first(task.train)[0])
 
