@@ -133,8 +133,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         index = options["query"]
         if not isinstance(index, (int, np.integer)) or not 0 <= index < len(self.queries):
             raise ValueError(
-                f"reset() got the query {index!r}, but expected an integer from 0 to {len(self.queries) - 1}, "
-                "the queries of this split."
+                f"reset() expected an integer from 0 to {len(self.queries) - 1}, but query {index!r} came."
             )
         return self.queries[int(index)]
 

@@ -179,8 +179,7 @@ def _number(value: object, asks: str) -> float | str:
 def _shown(value: object) -> str:
     if value is None:
         return "None (in TRL: a reward that does not apply; here every sample needs one)"
-    text = repr(value)
-    return (text if len(text) <= 80 else text[:77] + "...") + f" ({type(value).__name__})"
+    return f"{value!r:.80} ({type(value).__name__})"
 
 
 def call_hook(function: Callable[..., object], name: str) -> None:

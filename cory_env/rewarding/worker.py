@@ -196,10 +196,4 @@ class RewardWorker:
 
 def _sample(batch: Batch, index: int) -> str:
     role = f"role {batch.columns['role'][index]}, " if "role" in batch.columns else ""
-    return f"{role}prompt {_excerpt(batch.prompts[index])}, completion {_excerpt(batch.completions[index])}"
-
-
-def _excerpt(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    text = text if len(text) <= 100 else text[:97] + "..."
-    return repr(text) if isinstance(value, str) else text
+    return f"{role}prompt {batch.prompts[index]!r:.100}, completion {batch.completions[index]!r:.100}"

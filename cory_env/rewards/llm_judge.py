@@ -8,7 +8,6 @@ is in the environment variable OPENAI_API_KEY, or in the one that `key` names; w
 """
 
 import asyncio
-import importlib
 import logging
 import os
 import re
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from cory_env.message import Message
-from cory_env.rewards.prepared import checked_by
+from cory_env.rewards.prepared import checked_by, import_extra
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -111,10 +110,7 @@ def check(**settings: str) -> None:
         ModuleNotFoundError: openai is not installed.
     """
     make_judge(**settings)
-    try:
-        importlib.import_module("openai")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"A judge needs the package {error.name}: pip install 'cory-rllib[judge]'") from None
+    import_extra("openai", "judge")
 
 
 @checked_by(check)

@@ -51,14 +51,10 @@ class TaskSettings:
     def __post_init__(self) -> None:
         for setting in ("digits", "operations"):
             value = getattr(self, setting)
-            if value is not None and self.task != "arithmetic":
+            if value is not None and (self.task != "arithmetic" or self.data is not None):
                 raise ValueError(
-                    f"{setting}={value} belongs to the task arithmetic, but task is {self.task}. Leave it out, or set "
-                    "task=arithmetic."
-                )
-            if value is not None and self.data is not None:
-                raise ValueError(
-                    "digits and operations say which queries are drawn, but data brings its own. Leave one out."
+                    f"{setting}={value} belongs to queries that the task arithmetic draws, but task is {self.task} and "
+                    f"data {self.data}. Leave it out, or set task=arithmetic without data."
                 )
         if self.min_query is not None and (self.max_query is None or self.min_query > self.max_query):
             raise ValueError(

@@ -185,10 +185,10 @@ def test_a_file_of_each_form_goes_with_held_out_data_of_another(tmp_path: Path) 
 def test_data_that_cannot_be_tested_is_named_by_row(tmp_path: Path) -> None:
     own = {"query": "Add.", "tests": ["assert add(1, 2) == 3"]}
     for bad, message in (
-        ({"tests": []}, "at 'Add.': it has no tests"),
+        ({"tests": []}, r"at 'Add.': its tests are \[\], but must be code"),
         (
             {"tests": ["assert add(1, 1) == 2", None]},
-            r"its tests \['assert add\(1, 1\) == 2', None\] are not all texts",
+            r"its tests are \['assert add\(1, 1\) == 2', None\], but must be code",
         ),
         ({"tests": ["assert add(1, 1) == 2"], "solution": ["a"]}, r"its solution \['a'\] is no text"),
         ({"tests": ["assert add(1"]}, r"the test 'assert add\(1' is not Python"),
