@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 MAX_PROMPT = 128
 MAX_RESPONSE = 15  # the paper's longest IMDB response
-_MASKS = 100_000  # queries of which is kept what they are in prompts
 
 Observed = Literal["all", "last", "best"]
 """Which earlier responses an agent sees: all of them, the last one, or the one with the best task reward."""
@@ -175,7 +174,6 @@ class Chain:
         self._unembedded = {token: text for text, token in vocab.items() if token >= self.num_embeddings}
         refused = self._hidden.union(self._unembedded)
         self.control = ControlTokens(tokenizer, refused, [*written, self.chat.written] if self.chat else written)
-        self._masks: dict[int, tuple[Query, Query]] = {}  # by identity: a query's columns may be of any type
         self._columns = {name for template in templates for name in placeholders(template)}  # that prompts hold
         pad: int = tokenizer.pad_token_id or 0
         self.pad_token_id = pad if pad < self.num_embeddings else 0
@@ -231,7 +229,7 @@ class Chain:
         Raises:
             NoEmbeddingError: One holds a token that the model has no embedding for.
         """
-        masked = map(self._masked, queries)
+        masked = [self._masked(query) for query in queries]
         return self._embedded(queries, self.encode([(self.task.prompt(query), query.history) for query in masked]))
 
     def encode_later(self, turns: Sequence[tuple[Query, Sequence[str]]]) -> list[list[int]]:
@@ -246,28 +244,17 @@ class Chain:
         return self._embedded([query for query, _ in turns], prompts)
 
     def _masked(self, query: Query) -> Query:
-        """Returns a query whose texts become no control tokens in a prompt: nearly always itself."""
-        known = self._masks.get(id(query))
-        if known is None or known[0] is not query:
-            if len(self._masks) >= _MASKS:  # a server's queries are new ones each time
-                self._masks.clear()
-            known = self._masks[id(query)] = query, self._mask(query)
-        return known[1]
-
-    def _mask(self, query: Query) -> Query:
+        """Returns a query whose texts become no control tokens in a prompt."""
         mask = self.control.mask
-        texts = {
-            name: value if isinstance(value, str) else str(value)
-            for name, value in query.columns.items()
-            if isinstance(value, str) or name in self._columns
-        }
-        columns = {name: masked for name, text in texts.items() if (masked := mask(text)) != text}
-        text, history = mask(query.text), query.history
-        if history is not None and any(mask(message["content"]) != message["content"] for message in history):
+        columns = dict(query.columns)
+        for name, value in query.columns.items():
+            text = str(value)
+            if (isinstance(value, str) or name in self._columns) and (masked := mask(text)) != text:
+                columns[name] = masked
+        history = query.history
+        if history is not None:
             history = tuple(Message(role=message["role"], content=mask(message["content"])) for message in history)
-        if not columns and text == query.text and history is query.history:
-            return query
-        return replace(query, text=text, columns={**query.columns, **columns}, history=history)
+        return replace(query, text=mask(query.text), columns=columns, history=history)
 
     def _embedded(self, queries: Sequence[Query], prompts: list[list[int]]) -> list[list[int]]:
         """Returns prompts that hold no token without an embedding; text that is put into them never becomes one."""
