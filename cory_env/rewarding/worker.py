@@ -176,22 +176,20 @@ class RewardWorker:
     def _message(self, batch: Batch, error: str, faults: dict[int, str], killed: bool) -> str:
         """Says which function failed, on which sample, how, and what to do."""
         index = min(faults, default=0)
-        sample, reason = _sample(batch, index), faults.get(index, error)
+        reason = faults.get(index, error)
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-            where = f"sample {index} of {len(batch)}{more}, {sample}"
+            where = f"sample {index} of {len(batch)}{more}, {_sample(batch, index)}"
         else:
-            where = f"a batch of {len(batch)}, no sample of which was found to fail alone; the first is {sample}"
-        gap = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
+            where = f"a batch of {len(batch)}, no sample of which was found to fail alone"
         if killed:
-            return (
-                f"The reward {self.name} failed at {ATTEMPTS} attempts on {where}: it {reason}. The system does that "
-                "where memory runs out: leave it more, or let the reward take less."
-            )
-        return (
-            f"The reward {self.name} failed on {where}: it {reason}{gap}"
-            "Correct the function or the data; set on_reward_error to skip to go on without such queries."
-        )
+            attempts = f" at {ATTEMPTS} attempts"
+            advice = "The system does that where memory runs out: leave it more, or let the reward take less."
+        else:
+            attempts = ""
+            advice = "Correct the function or the data; set on_reward_error to skip to go on without such queries."
+        end = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
+        return f"The reward {self.name} failed{attempts} on {where}: it {reason}{end}{advice}"
 
 
 def _sample(batch: Batch, index: int) -> str:

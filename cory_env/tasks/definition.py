@@ -53,8 +53,8 @@ class TaskSettings:
             value = getattr(self, setting)
             if value is not None and (self.task != "arithmetic" or self.data is not None):
                 raise ValueError(
-                    f"{setting}={value} belongs to queries that the task arithmetic draws, but task is {self.task} and "
-                    f"data {self.data}. Leave it out, or set task=arithmetic without data."
+                    f"{setting}={value} belongs to the task arithmetic, which draws its queries, but task is "
+                    f"{self.task} and data {self.data}. Leave it out, or set task=arithmetic without data."
                 )
         if self.min_query is not None and (self.max_query is None or self.min_query > self.max_query):
             raise ValueError(

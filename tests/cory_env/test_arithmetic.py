@@ -103,5 +103,5 @@ def test_what_it_cannot_draw_is_refused_and_so_are_its_settings_for_another_task
         make_task("imdb", digits=3)
     with pytest.raises(ValueError, match=r"operations=sums belongs to .* but task is custom"):
         make_task("custom", data=tmp_path / "none.jsonl", reward=LENGTH, operations="sums")
-    with pytest.raises(ValueError, match="belongs to queries that the task arithmetic draws"):
+    with pytest.raises(ValueError, match="belongs to the task arithmetic"):
         make_task("arithmetic", data=tmp_path / "none.jsonl", digits=3)

@@ -54,5 +54,5 @@ def test_the_task_is_sound() -> None:
 
 
 def test_digits_belong_to_another_task() -> None:
-    with pytest.raises(ValueError, match="digits=3 belongs to queries that the task arithmetic draws"):
+    with pytest.raises(ValueError, match="digits=3 belongs to the task arithmetic"):
         make_task("drafts", digits=3)

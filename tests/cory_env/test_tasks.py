@@ -259,7 +259,7 @@ def test_a_task_of_a_package_of_one_s_own_is_named_by_its_function(
         ("nothing", {}, "is a NoneType. Let the function return a cory_env.tasks.Task"),
         ("about", {}, r"missing a required argument: 'topic'\. .* data, .* own_package\.sayings:about\?setting=value"),
         ("make?topic=a", {}, r"cannot be made: .* own_package\.sayings:make\?setting=value"),
-        ("make", {"digits": 2}, "digits=2 belongs to queries that the task arithmetic draws"),
+        ("make", {"digits": 2}, "digits=2 belongs to the task arithmetic"),
         ("none", {}, "has no function 'none'. Correct the task's name"),
     ):
         with pytest.raises(ValueError, match=why):
