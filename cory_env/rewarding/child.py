@@ -124,10 +124,9 @@ async def _wait_for(result: Awaitable[object]) -> object:
 
 
 def _describe(error: BaseException) -> str:
-    """Returns the exception with its traceback, this file's own frames left out."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    """Returns the exception with the end of its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip()
-    return text + "\n" + "".join(traceback.format_list(frames[-5:])).rstrip()
+    return text + "\n" + "".join(traceback.format_tb(error.__traceback__)[-5:]).rstrip()
 
 
 def select_arguments(
@@ -138,11 +137,10 @@ def select_arguments(
     Settings bound by the reward's name stay as bound, even where the data has a column of the same name.
     """
     bound = function.keywords if isinstance(function, partial) else {}
-    parameters = inspect.signature(function).parameters.values()
-    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    arguments = {name: value for name, value in offered.items() if (takes_all or name in named) and name not in bound}
-    return arguments, [name for name in required(function) if name not in named or name not in offered]
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [name for name in offered if (takes_all or name in parameters) and name not in bound]
+    return {name: offered[name] for name in names}, [name for name in required(function) if name not in names]
 
 
 def required(function: Callable[..., object]) -> tuple[str, ...]:

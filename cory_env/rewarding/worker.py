@@ -55,8 +55,6 @@ class RewardWorker:
         parse_sum(spec)
         if not timeout > 0:
             raise ValueError(f"The reward's time limit is {timeout} s, but must be more than 0. Set reward_timeout.")
-        if on_error not in ("stop", "skip"):
-            raise ValueError(f"on_reward_error is {on_error!r}, but must be 'stop' or 'skip'.")
         self.name = shown(spec)
         self.timeout = timeout
         self.on_error = on_error

@@ -330,8 +330,6 @@ def test_lists_of_different_lengths_and_settings_out_of_range_are_refused() -> N
     for timeout in (0.0, math.nan):
         with pytest.raises(ValueError, match="reward_timeout"):
             RewardWorker("tests.cory_env.sample_rewards:length", timeout=timeout)
-    with pytest.raises(ValueError, match="'stop' or 'skip'"):
-        RewardWorker("tests.cory_env.sample_rewards:length", on_error="ignore")  # type: ignore[arg-type]
 
 
 def test_episodes_are_rewarded_in_one_call_with_their_roles() -> None:
@@ -339,8 +337,6 @@ def test_episodes_are_rewarded_in_one_call_with_their_roles() -> None:
     for index, text in enumerate([" good", " good good", " good good good"]):
         episode = ChainEpisode(chain(), QUERIES[index])
         episode.respond(response(text))
-        with pytest.raises(ValueError, match="observer has not answered"):
-            reward_episodes(RewardWorker("tests.cory_env.sample_rewards:length"), [episode])
         episode.respond(response(text + "."))
         episodes.append(episode)
     with RewardWorker("tests.cory_env.sample_rewards:length", timeout=20) as worker:
