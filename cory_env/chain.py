@@ -119,7 +119,6 @@ class Chain:
         at: By position, the chain by whose tokenizer that agent reads and writes: this one, if not said otherwise.
         ends: The tokens that end a response; `stop_token_ids` is the same, in order.
         stops: The stop text, or none, as `Detokenizer` takes them.
-        turn_end: The token that ends a response only because the chat template ends a turn with it.
     """
 
     at: "tuple[Chain, ...]"
@@ -143,10 +142,10 @@ class Chain:
         self.vocab_size = s.vocab_size or self._known
         self.num_embeddings = s.num_embeddings or self.vocab_size
         holding = [] if s.stop is None else tokens_holding(tokenizer, s.stop)
-        self.turn_end = None if self.chat is None else self.chat.turn_end([tokenizer.eos_token_id, *s.stop_token_ids])
+        turn_end = None if self.chat is None else self.chat.turn_end([tokenizer.eos_token_id, *s.stop_token_ids])
         ends = [
             end
-            for end in dict.fromkeys([tokenizer.eos_token_id, *s.stop_token_ids, self.turn_end, *holding])
+            for end in dict.fromkeys([tokenizer.eos_token_id, *s.stop_token_ids, turn_end, *holding])
             if end is not None and 0 <= end < self.vocab_size
         ]
         if not ends:

@@ -146,8 +146,8 @@ def check_lengths(chain: Chain, report: Report) -> None:
         queries = chain.task.queries(split)
         if not queries:
             continue
-        lengths = longest_prompts(chain, queries, min(chain.max_references, 1))
         whole = longest_prompts(chain, queries, chain.max_references)
+        lengths = whole if chain.max_references <= 1 else longest_prompts(chain, queries, 1)
         needed = max(whole) + references
         report.facts.append(f"{split}: prompts take up to {max(whole)} tokens, references up to {references} more")
         report.max_prompt = max(report.max_prompt, needed)
