@@ -125,9 +125,10 @@ class ChatFormat:
         )
         for role, marker in zip(roles, markers, strict=True):
             if (count := rendered.count(marker)) != 1:
+                does = f"writes {count} times" if count else "leaves out"
                 raise ChatError(
-                    f"The chat template of {self._tokenizer.name_or_path} writes the text of {role} {count} times "
-                    f"instead of once in a conversation of {', '.join(roles)}. {_OTHER}"
+                    f"The chat template of {self._tokenizer.name_or_path} {does} the message of the role {role} in a "
+                    f"conversation of {', '.join(roles)}. {_OTHER}"
                 )
 
     def _check_turn(self) -> None:

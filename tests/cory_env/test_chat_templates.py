@@ -101,10 +101,10 @@ def test_templates_of_known_kinds_are_used_and_what_ends_their_turns_ends_a_resp
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (PARTS, "writes the text of user 0 times instead of once"),
-        (f"hello{ENDING}!{{% endif %}}", "writes the text of user 0 times instead of once"),
+        (PARTS, "leaves out the message of the role user"),
+        (f"hello{ENDING}!{{% endif %}}", "leaves out the message of the role user"),
         ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "opens no assistant turn: .*<assistant>"),
-        (f"{{{{ messages[0].content * 2 }}}}{ENDING}!{{% endif %}}", "writes the text of user 2 times"),
+        (f"{{{{ messages[0].content * 2 }}}}{ENDING}!{{% endif %}}", "writes 2 times the message of the role user"),
         ("{{ messages[0]['content'] + 1 }}", "does not take messages from user: can only concatenate str"),
         ("{{ 1 / 0 }}", "does not take messages from user: division by zero"),
         ("{% for m in messages %}", "does not take messages from user: Unexpected end of template"),
@@ -118,9 +118,7 @@ def test_a_template_that_loses_a_message_or_fails_is_refused_with_one_sentence(t
 
 
 def test_a_system_message_that_is_left_out_is_refused() -> None:
-    with pytest.raises(
-        ChatError, match=r"writes the text of system 0 times instead of once in a conversation of system, user"
-    ):
+    with pytest.raises(ChatError, match=r"leaves out the message of the role system in a conversation of system, user"):
         Chain(reviews(), tokenizer(PHI), chat=True, system="Answer in French.")
 
 
@@ -130,7 +128,7 @@ def test_a_conversation_is_refused_of_which_a_message_is_left_out(role: str) -> 
     task = Task(name="t", train=[Query(0, "Hello", history=history)], test=[Query(0, "Ho")], reward=LENGTH)
     report = validate(task, tokenizer(ROLES), chat=True)
     (problem,) = report.problems
-    assert f"writes the text of {role} 0 times instead of once in a conversation of {role}, user" in problem
+    assert f"leaves out the message of the role {role} in a conversation of {role}, user" in problem
     chain = Chain(task, tokenizer(CHATML), chat=True)  # which takes any role
     assert "Only in French." in chain.tokenizer.decode(chain.encode_first(task.train)[0])
 
