@@ -155,13 +155,13 @@ class ChainEpisode:
             tokens, length = np.asarray(action["tokens"]), operator.index(action["length"])
         except (TypeError, LookupError, ValueError):
             tokens, length = np.empty(0), 0
-        given = tokens[:length] if tokens.ndim == 1 and 1 <= length <= len(tokens) <= limit else np.empty(0)
-        if not len(given) or not np.issubdtype(given.dtype, np.integer) or given.min() < 0 or given.max() >= vocab:
+        ids = tokens[:length] if tokens.ndim == 1 and 1 <= length <= len(tokens) <= limit else np.empty(0)
+        if not len(ids) or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= vocab:
             raise ValueError(
                 f"{role}: expected an action {{'tokens': 1 to {limit} ids from 0 to {vocab - 1}, 'length': how many of "
                 f"them count}}, but {action!r} came."
             )
-        return [int(token) for token in given]
+        return [int(token) for token in ids]
 
     def collective_rewards(self, task_rewards: Sequence[float]) -> dict[str, float]:
         """Returns what each agent trains on, r_i + α · Σ_{j≠i} r_j (paper §2, collective reward; α is
