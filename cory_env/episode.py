@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,13 +155,15 @@ class ChainEpisode:
             tokens, length = np.asarray(action["tokens"]), operator.index(action["length"])
         except (TypeError, LookupError, ValueError):
             tokens, length = np.empty(0), 0
-        ids = tokens[:length] if tokens.ndim == 1 and 1 <= length <= len(tokens) <= limit else np.empty(0)
+        fits = tokens.ndim == 1 and 1 <= length <= len(tokens) <= limit
+        ids: NDArray[Any] = tokens[:length] if fits else np.empty(0)
         if not len(ids) or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= vocab:
             raise ValueError(
                 f"{role}: expected an action {{'tokens': 1 to {limit} ids from 0 to {vocab - 1}, 'length': how many of "
                 f"them count}}, but {action!r} came."
             )
-        return [int(token) for token in ids]
+        response: list[int] = ids.tolist()
+        return response
 
     def collective_rewards(self, task_rewards: Sequence[float]) -> dict[str, float]:
         """Returns what each agent trains on, r_i + α · Σ_{j≠i} r_j (paper §2, collective reward; α is
