@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 MAX_PROMPT = 128
 MAX_RESPONSE = 15  # the paper's longest IMDB response
-_MASKS = 100_000  # queries of which is kept what they are in prompts
 
 Observed = Literal["all", "last", "best"]
 """Which earlier responses an agent sees: all of them, the last one, or the one with the best task reward."""
@@ -120,7 +119,6 @@ class Chain:
         at: By position, the chain by whose tokenizer that agent reads and writes: this one, if not said otherwise.
         ends: The tokens that end a response; `stop_token_ids` is the same, in order.
         stops: The stop text, or none, as `Detokenizer` takes them.
-        turn_end: The token that ends a response only because the chat template ends a turn with it.
     """
 
     at: "tuple[Chain, ...]"
@@ -144,10 +142,10 @@ class Chain:
         self.vocab_size = s.vocab_size or self._known
         self.num_embeddings = s.num_embeddings or self.vocab_size
         holding = [] if s.stop is None else tokens_holding(tokenizer, s.stop)
-        self.turn_end = None if self.chat is None else self.chat.turn_end([tokenizer.eos_token_id, *s.stop_token_ids])
+        turn_end = None if self.chat is None else self.chat.turn_end([tokenizer.eos_token_id, *s.stop_token_ids])
         ends = [
             end
-            for end in dict.fromkeys([tokenizer.eos_token_id, *s.stop_token_ids, self.turn_end, *holding])
+            for end in dict.fromkeys([tokenizer.eos_token_id, *s.stop_token_ids, turn_end, *holding])
             if end is not None and 0 <= end < self.vocab_size
         ]
         if not ends:
@@ -172,10 +170,10 @@ class Chain:
         self._hidden = self.ends.difference(holding)  # these have no text of the response in them
         templates = (task.prompt_template, task.observer_template, task.reference_separator)
         written = [literal for template in templates for literal in literals(template)]
-        self.control = ControlTokens(tokenizer, self._hidden, [*written, self.chat.written] if self.chat else written)
-        self._masks: dict[int, tuple[Query, Query]] = {}  # by identity: a query's columns may be of any type
-        self._columns = {name for template in templates for name in placeholders(template)}  # that prompts hold
         self._unembedded = {token: text for text, token in vocab.items() if token >= self.num_embeddings}
+        refused = self._hidden.union(self._unembedded)
+        self.control = ControlTokens(tokenizer, refused, [*written, self.chat.written] if self.chat else written)
+        self._columns = {name for template in templates for name in placeholders(template)}  # that prompts hold
         pad: int = tokenizer.pad_token_id or 0
         self.pad_token_id = pad if pad < self.num_embeddings else 0
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -230,70 +228,44 @@ class Chain:
         Raises:
             NoEmbeddingError: One holds a token that the model has no embedding for.
         """
-        masked = map(self._masked, queries)
-        prompts = self.encode([(self.task.prompt(query), query.history) for query in masked])
-        for query, prompt in zip(queries, prompts, strict=True) if self._unembedded else ():
-            self._check_embedded(query, prompt)
-        return prompts
+        masked = [self._masked(query) for query in queries]
+        return self._embedded(queries, self.encode([(self.task.prompt(query), query.history) for query in masked]))
 
     def encode_later(self, turns: Sequence[tuple[Query, Sequence[str]]]) -> list[list[int]]:
         """Tokenises the prompts of agents that follow responses, given as text.
 
         Raises:
-            NoEmbeddingError: One holds a token that the model has no embedding for, whatever the responses are.
+            NoEmbeddingError: One holds a token that the model has no embedding for.
         """
         mask = self.control.mask
         masked = [(self._masked(query), list(map(mask, texts))) for query, texts in turns]
         prompts = self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in masked])
-        if not self._unembedded:
-            return prompts
-        return [self._spell_out(*turn, prompt) for turn, prompt in zip(masked, prompts, strict=True)]
+        return self._embedded([query for query, _ in turns], prompts)
 
     def _masked(self, query: Query) -> Query:
-        """Returns a query whose texts become no control tokens in a prompt: nearly always itself."""
-        known = self._masks.get(id(query))
-        if known is None or known[0] is not query:
-            if len(self._masks) >= _MASKS:  # a server's queries are new ones each time
-                self._masks.clear()
-            known = self._masks[id(query)] = query, self._mask(query)
-        return known[1]
-
-    def _mask(self, query: Query) -> Query:
+        """Returns a query whose texts become no control tokens in a prompt."""
         mask = self.control.mask
-        texts = {
-            name: value if isinstance(value, str) else str(value)
-            for name, value in query.columns.items()
-            if isinstance(value, str) or name in self._columns
-        }
-        columns = {name: masked for name, text in texts.items() if (masked := mask(text)) != text}
-        text, history = mask(query.text), query.history
-        if history is not None and any(mask(message["content"]) != message["content"] for message in history):
+        columns = dict(query.columns)
+        for name, value in query.columns.items():
+            text = str(value)
+            if (isinstance(value, str) or name in self._columns) and (masked := mask(text)) != text:
+                columns[name] = masked
+        history = query.history
+        if history is not None:
             history = tuple(Message(role=message["role"], content=mask(message["content"])) for message in history)
-        if not columns and text == query.text and history is query.history:
-            return query
-        return replace(query, text=text, columns={**query.columns, **columns}, history=history)
+        return replace(query, text=mask(query.text), columns=columns, history=history)
 
-    def _check_embedded(self, query: Query, prompt: Sequence[int]) -> None:
-        token = next((token for token in prompt if token in self._unembedded), None)
-        if token is not None:
-            text, model = self._unembedded[token], self.tokenizer.name_or_path
-            raise NoEmbeddingError(
-                f"The prompt of query {query.id} of task {self.task.name} holds the token {text!r} with id {token}, "
-                f"but `{model}` has {self.num_embeddings} embeddings: {query.text[:80]!r}. Change the prompt or the "
-                "data, use the tokenizer that the model was trained with, or resize the model's embeddings."
-            )
-
-    def _spell_out(self, query: Query, texts: Sequence[str], prompt: list[int]) -> list[int]:
-        """Spells tokens without an embedding by their characters, where it is a response that brings them."""
-        if self._unembedded.keys().isdisjoint(prompt):
-            return prompt
-        (bare,) = self.encode([(self.task.observer_prompt(query, [""] * len(texts)), query.history)])
-        self._check_embedded(query, bare)
-        spelled: dict[int, list[int]] = {}
-        for token in self._unembedded.keys() & prompt:
-            characters = self.tokenizer(list(self._unembedded[token]), add_special_tokens=False)["input_ids"]
-            spelled[token] = [part for ids in characters for part in ids if part < self.num_embeddings]
-        return [part for token in prompt for part in spelled.get(token, [token])]
+    def _embedded(self, queries: Sequence[Query], prompts: list[list[int]]) -> list[list[int]]:
+        """Returns prompts that hold no token without an embedding; text that is put into them never becomes one."""
+        for query, prompt in zip(queries, prompts, strict=True) if self._unembedded else ():
+            if token := next((token for token in prompt if token in self._unembedded), None):
+                raise NoEmbeddingError(
+                    f"The prompt of query {query.id} of task {self.task.name} holds the token "
+                    f"{self._unembedded[token]!r} with id {token}, but `{self.tokenizer.name_or_path}` has "
+                    f"{self.num_embeddings} embeddings. Change the prompt, use the tokenizer that the model was "
+                    "trained with, or resize the model's embeddings."
+                )
+        return prompts
 
     def cut(self, tokens: list[int]) -> tuple[list[int], bool]:
         """Cuts a response after what ends it: a token, or the one that completes the stop text.

@@ -16,9 +16,7 @@ _MARKER = "Marker{}Text"
 """Stands for a message while a template is checked."""
 _ROLES = ("system", "developer", "assistant", "tool")
 """Roles that templates mark beside the user's."""
-_OTHER = "Use a model with another template, or set chat=false."
-_MOST_CHECKED = 1000
-"""Orders of roles that are remembered as checked."""
+_OTHER = "Use a model with another template, change the data or the setting system, or set chat=false."
 
 
 class ChatError(ValueError):
@@ -57,7 +55,7 @@ class ChatFormat:
         self._system = system
         self._date = None if chat_date is None else datetime.combine(date.fromisoformat(chat_date), datetime.min.time())
         self._checked: set[tuple[str, ...]] = set()
-        self._opening = self._check_turn()
+        self._check_turn()
         self.render("a")
         self.written, self._turn_ends = self._probe()
 
@@ -75,9 +73,7 @@ class ChatFormat:
         messages = [*system, *history, Message(role="user", content=text)]
         roles = tuple(message["role"] for message in messages)
         if roles not in self._checked:
-            self._check(roles, added=bool(system))
-            if len(self._checked) >= _MOST_CHECKED:  # clients of a server may send any
-                self._checked.clear()
+            self._check(roles)
             self._checked.add(roles)
         return self._render(messages)
 
@@ -102,12 +98,11 @@ class ChatFormat:
                 **dates,
             )
         except Exception as error:  # a template is a program, and may fail in any way
-            roles = [message["role"] for message in messages]
-            reason = f"{error}".encode("utf-8", "replace").decode().strip().rstrip(".") or type(error).__name__
-            hint = _OTHER if set(roles) == {"user"} else "Change the data or the setting system."
+            roles = ", ".join(message["role"] for message in messages)
+            reason = str(error).strip().rstrip(".") or type(error).__name__
             raise ChatError(
-                f"The chat template of {self._tokenizer.name_or_path} does not take messages from "
-                f"{', '.join(roles)}: {reason}. {hint}"
+                f"The chat template of {self._tokenizer.name_or_path} does not take messages from {roles}: {reason}. "
+                f"{_OTHER}"
             ) from error
         assert isinstance(rendered, str)  # a list comes back only for a batch
         return rendered
@@ -117,62 +112,42 @@ class ChatFormat:
         self.asks_date = True
         return (self._date or datetime.now()).strftime(form)
 
-    def _check(self, roles: Sequence[str], added: bool) -> None:
-        """Checks that each message of a conversation comes out of the template once, and one turn is opened.
-
-        Args:
-            roles: Whose the messages are, in order.
-            added: The first is the setting `system`.
-        """
-        name = self._tokenizer.name_or_path
+    def _check(self, roles: Sequence[str]) -> None:
+        """Checks that each message of a conversation, given by their roles, comes out of the template once."""
         for role in roles:
             if not re.fullmatch(r"[\w .-]+", role):
                 raise ChatError(
                     f"A conversation has a message of the role {role!r}, which is no word. Correct the data."
                 )
         markers = [_MARKER.format(index) for index in range(len(roles))]
-        messages = [Message(role=role, content=marker) for role, marker in zip(roles, markers, strict=True)]
-        rendered = self._render(messages)
-        for index, (role, marker) in enumerate(zip(roles, markers, strict=True)):
-            count = rendered.count(marker)
-            if count == 1:
-                continue
-            does = f"writes {count} times" if count else "leaves out"
-            if added and not index:
-                what, advice = "the system message", "Put its text into prompt, or unset system."
-            elif len(roles) == 1 + added:
-                what, advice = "the user's message as plain text", _OTHER
-            else:
-                what = f"the message of the role {role} in a conversation of {', '.join(roles)}"
-                advice = "Give that message another role, or remove it."
-            raise ChatError(f"The chat template of {name} {does} {what}. {advice}")
-        if not self._opening:
-            return
-        turns = rendered.count(self._opening) - self._render(messages, generate=False).count(self._opening)
-        if turns > 1:
-            raise ChatError(
-                f"The chat template of {name} opens the assistant's turn {turns} times for messages from "
-                f"{', '.join(roles)}. {_OTHER}"
-            )
+        rendered = self._render(
+            [Message(role=role, content=marker) for role, marker in zip(roles, markers, strict=True)]
+        )
+        for role, marker in zip(roles, markers, strict=True):
+            if (count := rendered.count(marker)) != 1:
+                does = f"writes {count} times" if count else "leaves out"
+                raise ChatError(
+                    f"The chat template of {self._tokenizer.name_or_path} {does} the message of the role {role} in a "
+                    f"conversation of {', '.join(roles)}. {_OTHER}"
+                )
 
-    def _check_turn(self) -> str:
-        """Checks that the assistant's turn is opened, and returns what opens it, if that is asked for."""
+    def _check_turn(self) -> None:
+        """Checks that the assistant's turn is opened."""
         asked = [*self._system_message(), Message(role="user", content=_MARKER.format(0))]
         answer = Message(role="assistant", content=_MARKER.format(1))
-        opened, left = self._render(asked), self._render(asked, generate=False)
-        if opened != left:
-            return opened[len(left) :].strip() if opened.startswith(left) else ""
+        opened = self._render(asked)
+        if opened != self._render(asked, generate=False):
+            return
         try:  # Llama 2's and Mistral's end the user's turn, and nothing stands before the answer
             answered = self._render([*asked, answer], generate=False)
         except ChatError:
-            return ""
+            return
         between, separator, _ = answered.removeprefix(opened).partition(answer["content"])
         if answered.startswith(opened) and separator and between.strip():
             raise ChatError(
                 f"The chat template of {self._tokenizer.name_or_path} opens no assistant turn: an answer would follow "
                 f"{opened!r}, without {between!r}. {_OTHER}"
             )
-        return ""
 
     def _probe(self) -> tuple[str, list[int]]:
         """Returns what the template writes around messages, and the tokens that end the assistant's turn."""

@@ -40,7 +40,7 @@ class ControlTokens:
 
         Args:
             tokenizer: The tokenizer.
-            ends: Tokens that end a response.
+            ends: Tokens that end a response, or that the model has no embedding for.
             written: What templates write around inserted text.
         """
         self._tokenizer = tokenizer

@@ -32,18 +32,31 @@ def parse_spec(spec: str, what: str = "reward") -> tuple[str, str, dict[str, str
     """
     if is_pickled(spec):
         return PICKLED, spec.split(":")[1], {}
-    target, _, query = spec.partition("?")
-    module, colon, function = target.partition(":")
-    pairs = [pair.partition("=") for pair in query.split("&")] if query else []
-    well_formed = colon and all(part.isidentifier() for part in (*module.split("."), *function.split(".")))
-    if not well_formed or not all(name.isidentifier() and equals for name, equals, _ in pairs):
+    try:
+        target, settings = split_settings(spec)
+        module, _, function = target.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
+            raise ValueError(f"{target!r} is not a function's name")
+    except ValueError as error:
         raise SpecError(
-            f"The {what} {spec!r} is not a function's name. Write module:function, such as my_{what}s:length, "
-            "or module:function?setting=value."
-        )
-    if len({name for name, _, _ in pairs}) < len(pairs):
-        raise SpecError(f"The {what} {spec!r} gives a setting twice after the question mark. Give each once.")
-    return module, function, {name: value for name, _, value in pairs}
+            f"The {what} {spec!r} cannot be used: {error}. Write module:function, such as my_{what}s:length, or "
+            "module:function?setting=value."
+        ) from error
+    return module, function, settings
+
+
+def split_settings(text: str) -> tuple[str, dict[str, str]]:
+    """Splits `NAME?setting=value&...` into the name and its settings.
+
+    Raises:
+        ValueError: The settings are not of this form, or one stands twice.
+    """
+    name, _, tail = text.partition("?")
+    pairs = [pair.partition("=") for pair in tail.split("&")] if tail else []
+    settings = {setting: value for setting, equals, value in pairs if setting.isidentifier() and equals}
+    if len(settings) < len(pairs):
+        raise ValueError("after the question mark must stand setting=value, joined by &, each setting once")
+    return name, settings
 
 
 def search_working_folder() -> None:
@@ -97,12 +110,10 @@ def load_function(spec: str, what: str = "reward") -> Callable[..., Any]:
                 "the module that is found first."
             )
         found = getattr(found, name)
-    if isinstance(found, type):
+    if isinstance(found, type) or not callable(found):
         raise SpecError(
-            f"The {what} {spec!r} names a class. Make an object of it in its module and name that, such as "
-            f"{module_name}:{what} after {what} = {function_name}()."
+            f"The {what} {spec!r} names a {'class' if isinstance(found, type) else type(found).__name__}, not a "
+            "function. Name a function, or an object that can be called."
         )
-    if not callable(found):
-        raise SpecError(f"The {what} {spec!r} names a {type(found).__name__}, not a function. Name a function.")
     values = {name: expand_home(value) if value.startswith("~/") else value for name, value in settings.items()}
     return partial(found, **values) if values else found

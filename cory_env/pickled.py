@@ -23,12 +23,10 @@ def name_of(function: Callable[..., object]) -> str:
     """Names a function, as settings do.
 
     Raises:
-        ValueError: it cannot be pickled, its code would be too long, or it is a class.
+        ValueError: it cannot be pickled, or its code would be too long.
     """
     target = function.func if isinstance(function, partial) else function
     name = re.sub(r"\W", "", getattr(target, "__name__", type(target).__name__))
-    if isinstance(function, type):
-        raise ValueError(f"{name} is a class; give an object of it that can be called, or a function")
     module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if module and path and _found(module, path) is function:
         return f"{module}:{path}"
@@ -58,16 +56,13 @@ def unpickled(spec: str) -> Callable[..., object]:
     """
     _, name, code = spec.split(":")
     try:
-        found = pickle.loads(base64.urlsafe_b64decode(code))
+        function: Callable[..., object] = pickle.loads(base64.urlsafe_b64decode(code))
     except Exception as error:
         raise ValueError(
             f"The reward {name} was given as a Python function, and cannot be made here of what was kept of it "
             f"({type(error).__name__}: {error}). Use the Python and the packages with which it was given, or name a "
             "function of a module."
         ) from error
-    if not callable(found):
-        raise ValueError(f"The reward {name} was given as a {type(found).__name__}, which cannot be called.")
-    function: Callable[..., object] = found
     return function
 
 

@@ -4,21 +4,20 @@
     print(report)
     assert report.ok
 
-Every query of both splits is looked at. The reward runs as it will in training, in its own process, on a few responses
-of which one is empty (a model may end at once), and on every gold answer that the task has: as the right answer to its
-own query, and as a wrong one to the query before.
+Every query of all splits is looked at. The reward runs as it will in training, in its own process: on a few responses,
+of which one is empty (a model may end at once), and on every gold answer that the task has.
 """
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from cory_env.chain import MAX_PROMPT, Chain, NoEmbeddingError
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
-from cory_env.rewarding.episodes import RewardedResponse, reward_episodes, reward_responses, reward_so_far
+from cory_env.rewarding.episodes import RewardedResponse, reward_responses
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import RESERVED
@@ -73,9 +72,9 @@ class Report:
             lines += ["", "Rewards:"]
             for role, query, text, value in self.rewards:
                 lines.append(f"  {value:>9.4f}  {role}: {query[:80]!r} + {text!r}")
-        for title, found in (("Warnings", self.warnings), ("Problems", self.problems)):
-            if found:
-                lines += ["", f"{title}:"] + [f"  - {sentence}" for sentence in found]
+        for title, sentences in (("Warnings", self.warnings), ("Problems", self.problems)):
+            if sentences:
+                lines += ["", f"{title}:"] + [f"  - {sentence}" for sentence in sentences]
         return "\n".join([*lines, "", "The task is sound." if self.ok else "The task cannot be trained on yet."])
 
 
@@ -110,35 +109,28 @@ def validate(
         check_chat(chain, report)
     except (NoEmbeddingError, ChatError) as error:  # ChatError: of a conversation in the data
         report.problems.append(str(error))
-    if report.ok:  # each of the following plays whole episodes
+    if report.ok:
         show_prompts(chain, report)
         with RewardWorker(task.reward, timeout=reward_timeout) as worker:
             try:
                 check_columns(task, worker.start(), report)
-                if not report.ok:
-                    return report
-                show_rewards(chain, worker, report)
-                check_answers(chain, worker, report)
+                if report.ok:
+                    show_rewards(chain, worker, report)
+                    check_answers(chain, worker, report)
             except RewardError as error:
                 report.problems.append(str(error))
     return report
 
 
 def check_queries(task: Task, report: Report) -> None:
-    """Finds empty splits, empty queries, queries that occur twice, and wrong numbering."""
+    """Finds empty splits, wrong numbering, and training queries that are held out too."""
     for split in task.splits:
         queries = task.queries(split)
         report.facts.append(f"{split}: {len(queries)} queries")
         if not queries:
             report.problems.append(f"The {split} split has no queries. Add rows, or set another file.")
-        report.count(
-            split, queries, [query for query in queries if not query.text.strip()], "are empty", "Remove them."
-        )
         if any(query.id != index for index, query in enumerate(queries)):
             report.problems.append(f"The queries of {split} are not numbered 0, 1, 2, …. Number them in their order.")
-        text, count = max(Counter(query.text for query in queries).items(), key=lambda item: item[1], default=("", 0))
-        if count > 1:
-            report.warnings.append(f"{split} has queries more than once, most often ({count} times) {text[:60]!r}.")
     held_out = {query.text for split in task.splits if split != "train" for query in task.queries(split)}
     if shared := {query.text for query in task.train} & held_out:
         report.warnings.append(
@@ -154,13 +146,11 @@ def check_lengths(chain: Chain, report: Report) -> None:
         queries = chain.task.queries(split)
         if not queries:
             continue
-        lengths = longest_prompts(chain, queries, min(chain.max_references, 1))
         whole = longest_prompts(chain, queries, chain.max_references)
+        lengths = whole if chain.max_references <= 1 else longest_prompts(chain, queries, 1)
         needed = max(whole) + references
         report.facts.append(f"{split}: prompts take up to {max(whole)} tokens, references up to {references} more")
         report.max_prompt = max(report.max_prompt, needed)
-        empty = [query for query, length in zip(queries, lengths, strict=True) if not length]
-        report.count(split, queries, empty, "make a prompt of no token", "Correct or remove them.")
         too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt]
         problem, advice = f"do not fit max_prompt = {chain.max_prompt}", f"Raise max_prompt to {max(lengths)}"
         report.count(split, queries, too_long, problem, f"{advice}, or remove them.")
@@ -173,26 +163,17 @@ def check_lengths(chain: Chain, report: Report) -> None:
 
 
 def check_chat(chain: Chain, report: Report) -> None:
-    """Says what the chat template does beside wrapping messages, and finds prompts that do not begin with one BOS."""
-    tokenizer, chat = chain.tokenizer, chain.chat
-    if chat is not None and chat.asks_date:
-        report.facts.append(
-            "chat template: asks for today's date, for which a run gives it the date of its start (chat_date)"
-        )
-    if chain.turn_end is not None:
-        report.facts.append(
-            f"chat template: ends turns with {tokenizer.decode(chain.turn_end)}, which therefore ends a response"
-        )
+    """Finds prompts that do not begin with one BOS token where the tokenizer has one."""
+    tokenizer = chain.tokenizer
     bos = tokenizer.bos_token_id
     if bos is None or not chain.task.train:
         return
-    prompt = chain.encode_first(chain.task.train[:1])[0]
-    if prompt[:2] == [bos, bos]:
-        origins = "one of `prompt` and one of the tokenizer's" if chat is None else "both of the chat template"
-        report.warnings.append(f"Prompts begin with two BOS tokens, {tokenizer.bos_token}: {origins}. Remove one.")
-    elif prompt[:1] != [bos] and tokenizer("a")["input_ids"][:1] == [bos]:
+    count = len(list(takewhile(lambda token: token == bos, chain.encode_first(chain.task.train[:1])[0])))
+    if count > 1 or (not count and tokenizer("a")["input_ids"][:1] == [bos]):
+        writers = "`prompt` and the tokenizer" if chain.chat is None else "the chat template"
         report.warnings.append(
-            f"The tokenizer begins texts with the BOS token {tokenizer.bos_token}, but the chat template does not."
+            f"Prompts begin with {count or 'no'} BOS tokens, {tokenizer.bos_token}, which {writers} write. Models "
+            "expect one."
         )
 
 
@@ -245,64 +226,33 @@ def show_prompts(chain: Chain, report: Report) -> None:
 def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
     """Adds the task rewards of a few responses: each query's gold answer, or its own words again; then an empty one."""
     queries = chain.task.train[:SAMPLES]
-    texts = [chain.task.gold(query) or " " + query.text for query in queries]
-    responses = [ids[: chain.max_response] for ids in chain.control.encode_text(texts)]
-    episodes = []
-    for query, response in [*zip(queries, responses, strict=True), (queries[0], [chain.stop_token_ids[0]])]:
-        episode = ChainEpisode(chain, query)
-        while episode.role is not None:
-            if episode.awaits_rewards:
-                reward_so_far(worker, [episode])
-            episode.respond({"tokens": response, "length": len(response)})
-        episodes.append(episode)
-    for episode, values in zip(episodes, reward_episodes(worker, episodes), strict=True):
-        for role, completion, value in zip(chain.roles, episode.completions, values, strict=True):
+    answers = [(query, chain.task.gold(query) or " " + query.text) for query in queries] + [(queries[0], "")]
+    for role in chain.roles:
+        for (query, text), value in zip(answers, reward_answers(chain, worker, answers, role), strict=True):
             assert value is not None  # this worker stops on errors
-            report.rewards.append((role, episode.query.text, completion, value))
+            report.rewards.append((role, query.text, text, value))
 
 
 def check_answers(chain: Chain, worker: RewardWorker, report: Report) -> None:
-    """Finds gold answers that do not score 1.0 or that no response can hold, and wrong answers that score 1.0.
-
-    The wrong answer to a query is the gold answer of the next one, if that is another.
-    """
+    """Finds gold answers that do not score 1.0, or that no response can hold."""
     for split in chain.task.splits:
-        answered = gold_answers(chain.task, split)
-        if not answered:
+        answers = gold_answers(chain.task, split)
+        if not answers:
             continue
-        rewards = reward_answers(chain, worker, answered)
-        missed = [(*answer, reward) for answer, reward in zip(answered, rewards, strict=True) if reward != 1.0]
-        report.facts.append(f"{split}: {len(answered) - len(missed)} of {len(answered)} gold answers score 1.0")
+        rewards = reward_answers(chain, worker, answers)
+        missed = [(*answer, reward) for answer, reward in zip(answers, rewards, strict=True) if reward != 1.0]
+        report.facts.append(f"{split}: {len(answers) - len(missed)} of {len(answers)} gold answers score 1.0")
         if missed:
             query, gold, reward = missed[0]
             report.problems.append(
                 f"{len(missed)} gold answers of {split} do not score 1.0, the first is {gold[:80]!r} to query "
                 f"{query.id} with {reward}. Correct the reward or the data."
             )
-        lengths = map(len, chain.control.encode_text([gold for _, gold in answered]))
+        lengths = map(len, chain.control.encode_text([gold for _, gold in answers]))
         if too_long := [length for length in lengths if length > chain.max_response]:
             report.warnings.append(
                 f"{len(too_long)} gold answers of {split} do not fit max_response = {chain.max_response}. Raise it to "
                 f"{max(too_long)} or more."
-            )
-        if stopped := [gold for _, gold in answered if chain.stop is not None and chain.stop in gold]:
-            report.warnings.append(
-                f"{len(stopped)} gold answers of {split} hold stop={chain.stop!r}, where a response would end, such as "
-                f"{stopped[0][:80]!r}. Set another stop."
-            )
-        following = [*answered[1:], *answered[:1]]
-        wrong = [(query, other) for (query, gold), (_, other) in zip(answered, following, strict=True) if other != gold]
-        rewards = reward_answers(chain, worker, wrong)
-        taken = [answer for answer, reward in zip(wrong, rewards, strict=True) if reward == 1.0]
-        if wrong:
-            report.facts.append(
-                f"{split}: {len(taken)} of {len(wrong)} wrong answers, those of the next query, score 1.0"
-            )
-        if taken:
-            query, other = taken[0]
-            report.problems.append(
-                f"{len(taken)} wrong answers to queries of {split} score 1.0, the first is {other[:80]!r} to query "
-                f"{query.id}, {query.text[:60]!r}. Correct the reward or the data."
             )
 
 
@@ -312,8 +262,15 @@ def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:
     return [(query, gold) for query, gold in golds if gold is not None]
 
 
-def reward_answers(chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]]) -> list[float | None]:
-    """Returns the task rewards of answers to queries, as if the pioneer had given them."""
+def reward_answers(
+    chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]], role: str | None = None
+) -> list[float | None]:
+    """Returns the task rewards of answers to queries, as if a role had given them; by default the pioneer."""
     tokens = chain.control.encode_text([text for _, text in answers])
-    pairs = zip(answers, tokens, strict=True)
-    return reward_responses(worker, [RewardedResponse(q, chain.roles[0], text, ids) for (q, text), ids in pairs])
+    return reward_responses(
+        worker,
+        [
+            RewardedResponse(query, role or chain.roles[0], text, ids or list(chain.stop_token_ids[:1]))
+            for (query, text), ids in zip(answers, tokens, strict=True)
+        ],
+    )

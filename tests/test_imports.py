@@ -29,7 +29,6 @@ FLOORS = {
         *("rollout", "rllib", "settings", "generation", "learning", "models", "compat"),
     ),
     "cory_env": (
-        "inspect_task",
         "cory_v0",
         "validate",
         "rewarding",

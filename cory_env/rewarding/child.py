@@ -20,7 +20,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import NamedTuple, SupportsFloat
@@ -53,12 +52,15 @@ def load(spec: str) -> list[Part]:
         SpecError: A function cannot be loaded, or says that it cannot be used here.
         ValueError: The arguments of one cannot be matched.
     """
-    found = parse_sum(spec)
-    names = short_names([name for name, _ in found])
-    parts = [Part(of, name, weight, load_function(of)) for (of, weight), name in zip(found, names, strict=True)]
+    weights = dict(parse_sum(spec))
+    names = short_names([*weights])
+    parts = [Part(key, name, weights[key], load_function(key)) for key, name in zip(weights, names, strict=True)]
     for part in parts:
         required(part.function)
-        check(part.function)
+        try:
+            call_hook(part.function, "check")
+        except Exception as error:
+            raise SpecError(str(error)) from error
     return parts
 
 
@@ -68,11 +70,9 @@ def call_all(parts: Sequence[Part], batch: Batch) -> Reply:
         return call(parts[0].function, batch)
     replies = []
     for part in parts:
-        name = shown(part.spec) if len(parts) > 1 else ""
-        reply = call(part.function, batch, f" from {name}" if name else "")
+        reply = call(part.function, batch, f"asks {shown(part.spec)}, which ")
         if reply.error:
-            prefix = f"{name}: " if reply.fatal else f"asks {name}, which "
-            return replace(reply, error=prefix + reply.error) if name else reply
+            return reply
         replies.append(reply)
     return Reply(values=[_sum(parts, values) for values in zip(*(reply.values for reply in replies), strict=True)])
 
@@ -89,7 +89,7 @@ def _sum(parts: Sequence[Part], values: Sequence[float | str]) -> float | str:
     return reward
 
 
-def call(function: Callable[..., object], batch: Batch, source: str = "") -> Reply:
+def call(function: Callable[..., object], batch: Batch, asks: str = "") -> Reply:
     """Calls the function on a batch with the arguments that it accepts, and checks what it returns.
 
     It gets a copy of each value, so that what it does to one sample in place is not done to another of the same query.
@@ -97,30 +97,24 @@ def call(function: Callable[..., object], batch: Batch, source: str = "") -> Rep
     Args:
         function: The function.
         batch: What it rewards.
-        source: What messages say after a value that is no number.
+        asks: What stands before any error, to name one function of several.
     """
     offered = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
     arguments, missing = select_arguments(function, offered)
     if missing:
         return Reply(
             fatal=True,
-            error=f"it asks for {', '.join(missing)}, but is offered only {', '.join(sorted(offered))}. "
+            error=f"it {asks}asks for {', '.join(missing)}, but is offered only {', '.join(sorted(offered))}. "
             "Rename its arguments, give them defaults, or add the columns to the data",
-        )
-    empty = [name for name in required(function) if any(value is None for value in arguments[name])]
-    if empty:
-        return Reply(
-            error=f"was not called, because it asks for {', '.join(empty)}, and the data has no value there (with a "
-            "default for that argument it would get None)"
         )
     try:
         copies = {name: [copy.deepcopy(value) for value in values] for name, values in arguments.items()}
         result = function(**copies)
         if inspect.isawaitable(result):
             result = EVENT_LOOP.run(_wait_for(result))
-        return check_values(result, len(batch), source)
+        return check_values(result, len(batch), asks)
     except BaseException as error:  # SystemExit too: a reward must not end its process without a word
-        return Reply(error="raised " + _describe(error))
+        return Reply(error=f"{asks}raised {_describe(error)}")
     finally:
         sys.stdout.flush()
 
@@ -130,10 +124,9 @@ async def _wait_for(result: Awaitable[object]) -> object:
 
 
 def _describe(error: BaseException) -> str:
-    """Returns the exception with its traceback, this file's own frames left out."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    """Returns the exception with the end of its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip()
-    return text + "\n" + "".join(traceback.format_list(frames[-5:])).rstrip()
+    return text + "\n" + "".join(traceback.format_tb(error.__traceback__)[-5:]).rstrip()
 
 
 def select_arguments(
@@ -144,11 +137,10 @@ def select_arguments(
     Settings bound by the reward's name stay as bound, even where the data has a column of the same name.
     """
     bound = function.keywords if isinstance(function, partial) else {}
-    parameters = inspect.signature(function).parameters.values()
-    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    arguments = {name: value for name, value in offered.items() if (takes_all or name in named) and name not in bound}
-    return arguments, [name for name in required(function) if name not in named or name not in offered]
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [name for name in offered if (takes_all or name in parameters) and name not in bound]
+    return {name: offered[name] for name in names}, [name for name in required(function) if name not in names]
 
 
 def required(function: Callable[..., object]) -> tuple[str, ...]:
@@ -162,55 +154,37 @@ def required(function: Callable[..., object]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in variable)
 
 
-def check_values(result: object, size: int, source: str) -> Reply:
+def check_values(result: object, size: int, asks: str) -> Reply:
     """Turns what a function returned for `size` samples into numbers; NumPy's and torch's scalars are welcome."""
     try:
         if isinstance(result, (str, bytes, dict)):
             raise TypeError
         values = list(result)  # type: ignore[call-overload]
     except TypeError:
-        return Reply(error=f"returned {_shown(result)} instead of a list of {size} numbers")
+        return Reply(error=f"{asks}returned {_shown(result)} instead of a list of {size} numbers")
     if len(values) != size:
-        return Reply(error=f"returned {len(values)} values for {size} samples")
-    return Reply(values=[_number(value, source) for value in values])
+        return Reply(error=f"{asks}returned {len(values)} values for {size} samples")
+    return Reply(values=[_number(value, asks) for value in values])
 
 
-def _number(value: object, source: str) -> float | str:
+def _number(value: object, asks: str) -> float | str:
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # an array or tensor of several elements
         if isinstance(value, SupportsFloat) and math.isfinite(number := float(value)):
             return number
-    return f"returned {_shown(value)}{source} instead of a finite number"
+    return f"{asks}returned {_shown(value)} instead of a finite number"
 
 
 def _shown(value: object) -> str:
     if value is None:
         return "None (in TRL: a reward that does not apply; here every sample needs one)"
-    text = repr(value)
-    return (text if len(text) <= 80 else text[:77] + "...") + f" ({type(value).__name__})"
+    return f"{value!r:.80} ({type(value).__name__})"
 
 
-def prepare(function: Callable[..., object]) -> None:
-    """Calls what the function has under the name `prepare`, if anything, with the settings of the reward's name."""
-    with contextlib.suppress(BaseException):  # SystemExit too: the first call meets it again, and tells
-        _call_marked(function, "prepare")
-
-
-def check(function: Callable[..., object]) -> None:
-    """Calls what the function has under the name `check`, if anything, with the settings of the reward's name.
-
-    Raises:
-        SpecError: it says that the function cannot be used.
-    """
-    try:
-        _call_marked(function, "check")
-    except Exception as error:
-        raise SpecError(str(error)) from error
-
-
-def _call_marked(function: Callable[..., object], name: str) -> None:
+def call_hook(function: Callable[..., object], name: str) -> None:
+    """Calls what the function has under the name `prepare` or `check`, if anything, with the settings of its name."""
     target, settings = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
-    if callable(marked := getattr(target, name, None)):
-        marked(**settings)
+    if callable(hook := getattr(target, name, None)):
+        hook(**settings)
 
 
 def _read_requests(connection: "Connection[Reply, Request]", parent: int, requests: "queue.Queue[Request]") -> None:
@@ -227,7 +201,7 @@ def _read_requests(connection: "Connection[Reply, Request]", parent: int, reques
 
 
 def main() -> None:
-    """Loads the functions, says so, and answers batches until the parent is gone."""
+    """Loads the functions, says so, prepares them, and answers batches until the parent is gone."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     # A stopped Ray job sends this to all its processes, but the parent still needs rewards to finish its update.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -249,10 +223,10 @@ def main() -> None:
     connection.send(ready)
     if ready.error:
         return
+    for part in parts:
+        with contextlib.suppress(BaseException):  # SystemExit too: the first call meets it again, and tells
+            call_hook(part.function, "prepare")
     while True:
-        request = requests.get()
-        if isinstance(request, Batch):
-            connection.send(call_all(parts, request))
-        else:
-            for part in parts:
-                prepare(part.function)
+        batch = requests.get()
+        assert isinstance(batch, Batch)
+        connection.send(call_all(parts, batch))

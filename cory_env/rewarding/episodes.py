@@ -29,8 +29,7 @@ def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
     """Returns the task rewards of finished episodes, from one call of the function for the responses without one.
 
     The samples stand episode by episode, in each the roles in the chain's order. The columns are those of the queries,
-    repeated to match, `role` and `completion_ids`; a query that lacks a column of another has None there, which only a
-    function with a default for it gets. Where a query
+    repeated to match, `role` and `completion_ids`; a query that lacks a column of another has None there. Where a query
     is a conversation, so is the completion: a list of one message of the assistant's.
 
     Args:
@@ -42,15 +41,9 @@ def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
 
     Raises:
         RewardError: The function failed.
-        ValueError: An agent of some episode has not answered yet.
     """
-    for episode in episodes:
-        if episode.role is not None:
-            raise ValueError(
-                f"The episode on query {episode.query.id} cannot be rewarded: {episode.role} has not answered yet."
-            )
     rewards = _reward(worker, episodes)
-    return [[*episode.task_rewards, *found] for episode, found in zip(episodes, rewards, strict=True)]
+    return [[*episode.task_rewards, *others] for episode, others in zip(episodes, rewards, strict=True)]
 
 
 def reward_so_far(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:

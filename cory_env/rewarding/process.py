@@ -46,8 +46,8 @@ class Batch:
         )
 
 
-Request = str | Batch | None
-"""A reward's name, which is the first; samples, which are answered; None: load what can be loaded ahead."""
+Request = str | Batch
+"""A reward's name, which is the first; then samples, which are answered."""
 
 
 class Reward(float):
@@ -78,16 +78,6 @@ class Reply:
     killed: bool = False
     needs: tuple[str, ...] = ()
 
-    @property
-    def numbers(self) -> dict[int, float]:
-        """The rewards of the samples that have one, by their index."""
-        return {index: value for index, value in enumerate(self.values) if isinstance(value, float)}
-
-    @property
-    def faults(self) -> dict[int, str]:
-        """What came instead of a number, by the sample's index."""
-        return {index: value for index, value in enumerate(self.values) if isinstance(value, str)}
-
 
 class RewardProcess:
     """A child process holding the function `spec`; started on the first call, and again after it had to be ended.
@@ -113,8 +103,7 @@ class RewardProcess:
 
     def start(self) -> Reply:
         """Starts the child unless it runs; the reply's `error` says why the function cannot be loaded."""
-        if self._connection is None:
-            self._launch()
+        self.prepare()
         ready = Reply() if self._loaded else self._load()
         if ready.error:
             self.close()
@@ -124,9 +113,6 @@ class RewardProcess:
         """Starts the child, which then loads the function and what that can load ahead, and waits for neither."""
         if self._connection is None:
             self._launch()
-        assert self._connection is not None
-        with contextlib.suppress(OSError):  # the child has ended; the next call says so
-            self._connection.send(None)
 
     def call(self, batch: Batch) -> Reply:
         """Returns the function's answer on `batch`, or what went wrong; never raises for the function's sake."""
@@ -194,8 +180,9 @@ class RewardProcess:
         except (EOFError, OSError):
             process = self._process
             self.close()
-            reason = f"ended its process with {_exit_reason(process.returncode)}"
-            return Reply(error=reason, killed=process.returncode == -signal.SIGKILL)
+            code = process.returncode
+            reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            return Reply(error=f"ended its process with {reason}", killed=code == -signal.SIGKILL)
 
 
 def _end_process(process: subprocess.Popen[bytes], connection: "Connection[Request, Reply]") -> None:
@@ -204,7 +191,3 @@ def _end_process(process: subprocess.Popen[bytes], connection: "Connection[Reque
     with contextlib.suppress(ProcessLookupError):  # all of them are gone
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _exit_reason(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

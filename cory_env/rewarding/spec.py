@@ -18,13 +18,8 @@ def weighted(specs: Sequence[str], weights: Sequence[float] | None = None) -> st
         weights: as many; None: 1.0 each.
 
     Raises:
-        SpecError: there are not as many, or no functions, or a list of names was not read as one.
+        SpecError: there are not as many, or no functions.
     """
-    if any(spec.startswith("[") for spec in specs):
-        raise SpecError(
-            f"The reward {specs[0]!r} is no list: in one, names with settings stand in quotes, as in "
-            "\"['my_rewards:near?by=2', 'my_rewards:short']\"."
-        )
     weights = [1.0] * len(specs) if weights is None else weights
     if not specs or len(weights) != len(specs):
         raise SpecError(

@@ -55,8 +55,6 @@ class RewardWorker:
         parse_sum(spec)
         if not timeout > 0:
             raise ValueError(f"The reward's time limit is {timeout} s, but must be more than 0. Set reward_timeout.")
-        if on_error not in ("stop", "skip"):
-            raise ValueError(f"on_reward_error is {on_error!r}, but must be 'stop' or 'skip'.")
         self.name = shown(spec)
         self.timeout = timeout
         self.on_error = on_error
@@ -93,9 +91,10 @@ class RewardWorker:
                 break
             logger.warning("The reward %s %s; its %d samples are tried again.", self.name, reply.error, len(batch))
             reply = self._call(batch)
-        faults = self._find_faults(batch, reply.error) if reply.error else reply.faults
+        values = self._call_singly(batch, reply.error) if reply.error else reply.values
+        faults = {index: value for index, value in enumerate(values) if isinstance(value, str)}
         if not reply.error and not faults:
-            return [*reply.numbers.values()]
+            return [value for value in values if isinstance(value, float)]
         killed = reply.killed and set(faults.values()) <= {reply.error}
         message = self._message(batch, reply.error, faults, killed)
         if killed and (self.on_error == "stop" or len(faults) in (0, len(batch))):
@@ -103,9 +102,10 @@ class RewardWorker:
         if self.on_error == "stop":
             raise RewardError(message)
         logger.warning("%s", message)
-        numbers = self._call_without(batch, faults) if reply.error else reply.numbers
-        self.skipped += len(batch) - len(numbers)
-        return [numbers.get(index) for index in range(len(batch))]
+        # If only the whole batch fails, nothing says which of its values can be trusted.
+        rewards = [value if isinstance(value, float) and faults else None for value in values]
+        self.skipped += rewards.count(None)
+        return rewards
 
     def start(self) -> tuple[str, ...]:
         """Starts the child process now, so that a function that cannot be loaded is noticed before the first call.
@@ -150,64 +150,46 @@ class RewardWorker:
         kind = RewardKilled if reply.killed else RewardError
         return kind(f"The reward {self.name} cannot be used: {reply.error}")
 
-    def _find_faults(self, batch: Batch, error: str) -> dict[int, str]:
+    def _call_singly(self, batch: Batch, error: str) -> list[float | str]:
         """Scores each sample by itself after a call that failed as a whole, for at most twice the time limit.
 
         Returns:
-            For the samples that fail alone, why; with `stop` the first only. Empty where only the whole batch fails.
+            Per sample, its reward or why it has none; with `stop` no further than to the first that fails.
         """
         if len(batch) == 1:
-            return {0: error}
-        faults: dict[int, str] = {}
+            return [error]
+        values: list[float | str] = []
         deadline = time.monotonic() + 2 * self.timeout
         for index in range(len(batch)):
             if time.monotonic() > deadline:
-                unseen = range(index, len(batch)) if self.on_error == "skip" else ()
-                return faults | dict.fromkeys(unseen, "got no reward, because other samples used up the time")
+                if self.on_error == "skip":
+                    values += ["got no reward, because other samples used up the time"] * (len(batch) - index)
+                break
             reply = self._call(batch.pick([index]))
-            if reply.error or reply.faults:
-                faults[index] = reply.error or reply.faults[0]
-                if self.on_error == "stop":
-                    break
-        return faults
-
-    def _call_without(self, batch: Batch, faults: dict[int, str]) -> dict[int, float]:
-        """Asks again for the rewards of the samples without a fault; empty if that call fails too."""
-        sound = [index for index in range(len(batch)) if index not in faults]
-        reply = self._call(batch.pick(sound)) if sound else Reply()
-        if reply.error:
-            logger.warning(
-                "The reward %s failed on the other %d samples too: it %s.", self.name, len(sound), reply.error
-            )
-        return {sound[index]: number for index, number in reply.numbers.items()}
+            values.append(reply.error or reply.values[0])
+            if self.on_error == "stop" and isinstance(values[-1], str):
+                break
+        return values
 
     def _message(self, batch: Batch, error: str, faults: dict[int, str], killed: bool) -> str:
         """Says which function failed, on which sample, how, and what to do."""
         index = min(faults, default=0)
-        sample, reason = _sample(batch, index), faults.get(index, error)
+        reason = faults.get(index, error)
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-            where = f"sample {index} of {len(batch)}{more}, {sample}"
+            where = f"sample {index} of {len(batch)}{more}, {_sample(batch, index)}"
         else:
-            where = f"a batch of {len(batch)}, no sample of which was found to fail alone; the first is {sample}"
-        gap = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
+            where = f"a batch of {len(batch)}, no sample of which was found to fail alone"
         if killed:
-            return (
-                f"The reward {self.name} failed at {ATTEMPTS} attempts on {where}: it {reason}. The system does that "
-                "where memory runs out: leave it more, or let the reward take less."
-            )
-        return (
-            f"The reward {self.name} failed on {where}: it {reason}{gap}"
-            "Correct the function or the data; set on_reward_error to skip to go on without such queries."
-        )
+            attempts = f" at {ATTEMPTS} attempts"
+            advice = "The system does that where memory runs out: leave it more, or let the reward take less."
+        else:
+            attempts = ""
+            advice = "Correct the function or the data; set on_reward_error to skip to go on without such queries."
+        end = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
+        return f"The reward {self.name} failed{attempts} on {where}: it {reason}{end}{advice}"
 
 
 def _sample(batch: Batch, index: int) -> str:
     role = f"role {batch.columns['role'][index]}, " if "role" in batch.columns else ""
-    return f"{role}prompt {_excerpt(batch.prompts[index])}, completion {_excerpt(batch.completions[index])}"
-
-
-def _excerpt(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    text = text if len(text) <= 100 else text[:97] + "..."
-    return repr(text) if isinstance(value, str) else text
+    return f"{role}prompt {batch.prompts[index]!r:.100}, completion {batch.completions[index]!r:.100}"

@@ -17,7 +17,6 @@ from typing import Any
 
 from cory_env.message import Message
 from cory_env.rewards.prepared import TIMEOUT, checked_by
-from cory_env.sandbox import machine
 from cory_env.sandbox.grading import Limits, Submission, grade
 
 SHARE = 0.8  # of the time that one call of the reward may take, for programs
@@ -31,8 +30,7 @@ def check(sandbox: str = "required", seconds: str = "10", memory: str = "512") -
         SandboxError: programs cannot be shut in here.
         ValueError: a setting is no number, or out of range.
     """
-    _limits(seconds, memory)
-    machine.check(sandbox)
+    grade([], _limits(seconds, memory), sandbox)
 
 
 @checked_by(check)

@@ -8,19 +8,18 @@ is in the environment variable OPENAI_API_KEY, or in the one that `key` names; w
 """
 
 import asyncio
-import importlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from cory_env.message import Message
-from cory_env.rewards.prepared import checked_by
+from cory_env.rewards.prepared import checked_by, import_extra
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -42,11 +41,10 @@ logger = logging.getLogger(__name__)
 
 
 class JudgeError(RuntimeError):
-    """The judge cannot be asked, or the budget is used up."""
+    """The judge cannot be asked."""
 
 
-@dataclass(frozen=True)
-class Judge:
+class Judge(BaseModel, frozen=True, extra="forbid"):
     """Whom to ask, and how; every field is a setting of the reward's name.
 
     Attributes:
@@ -56,68 +54,52 @@ class Judge:
         template: A file with the question, with `{prompt}`, `{completion}` and columns of the data.
         low: The least score, which is paid 0.
         high: The best score, which is paid 1.
-        calls: Most replies that this process may ask for; 0: no limit. Retries after an error are not counted.
-        tokens: Most tokens of this process, by the server's own count; 0: no limit.
         parallel: Requests at once.
         tries: Replies that each response may take until one tells its score, and requests that each reply may take.
         timeout: Seconds that one request may take.
         reply: Most tokens of a reply.
     """
 
-    url: str = ""
-    model: str = ""
+    url: str = Field(pattern="^https?://")
+    model: str
     key: str = "OPENAI_API_KEY"
-    template: str = ""
+    template: Path | None = None
     low: float = 0.0
     high: float = 10.0
-    calls: int = 0
-    tokens: int = 0
-    parallel: int = 8
-    tries: int = 5
-    timeout: float = 60.0
-    reply: int = 512
+    parallel: int = Field(8, ge=1)
+    tries: int = Field(5, ge=1)
+    timeout: float = Field(60.0, gt=0)
+    reply: int = Field(512, ge=1)
 
     @cached_property
     def question(self) -> str:
         """The template's text."""
-        return Path(self.template).read_text(encoding="utf-8") if self.template else TEMPLATE
+        return TEMPLATE if self.template is None else self.template.read_text(encoding="utf-8")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError("low must be below high")
+        if "{completion}" not in self.question:
+            raise ValueError("the template has no {completion}")
+        return self
 
 
-@dataclass
-class Spent:
-    """What a judge has cost this process so far."""
-
-    calls: int = 0
-    tokens: int = 0
-
-
-SPENT: dict[Judge, Spent] = {}
-
-
-def make_judge(settings: Mapping[str, str]) -> Judge:
+def make_judge(**settings: str) -> Judge:
     """Reads settings, which are text.
 
     Raises:
         JudgeError: one is unknown, missing, no number or out of range, or there is no such template.
     """
-    kinds: dict[str, Callable[[str], Any]] = {field.name: type(field.default) for field in fields(Judge)}
-    if unknown := sorted(set(settings) - set(kinds)):
-        raise JudgeError(f"The judge has no setting {unknown[0]!r}. Its settings are: {', '.join(kinds)}.")
     try:
-        judge = Judge(**{name: kinds[name](value) for name, value in settings.items()})
-    except ValueError as error:
-        raise JudgeError(f"A setting of the judge is no number: {error}.") from error
-    if not judge.url.startswith(("http://", "https://")) or not judge.model:
-        raise JudgeError("The judge needs url=http… and model=NAME after the reward's name.")
-    if not judge.low < judge.high or min(judge.parallel, judge.tries, judge.reply) < 1 or not judge.timeout > 0:
-        raise JudgeError("The judge needs low below high, and parallel, tries, reply and timeout above 0.")
-    try:
-        names = {name for _, name, _, _ in Formatter().parse(judge.question) if name is not None}
-    except (OSError, ValueError) as error:
-        raise JudgeError(f"The judge's template {judge.template} cannot be read: {error}.") from error
-    if "completion" not in names:
-        raise JudgeError(f"The judge's template {judge.template} has no {{completion}}.")
-    return judge
+        return Judge.model_validate(settings)
+    except ValidationError as error:
+        reasons = "; ".join(f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors())
+        raise JudgeError(
+            f"The judge cannot be asked: {reasons}. Its settings are: {', '.join(Judge.model_fields)}."
+        ) from error
+    except OSError as error:
+        raise JudgeError(f"The judge's template cannot be read: {error}.") from error
 
 
 def check(**settings: str) -> None:
@@ -127,11 +109,8 @@ def check(**settings: str) -> None:
         JudgeError: it cannot.
         ModuleNotFoundError: openai is not installed.
     """
-    make_judge(settings)
-    try:
-        importlib.import_module("openai")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"A judge needs the package {error.name}: pip install 'cory-rllib[judge]'") from None
+    make_judge(**settings)
+    import_extra("openai", "judge")
 
 
 @checked_by(check)
@@ -150,11 +129,11 @@ async def score(
         given: the fields of `Judge`, as text; and the data's columns, one entry per response.
 
     Raises:
-        JudgeError: the judge refuses, cannot be reached, or the budget is used up.
+        JudgeError: the judge refuses or cannot be reached, or its template asks for what the data does not have.
     """
     from openai import AsyncOpenAI
 
-    judge = make_judge({name: value for name, value in given.items() if isinstance(value, str)})
+    judge = make_judge(**{name: value for name, value in given.items() if isinstance(value, str)})
     columns = {name: value for name, value in given.items() if not isinstance(value, str)}
     turn = asyncio.Semaphore(judge.parallel)
 
@@ -163,7 +142,7 @@ async def score(
         values |= {"prompt": _text(prompts[index]), "completion": _text(completions[index])}
         try:
             question = judge.question.format_map(values)
-        except (KeyError, IndexError, ValueError) as error:
+        except KeyError as error:
             raise JudgeError(f"The judge's template asks for {error}, which the data does not have.") from error
         async with turn:
             return await _ask(judge, client, question)
@@ -186,38 +165,20 @@ async def _ask(judge: Judge, client: "AsyncOpenAI", question: str) -> float | No
     """Asks until there is a score, or all tries are used."""
     import openai
 
-    spent = SPENT.setdefault(judge, Spent())
     for _ in range(judge.tries):
-        for what, most, so_far in (("calls", judge.calls, spent.calls), ("tokens", judge.tokens, spent.tokens)):
-            if most and so_far >= most:
-                raise JudgeError(f"The judge's budget of {most} {what} is used up. Raise {what}, or train for less.")
-        spent.calls += 1
         try:
-            reply: Any = await client.chat.completions.create(
+            reply = await client.chat.completions.create(
                 model=judge.model,
                 messages=[{"role": "user", "content": question}],
                 temperature=0,
                 max_tokens=judge.reply,
             )
-        except openai.APIStatusError as error:
-            told = f"{error.status_code} {error.response.text[:300]!r}"
-            if error.status_code in (408, 409, 429) or error.status_code >= 500:
-                raise JudgeError(
-                    f"The judge at {judge.url} did not answer in {judge.tries} tries (status {told})."
-                ) from error
-            raise JudgeError(f"The judge at {judge.url} refused: {told}.") from error
-        except openai.APIConnectionError as error:
-            why = error.__cause__ or error
+        except openai.OpenAIError as error:
+            reason = f"{type(error).__name__}: {error}"
             raise JudgeError(
-                f"The judge at {judge.url} did not answer in {judge.tries} tries ({type(why).__name__}: {why})."
+                f"The judge at {judge.url} did not answer in up to {judge.tries} tries ({reason})."
             ) from error
-        try:
-            spent.tokens += reply.usage.total_tokens if reply.usage else 0
-            text = reply.choices[0].message.content or ""
-        except (AttributeError, IndexError, TypeError) as error:
-            raise JudgeError(
-                f"The judge at {judge.url} does not speak the chat completions API: {str(reply)[:200]!r}."
-            ) from error
+        text = reply.choices[0].message.content or ""
         if scores := SCORE.findall(text):
             return min(max((float(scores[-1]) - judge.low) / (judge.high - judge.low), 0.0), 1.0)
         logger.warning("The judge gave no score: %r", text[-200:])

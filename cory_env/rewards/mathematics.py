@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from cory_env.message import Message
 from cory_env.rewards.number import answer_text
-from cory_env.rewards.prepared import TIMEOUT, checked_by
+from cory_env.rewards.prepared import TIMEOUT, checked_by, import_extra
 from cory_env.sandbox.grading import Allowance
 
 if TYPE_CHECKING:
@@ -103,15 +103,10 @@ def _gold(text: str) -> "tuple[Basic | str, ...]":
 
 @lru_cache(maxsize=1)
 def _library() -> tuple[Callable[..., list["Basic | str"]], Callable[..., bool]]:
-    try:
-        from math_verify import parse, verify
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"Comparing mathematics needs the package {error.name}: pip install 'cory-rllib[math]'"
-        ) from None
+    library = import_extra("math_verify", "math")
     # Its own time limits are whole seconds; it warns of going without.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return parse, verify
+    return library.parse, library.verify
 
 
 @contextlib.contextmanager

@@ -99,8 +99,6 @@ def answer_text(answer: object) -> str:
         return value
     if isinstance(value, (Real, Decimal)) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
-    shown = repr(answer)
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     raise ValueError(
-        f"The answer {shown} must be a text, a finite number, or a list of one of these. Keep one answer per row."
+        f"The answer {answer!r:.80} must be a text, a finite number, or a list of one of these. Keep one answer a row."
     )

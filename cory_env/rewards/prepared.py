@@ -1,7 +1,8 @@
 """What a reward can load, or find out, before its first batch."""
 
+import importlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 TIMEOUT = "CORY_REWARD_TIMEOUT"
 """In the environment of a reward's process: the seconds that one call of it may take."""
@@ -37,3 +38,17 @@ def checked_by(check: Callable[..., object]) -> Callable[[Function], Function]:
         return function
 
     return mark
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """Returns a module of a package that an extra of ours installs.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message says how to.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"This reward needs the package {error.name}: pip install 'cory-rllib[{extra}]'"
+        ) from None

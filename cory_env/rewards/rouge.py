@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from cory_env.rewards.prepared import import_extra
+
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -36,13 +38,8 @@ def overlap(completions: Sequence[str], summary: Sequence[str | Sequence[str]], 
 
 @lru_cache(maxsize=1)
 def _scorer(measure: str) -> "RougeScorer":
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"ROUGE needs the package {error.name}: pip install 'cory-rllib[summarize]'"
-        ) from None
-
+    library = import_extra("rouge_score.rouge_scorer", "summarize")
     if measure not in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
         raise ValueError(f"ROUGE has no measure {measure!r}. Write rouge1, rouge2, rougeL or rougeLsum.")
-    return RougeScorer([measure], use_stemmer=True)
+    scorer: RougeScorer = library.RougeScorer([measure], use_stemmer=True)
+    return scorer

@@ -1,6 +1,5 @@
 """Runs programs against tests, each shut in, several at once, and says which tests each passes."""
 
-import fcntl
 import json
 import math
 import os
@@ -91,7 +90,10 @@ def grade(submissions: Sequence[Submission], limits: Limits, sandbox: str, total
     Raises:
         SandboxError: programs cannot be shut in here.
     """
-    machine.check(sandbox)
+    if sandbox == "required":
+        machine.require_sandbox()
+    elif sandbox != "off":
+        raise machine.SandboxError(f"sandbox is {sandbox!r}, but must be required or off.")
     cores = len(os.sched_getaffinity(0))
     allowance = Allowance(len(submissions), cores, limits.seconds, total)
 
@@ -116,13 +118,17 @@ def _run(submission: Submission, limits: Limits, sandbox: str) -> list[bool]:
 
         def start(side: str, given: object, memory: int, read: IO[bytes], write: IO[bytes], *more: IO[bytes]) -> None:
             """Runs one side; at the end it is killed, with all that it started."""
-            files = [file.fileno() for file in (stack.enter_context(_sealed(given)), *more)]
+            file = stack.enter_context(tempfile.TemporaryFile())
+            file.write(json.dumps(given).encode())
+            file.seek(0)
+            files = [file.fileno(), *(other.fileno() for other in more)]
             code = (
                 f"import sys; sys.path.insert(0, {root!r}); from cory_env.sandbox.{side} import main; sys.path.pop(0); "
             )
             code += f"main({files}, {[memory, seconds, TEMPORARY]}, {machine.packages()!r}, {sandbox == 'off'})"
+            command = [machine.interpreter(), *machine.OPTIONS, "-c", code]
             process = subprocess.Popen(
-                machine.sandboxed([machine.interpreter(), *machine.OPTIONS, "-c", code], sandbox),
+                command if sandbox == "off" else machine.sandboxed(command),
                 stdin=read,
                 stdout=write,
                 stderr=subprocess.DEVNULL,
@@ -145,16 +151,6 @@ def _run(submission: Submission, limits: Limits, sandbox: str) -> list[bool]:
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     read, write = os.pipe()
     return stack.enter_context(os.fdopen(read, "rb", 0)), stack.enter_context(os.fdopen(write, "wb", 0))
-
-
-def _sealed(content: object) -> IO[bytes]:
-    """A file in memory that holds JSON, and that nobody can change."""
-    file = os.memfd_create("cory", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    stream = os.fdopen(file, "r+b", 0)
-    stream.write(json.dumps(content).encode())
-    stream.seek(0)
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-    return stream
 
 
 def _read(verdict: IO[bytes], tests: int, deadline: float) -> list[bool]:

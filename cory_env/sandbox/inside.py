@@ -119,12 +119,8 @@ class Wire:
 
     def _encoded(self, value: object) -> object:
         """JSON that says which type a value has: text, numbers and None are themselves, all else is `[kind, what]`."""
-        if value is None or type(value) in (bool, int, float, str):
+        if value is None or isinstance(value, int | float | str):  # JSON leaves nothing of subclasses
             return value
-        if isinstance(value, int | float):  # a subclass of theirs, as an enumeration's
-            return int(value) if isinstance(value, int) else float(value)
-        if isinstance(value, str):
-            return str.__str__(value)
         if isinstance(value, complex):
             return ["complex", [value.real, value.imag]]
         if isinstance(value, bytes | bytearray):

@@ -1,4 +1,4 @@
-"""Shuts processes in: by bubblewrap where it is installed, else, and for root, by Linux namespaces (`namespaces`).
+"""Shuts processes in: by bubblewrap, or for root, who would keep rights inside of that, by `namespaces`.
 
 Either way a process sees a file system of its own, read-only, of the system's libraries, Python and its packages, and
 no home or data of anyone; a temporary folder of its own, in memory; no network; no other process. It runs as a user
@@ -14,9 +14,6 @@ import sysconfig
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
-
-Sandbox = Literal["required", "off"]
 
 HERE = Path(__file__).resolve().parent
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
@@ -47,56 +44,31 @@ def packages() -> str:
     return sysconfig.get_path("purelib")
 
 
-def sandboxed(command: Sequence[str], sandbox: str) -> list[str]:
-    """Returns the command that runs another one shut in.
-
-    Raises:
-        SandboxError: this machine cannot.
-    """
-    if sandbox == "off":
-        return list(command)
-    return BUILD[find_way()](command)
-
-
-def check(sandbox: str) -> None:
-    """Finds out whether programs can be shut in here, or need not be.
-
-    Raises:
-        SandboxError: they cannot, or the setting is neither `required` nor `off`.
-    """
-    if sandbox not in get_args(Sandbox):
-        raise SandboxError(f"sandbox is {sandbox!r}, but must be required or off.")
-    if sandbox == "required":
-        find_way()
+def sandboxed(command: Sequence[str]) -> list[str]:
+    """Returns the command that runs another one shut in."""
+    return _by_namespaces(command) if os.geteuid() == 0 else _by_bwrap(command)
 
 
 @cache
-def find_way() -> str:
-    """How this machine shuts processes in: `bwrap` or `namespaces`, whichever is found to work first.
+def require_sandbox() -> None:
+    """Finds out whether programs can be shut in here.
 
     Raises:
-        SandboxError: neither does.
+        SandboxError: they cannot.
     """
-    failures = []
-    for way, build in BUILD.items():
-        if way == "bwrap" and (os.geteuid() == 0 or _bwrap() is None):
-            failures.append("bwrap: not installed" if os.geteuid() else "bwrap: not used by root")
-            continue
-        command = build([interpreter(), *OPTIONS, "-c", PROBE])
-        try:
-            tried = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIED, env=environment()
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            failures.append(f"{way}: {error}")
-            continue
-        if tried.stdout == "in\n":
-            return way
-        said = " ".join(tried.stderr.split())[-200:] or f"exit code {tried.returncode}"
-        failures.append(f"{way}: {said}")
+    command = sandboxed([interpreter(), *OPTIONS, "-c", PROBE])
+    try:
+        probe = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIED, env=environment()
+        )
+        if probe.stdout == "in\n":
+            return
+        reason = " ".join(probe.stderr.split())[-200:] or f"exit code {probe.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
     raise SandboxError(
-        f"This machine cannot shut programs in ({'; '.join(failures)}): install bubblewrap, allow user namespaces, or, "
-        "where it may run code that nobody has read, write sandbox=off after the reward's name, such as "
+        f"This machine cannot shut programs in ({reason}): install bubblewrap and allow user namespaces, or, where it "
+        "may run code that nobody has read, write sandbox=off after the reward's name, such as "
         "cory_env.rewards.code:share_passed?sandbox=off."
     )
 
@@ -114,15 +86,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def _bwrap() -> str | None:
-    return shutil.which("bwrap", path=os.environ.get("PATH", "") + ":" + PATH)
-
-
-def unprivileged_uid() -> int | None:
-    """The user that the system's administrator becomes inside; None where this process is another user's."""
-    return random.SystemRandom().choice(UNNAMED_UIDS) if os.geteuid() == 0 else None
-
-
 def _seen() -> list[tuple[str, str]]:
     """What is seen inside: where it lies outside, and inside."""
     places = [place for place in SYSTEM if os.path.exists(place)]
@@ -133,11 +96,13 @@ def _seen() -> list[tuple[str, str]]:
 
 
 def _by_bwrap(command: Sequence[str]) -> list[str]:
-    """Not for root: inside it would stay the system's administrator, whose processes are not counted."""
-    bwrap = _bwrap()
-    assert bwrap is not None
     own = ("user", "ipc", "pid", "net", "uts", "cgroup-try")
-    words = [bwrap, *(f"--unshare-{what}" for what in own), "--die-with-parent", "--as-pid-1"]
+    words = [
+        shutil.which("bwrap") or "bwrap",
+        *(f"--unshare-{what}" for what in own),
+        "--die-with-parent",
+        "--as-pid-1",
+    ]
     insides = [*(inside for _, inside in _seen()), *DEVICES]
     parents = dict.fromkeys(str(above) for inside in insides for above in reversed(Path(inside).parents))
     for parent in parents:  # by itself it makes them such that its own user alone may enter
@@ -152,9 +117,7 @@ def _by_bwrap(command: Sequence[str]) -> list[str]:
 
 
 def _by_namespaces(command: Sequence[str]) -> list[str]:
-    arguments = (_seen(), DEVICES, TEMPORARY, unprivileged_uid(), list(command))
+    uid = random.SystemRandom().choice(UNNAMED_UIDS)
+    arguments = (_seen(), DEVICES, TEMPORARY, uid, list(command))
     enter = f"import sys; sys.path.insert(0, {str(HERE.parents[1])!r}); from cory_env.sandbox.namespaces import main; "
     return [interpreter(), *OPTIONS, "-c", f"{enter}main{arguments!r}"]
-
-
-BUILD = {"bwrap": _by_bwrap, "namespaces": _by_namespaces}

@@ -1,4 +1,4 @@
-"""Shuts a process in by Linux namespaces, where bubblewrap is not installed: the same view, with less of a record.
+"""Shuts a process of root's in by Linux namespaces: the same view as bubblewrap's, as a user without rights.
 
 It runs by itself, as the first thing in the process that is to be shut in, and then becomes the command.
 """
@@ -13,43 +13,34 @@ from typing import Any
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 NEW_ROOT = "/sys"  # a folder that every system has; in the process's own view alone, the new root is put together there
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(
-    seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int, uid: int | None, command: Sequence[str]
-) -> None:
+def enter(seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int, uid: int, command: Sequence[str]) -> None:
     """Shuts this process in, which then becomes the command; does not return.
 
     Args:
         seen: what is seen inside, read-only: where it lies outside, and inside.
         devices: files that may also be written.
         size: bytes of the temporary folder.
-        uid: the user that the system's administrator becomes; None for another user, who stays who they are.
+        uid: the user that root becomes.
         command: what runs inside.
 
     Raises:
         OSError: the system does not allow it.
     """
-    user, group = os.geteuid(), os.getegid()
-    own = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
-    _call("unshare", own if uid is not None else own | CLONE_NEWUSER)
-    if uid is None:
-        for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{file}", "w") as written:
-                written.write(text)
+    _call("unshare", CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
     if child := os.fork():  # the first process of the new namespace; it dies with this one
         _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
     _build_root(seen, devices, size)
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.execv(command[0], list(command))  # as a user other than 0 it keeps no capability

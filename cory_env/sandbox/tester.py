@@ -64,7 +64,7 @@ class Remote:
             return object.__getattribute__(self, name)
         return object.__getattribute__(self, "_ask")("attribute", name)
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: object) -> None:  # as MBPP's tests build lists and trees
         object.__getattribute__(self, "_ask")("set", name, value)
 
     def __iter__(self) -> Iterator[Any]:

@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from cory_env.sandbox.inside import LONGEST, Gone, Unplain, Wire, begin
@@ -21,7 +22,6 @@ class Worker:
     def __init__(self, program: str) -> None:
         """Takes the program's text; nothing of it runs yet."""
         self._program = program
-        self._names: dict[str, Any] | BaseException | None = None
         self._others: list[Any] = []
         # What the program prints must not stand between the answers.
         read, write = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -45,13 +45,13 @@ class Worker:
                 answer = (True, self._answer(*request))  # type: ignore[misc]
                 self._wire.send(answer)
             except BaseException as error:  # a program may raise what it likes
-                self._wire.send((False, type(error).__name__, _text(error)))
+                self._wire.send((False, type(error).__name__, str(error)[:1000]))
 
     def _answer(self, what: str, of: Any, *rest: Any) -> object:
         if what == "run":
             return self._run(of)
         if what == "get":
-            return self._loaded()[of]
+            return self._names[of]
         if what == "call":
             arguments, named = rest
             return of(*arguments, **named)
@@ -64,19 +64,12 @@ class Worker:
         items: Iterable[object] = of
         return list(itertools.islice(items, MOST))
 
-    def _loaded(self) -> dict[str, Any]:
-        """The program's names, once it has run; it runs once."""
-        if isinstance(self._names, BaseException):
-            raise self._names
-        if self._names is None:
-            names: dict[str, Any] = {"__name__": "solution"}
-            try:
-                exec(compile(self._program, "<program>", "exec"), names)
-            except BaseException as error:
-                self._names = error
-                raise
-            self._names = names
-        return self._names
+    @cached_property
+    def _names(self) -> dict[str, Any]:
+        """The program's names, once it has run."""
+        names: dict[str, Any] = {"__name__": "solution"}
+        exec(compile(self._program, "<program>", "exec"), names)
+        return names
 
     def _run(self, text: str) -> str:
         """What the program prints when it is run as a script that reads `text`."""
@@ -95,13 +88,6 @@ class Worker:
         with open(printed, "rb") as output:
             os.close(asked)
             return output.read(LONGEST).decode(errors="replace")
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)[:1000]
-    except BaseException:
-        return ""
 
 
 def main(files: Sequence[int], *limits: Any) -> None:

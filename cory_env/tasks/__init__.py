@@ -9,7 +9,6 @@ task of this package is a `TaskDefinition` in `TASKS`; one of your own is a func
 
 import inspect
 from dataclasses import replace
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +83,8 @@ def make_task(task: str | TaskSettings, *, tokenizer: "PreTrainedTokenizerBase |
     elif s.task in TASKS:
         made = TASKS[s.task].make(s)
     else:
-        names = sorted(TASKS, key=lambda name: -SequenceMatcher(None, s.task, name).ratio())
         raise ValueError(
-            f"There is no task {s.task!r}. The known tasks are: {', '.join(names)}. Set task to one of them, or to "
+            f"There is no task {s.task!r}. The known tasks are: {', '.join(TASKS)}. Set task to one of them, or to "
             "module:function for a task of your own."
         )
     if s.max_query is not None:
@@ -111,24 +109,11 @@ def _own_task(settings: TaskSettings) -> Task:
     values = {setting: value for setting in offered if (value := getattr(settings, setting)) is not None}
     function = load_function(name, "task")
     try:
-        signature = inspect.signature(function)
-    except ValueError as error:  # of a partial, whose keywords come from the name
+        inspect.signature(function).bind(**values)
+    except (TypeError, ValueError) as error:  # ValueError: a setting in the name that the function does not take
         raise ValueError(
-            f"The function of the task {name} takes no such settings as stand after the question mark. Correct them."
-        ) from error
-    parameters = signature.parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if unknown := [setting for setting in values if setting not in parameters and not takes_all]:
-        raise ValueError(
-            f"The task {name} takes no {' and no '.join(unknown)}. Leave {'it' if len(unknown) == 1 else 'them'} out, "
-            "or let its function name what it takes."
-        )
-    try:
-        signature.bind(**values)
-    except TypeError as error:
-        raise ValueError(
-            f"The task {name} cannot be made: {error}. Give its function what it needs: {', '.join(offered)} as "
-            f"settings, anything else as in {name.partition('?')[0]}?setting=value."
+            f"The task {name} cannot be made: {error}. Its function is called with those of the settings "
+            f"{', '.join(offered)} that are set, and with what stands in {name.partition('?')[0]}?setting=value."
         ) from error
     task = function(**values)
     if not isinstance(task, Task):

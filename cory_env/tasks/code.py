@@ -97,13 +97,11 @@ def _made(query: Query, text: str, tests: object, **columns: object) -> Query:
     Raises:
         ValueError: A test is no Python, or there is none.
     """
-    if isinstance(tests, list) and not all(isinstance(test, str) for test in tests):
-        raise _bad(f"its tests {tests!r:.80} are not all texts")
     code = _texts(tests)
-    if not code:
-        raise _bad("it has no tests")
+    if not code or not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+        raise _bad(f"its tests are {tests!r:.80}, but must be code")
     solution = columns.get("solution", query.columns.get("solution"))
-    if solution is not None and not isinstance(solution, str):
+    if not isinstance(solution, str | None):
         raise _bad(f"its solution {solution!r:.80} is no text")
     for test in code:
         try:

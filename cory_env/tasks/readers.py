@@ -1,105 +1,65 @@
-"""Reads data row by row: JSON Lines, JSON, CSV, TSV (also by gzip), Parquet, and data sets of the Hugging Face hub.
+"""Reads data row by row: JSON Lines, JSON, CSV, Parquet, and data sets of the Hugging Face hub.
 
-A row that cannot be read stops the reading with its file and place: a silently dropped row would shift every query id
+A row that cannot be read stops the reading with its file and line: a silently dropped row would shift every query id
 after it.
 """
 
 import csv
-import gzip
 import io
 import json
 import os
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from pyarrow import RecordBatch
 
 Row = tuple[str, Mapping[str, object]]  # where it stands ("line 3", "row 3", from 1), and its columns
-
-
-TAB = "\t"
-GZIP = ".gz"
 
 
 class DataError(ValueError):
     """A data file or data set cannot be used."""
 
 
-def _read_jsonl(name: str) -> Iterator[Row]:
-    """Yields one row per line of a JSON Lines file, UTF-8; blank lines are allowed at the end only."""
-    lines = _bytes(name).rstrip().split(b"\n")
-    if lines == [b""]:
-        return
-    for line, raw in enumerate(lines, start=1):
-        if not raw.strip():
-            raise DataError(f"{name} line {line} is empty. Remove it, or write a JSON object with the column 'query'.")
-        yield f"line {line}", _row(f"{name} line {line}", _parse(f"{name} line {line}", raw, "Each line must be one"))
-
-
 def _read_json(name: str) -> Iterator[Row]:
-    """Yields the objects in a JSON list, UTF-8; a file that does not begin with a list is read as JSON Lines."""
+    """Yields the objects of a JSON list, or of JSON Lines, one per line; both in UTF-8."""
     raw = _bytes(name)
-    if not raw.lstrip().startswith(b"["):
-        yield from _read_jsonl(name)
-        return
-    rows = _parse(name, raw, "The file must be a list of objects, or have one per line: each")
-    assert isinstance(rows, list)
-    for number, row in enumerate(rows, start=1):
-        yield f"row {number}", _row(f"{name} row {number}", row)
+    if raw.lstrip().startswith(b"["):
+        objects = _parse(name, raw)
+        assert isinstance(objects, list)
+        rows = ((f"row {number}", value) for number, value in enumerate(objects, start=1))
+    else:
+        lines = enumerate(raw.rstrip().splitlines(), start=1)
+        rows = ((f"line {number}", _parse(f"{name} line {number}", line)) for number, line in lines)
+    for where, value in rows:
+        if not isinstance(value, dict):
+            raise DataError(
+                f'{name} {where} is a JSON {type(value).__name__}, but must be an object such as {{"query": "..."}}.'
+            )
+        yield where, value
 
 
-def _parse(where: str, raw: bytes, form: str) -> object:
-    """Returns what a JSON text holds.
-
-    Args:
-        where: What messages call it.
-        raw: The text.
-        form: What it should be, as a message says it before "JSON object".
-    """
+def _parse(where: str, raw: bytes) -> object:
+    """Returns what a JSON text holds; `where` is what messages call it."""
 
     def to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        values = dict(pairs)
-        if len(values) < len(pairs):  # `json` would silently keep the last of two
-            _refuse_twice(where, [key for key, _ in pairs])
-        return values
+        _refuse_twice(where, [key for key, _ in pairs])  # `json` would silently keep the last of two
+        return dict(pairs)
 
     try:
         value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=to_object)
         if b"\\u" in raw:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except RecursionError as error:
-        raise DataError(
-            f"{where} nests lists or objects too deeply to be read. Flatten it, or make it a text."
-        ) from error
-    except UnicodeEncodeError as error:
-        half = json.dumps(error.object[error.start])
-        raise DataError(
-            f"{where} holds {half}, half of a character. Write both halves, or the character itself."
-        ) from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DataError(f"{where} is not valid JSON in UTF-8: {error}. {form} JSON object.") from error
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails on half of a character
     except DataError:
         raise
-    except ValueError as error:
-        raise DataError(f"{where} holds a whole number of more digits than can be read. Make it a text.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{where} is not valid JSON in UTF-8: {error}. Write a list of objects, or one object on each line."
+        ) from error
     return value
 
 
-def _row(where: str, value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise DataError(f'{where} is a JSON {type(value).__name__}, but must be an object such as {{"query": "..."}}.')
-    return value
-
-
-def _read_csv(name: str, delimiter: str = ",") -> Iterator[Row]:
+def _read_csv(name: str) -> Iterator[Row]:
     """Yields one row per record of a CSV file, UTF-8, whose first line names the columns; every value is text.
 
-    An empty field is None, as other formats hold what is missing. A quoted field may hold delimiters and line breaks; a
+    An empty field is None, as other formats hold what is missing. A quoted field may hold commas and line breaks; a
     record is named by its first line.
     """
     raw = _bytes(name).rstrip(b"\r\n")
@@ -108,44 +68,27 @@ def _read_csv(name: str, delimiter: str = ",") -> Iterator[Row]:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(f"{name} line {line} is not UTF-8: {error}. Save the file as UTF-8.") from error
-    if not text:
-        return
     csv.field_size_limit(max(len(raw), csv.field_size_limit()))  # by default a field has 131,072 characters at most
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
-    header: list[str] = []
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     line = 1
     try:
+        header = next(reader, [])
+        _refuse_twice(f"{name} line 1", header)
+        if not all(header):
+            raise DataError(f"{name} line 1 must name every column, but has an empty name: {header}. Name it.")
+        line = reader.line_num + 1
         for fields in reader:
-            if line == 1:
-                header = fields
-                _check_header(name, header, delimiter)
-            elif len(fields) != len(header):
-                mark = "a tab" if delimiter == TAB else "a comma"
+            if len(fields) != len(header):
                 raise DataError(
                     f"{name} line {line} has {len(fields)} fields, but the header names {len(header)} columns: "
-                    f"{', '.join(header)}. Quote a field that holds {mark} or a line break."
+                    f"{', '.join(header)}. Quote a field that holds a comma or a line break."
                 )
-            else:
-                yield f"line {line}", {key: field or None for key, field in zip(header, fields, strict=True)}
+            yield f"line {line}", {key: field or None for key, field in zip(header, fields, strict=True)}
             line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
             f"{name} line {line} is not valid CSV: {error}. Write a quote inside a quoted field twice."
         ) from error
-
-
-def _check_header(name: str, header: list[str], delimiter: str) -> None:
-    for other, word in ((";", "semicolons"), (TAB, "tabs"), (",", "commas")):
-        if len(header) == 1 and other in header[0] and other != delimiter:
-            raise DataError(
-                f"{name} line 1 names a single column, {header[0]!r}, so the file seems to be separated by {word}. "
-                f"Separate it by {'tabs' if delimiter == TAB else 'commas (or by tabs, as FILE.tsv)'}."
-            )
-    if not all(column.strip() for column in header):
-        raise DataError(
-            f"{name} line 1 must name every column, but has an empty name: {header}. Name it, or remove it."
-        )
-    _refuse_twice(f"{name} line 1", header)
 
 
 def _refuse_twice(where: str, names: Sequence[str]) -> None:
@@ -162,10 +105,20 @@ def _read_parquet(name: str) -> Iterator[Row]:
     number = 0
     try:
         with parquet.ParquetFile(name) as file:
-            _refuse_twice(name, file.schema_arrow.names)
+            columns = file.schema_arrow.names
+            _refuse_twice(name, columns)
             for batch in file.iter_batches():
-                for row in _to_python(batch, f"{name} row", number):
+                for values in zip(*batch.columns, strict=True):
                     number += 1
+                    row = {}
+                    for column, value in zip(columns, values, strict=True):
+                        try:
+                            row[column] = value.as_py()
+                        except (ArithmeticError, ValueError) as error:  # a year of 60,000, or text that is no UTF-8
+                            raise DataError(
+                                f"{name} row {number} holds a value in column {column!r} that cannot be read: {error}. "
+                                "Correct it, or leave the column out."
+                            ) from error
                     yield f"row {number}", row
     except DataError:
         raise
@@ -173,47 +126,18 @@ def _read_parquet(name: str) -> Iterator[Row]:
         raise DataError(f"{name} cannot be read as Parquet, after {number} rows: {error}. Write it again.") from error
 
 
-def _to_python(batch: "RecordBatch", where: str, before: int) -> list[dict[str, object]]:
-    """Returns the rows of a batch; finds the one that holds what Python has no value for.
-
-    Raises:
-        DataError: There is one, such as a time in the year 60,000 or text that is no UTF-8.
-    """
-    try:
-        return batch.to_pylist()
-    except (ArithmeticError, ValueError):  # those of Arrow among them
-        for row in range(batch.num_rows):
-            for column in batch.column_names:
-                try:
-                    batch.column(column)[row].as_py()
-                except (ArithmeticError, ValueError) as error:
-                    raise DataError(
-                        f"{where} {before + row + 1} holds a value in column {column!r} that cannot be read: "
-                        f"{error}. Correct it, or leave the column out."
-                    ) from error
-        raise
-
-
 def _bytes(name: str) -> bytes:
     with open(name, "rb") as file:
-        raw = file.read()
-    if name.lower().endswith(GZIP):
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{name} cannot be decompressed: {error}. Compress it again.") from error
-    return raw.removeprefix(b"\xef\xbb\xbf")
+        return file.read().removeprefix(b"\xef\xbb\xbf")
 
 
 READERS: dict[str, Callable[[str], Iterator[Row]]] = {
-    ".jsonl": _read_jsonl,
+    ".jsonl": _read_json,
     ".json": _read_json,
     ".csv": _read_csv,
-    ".tsv": partial(_read_csv, delimiter=TAB),
     ".parquet": _read_parquet,
 }
-"""By the ending of a file's name; `GZIP` may follow that of a text."""
-
+"""By the ending of a file's name."""
 
 HUB_SETTINGS = ("split", "config", "revision")
 
@@ -222,7 +146,7 @@ def read_hub(name: str, split: str = "train", config: str | None = None, revisio
     """Yields the rows of one split, in the data set's order.
 
     Args:
-        name: `OWNER/NAME` on the hub, or a folder: laid out like one there, of data files, or as `save_to_disk` writes.
+        name: `OWNER/NAME` on the hub, or a folder laid out like one there, of data files.
         split: Its name, or part of it as the library writes it: `train[:1000]`, `test[10%:20%]`.
         config: The configuration (or subset), for data sets that have several.
         revision: A commit, tag or branch.
@@ -240,12 +164,8 @@ def read_hub(name: str, split: str = "train", config: str | None = None, revisio
     if not name or (name.startswith((".", "/", "~")) and not os.path.isdir(name)):
         raise DataError(f"There is no data set hub:{name}. Write hub:OWNER/NAME, or hub: and an existing folder.")
     try:
-        if any(os.path.isfile(os.path.join(name, file)) for file in ("state.json", "dataset_dict.json")):
-            rows = _load_saved(name, split, config or revision)
-        else:
-            rows = load_dataset(name, config, split=split, revision=revision)
         # Rows are decoded as they are read, which takes further libraries where there are images or sound.
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(load_dataset(name, config, split=split, revision=revision), start=1):
             yield f"row {number}", row
     except Exception as error:  # the library raises what its many sources raise; all of it is about this data set
         asked = ", ".join(f"{k}={v}" for k, v in (("split", split), ("config", config), ("revision", revision)) if v)
@@ -253,20 +173,3 @@ def read_hub(name: str, split: str = "train", config: str | None = None, revisio
             f"The data set hub:{name} ({asked}) cannot be loaded: {' '.join(str(error).split()).rstrip('.')}. Correct "
             "its name or settings, check the connection to the hub, or set data to a file."
         ) from error
-
-
-def _load_saved(folder: str, split: str, other: str | None) -> "Dataset":
-    """Returns a split of what `save_to_disk` wrote.
-
-    Raises:
-        ValueError: There is no such split, or an `other` setting, which only data sets of other forms have.
-    """
-    from datasets import DatasetDict, load_from_disk
-
-    saved = load_from_disk(folder)
-    splits = saved if isinstance(saved, DatasetDict) else {"train": saved}
-    if other or split not in splits:
-        raise ValueError(
-            f"save_to_disk wrote it with the splits {', '.join(splits)}; these have no parts, configurations, revisions"
-        )
-    return splits[split]

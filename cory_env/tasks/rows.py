@@ -4,7 +4,7 @@ One row per query. The column `query` holds it, or another one named in the sour
 reward and the templates. A query is text, or a conversation that ends with the user's turn, as a list of
 `{"role": ..., "content": ...}` (in CSV as JSON); such queries need `chat`.
 
-    questions.jsonl                                 also .json, .csv, .tsv, these with .gz behind; and .parquet
+    questions.jsonl                                 also .json, .csv and .parquet
     questions.csv?query=question                    another column is the query
     hub:stanfordnlp/imdb?split=train&query=text     also config=… and revision=…; a folder instead of a name works too
 """
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from cory_env.home import HomeError, expand_home
 from cory_env.message import Message
-from cory_env.tasks.readers import GZIP, HUB_SETTINGS, READERS, DataError, Row, read_hub
+from cory_env.named import split_settings
+from cory_env.tasks.readers import HUB_SETTINGS, READERS, DataError, Row, read_hub
 from cory_env.tasks.task import Query
 
 if TYPE_CHECKING:
@@ -33,11 +34,10 @@ QUERY = "query"  # the setting that names the column, and the column's name by d
 RESERVED = ("prompts", "completions", "completion_ids", "role")  # what a reward receives besides the columns
 HOLD_OUT_EVERY = 10
 READ_AHEAD = 32  # characters per token: more than any text here needs, so that a long text is not tokenised whole
-CONVERSATION = [
-    re.compile(pattern, re.DOTALL)
-    for pattern in (r"\A\s*\[\s*\{.*\}\s*\]\s*\Z", r"['\"]role['\"]\s*:", r"['\"]content['\"]\s*:")
-]
-"""What the text of a list of messages has, in JSON or as Python writes it."""
+CONVERSATION = re.compile(
+    r"""\s*\[\s*\{ (?=.*['"]role['"]\s*:) (?=.*['"]content['"]\s*:) .*\}\s*\]\s*""", re.DOTALL | re.VERBOSE
+)
+"""The text of a list of messages, in JSON or as Python writes it."""
 
 
 def read_queries(source: Source, required: Collection[str] = (), column: str = QUERY) -> list[Query]:
@@ -58,7 +58,8 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
     column = settings.pop(QUERY, column)
     queries: list[Query] = []
     for place, values in _rows(name, settings):
-        where, row = f"{name} {place}", {key: None if _is_nan(value) else value for key, value in values.items()}
+        where = f"{name} {place}"
+        row = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
         _check_row(where, row, column, required)
         text, history = _read_query(where, column, row[column])
         columns = {key: value for key, value in row.items() if key != column}
@@ -91,44 +92,34 @@ def parse_source(source: Source) -> tuple[str, dict[str, str]]:
             directory.
     """
     text = os.fspath(source)
-    name, _, tail = text.partition("?")
+    hub = HUB if text.startswith(HUB) else ""
+    known = (QUERY, *HUB_SETTINGS) if hub else (QUERY,)
     try:
-        hub = HUB if name.startswith(HUB) else ""
+        name, settings = split_settings(text)
         name = hub + expand_home(name.removeprefix(hub))
     except HomeError as error:
         raise DataError(str(error)) from error
-    pairs = [pair.partition("=") for pair in tail.split("&")] if tail else []
-    known = (QUERY, *HUB_SETTINGS) if name.startswith(HUB) else (QUERY,)
-    settings: dict[str, str] = {}
-    for setting, _, value in pairs:
-        if setting not in known or not value:
-            raise DataError(
-                f"The data {text!r} has {setting!r} after the question mark. Write name=value, joined by &, with "
-                f"the names {', '.join(known)}, such as {name}?query=question."
-            )
-        if setting in settings:
-            raise DataError(f"The data {text!r} says {setting} twice after the question mark. Say it once.")
-        settings[setting] = value
+    except ValueError as error:
+        raise DataError(f"The data {text!r}: {error}, such as {text.partition('?')[0]}?query=question.") from error
+    if unknown := [setting for setting in settings if setting not in known]:
+        raise DataError(f"The data {text!r} has the setting {unknown[0]!r}. It may have: {', '.join(known)}.")
     return name, settings
 
 
 def _rows(name: str, settings: Mapping[str, str]) -> Iterator[Row]:
     if name.startswith(HUB):
         return read_hub(name.removeprefix(HUB), **settings)
-    if os.path.isdir(name) or (any(mark in name for mark in "*[]") and not os.path.exists(name)):
-        folder = name if os.path.isdir(name) else os.path.dirname(name) or "."
-        kind = "a folder" if os.path.isdir(name) else "a pattern"
+    if not os.path.isfile(name):
         raise DataError(
-            f"{name} is {kind}, not a file. hub:{folder} reads all files of a folder (pip install 'cory-rllib[hub]')."
+            f"There is no data file {name} (looked from {os.getcwd()}). Correct the path; a folder of data files is "
+            "hub:FOLDER."
         )
-    ending = os.path.splitext(name.lower().removesuffix(GZIP))[1]
+    ending = os.path.splitext(name.lower())[1]
     if ending not in READERS:
         raise DataError(
             f"{name} is not data that can be read: a file's name must end in {', '.join(READERS)}, and a data set of "
             "the hub is written hub:OWNER/NAME."
         )
-    if not os.path.isfile(name):
-        raise DataError(f"There is no data file {name} (looked from {os.getcwd()}). Correct the path.")
     return READERS[ending](name)
 
 
@@ -141,32 +132,24 @@ def _check_row(where: str, row: Mapping[str, object], query: str, required: Coll
         )
     for column in required:
         if column != QUERY and (column == query or row.get(column) is None):
-            hint = " There this column is {query}." if column == query else ""
-            if column in row and column != query:
-                hint = " Fill it in, or remove the row; JSON Lines can hold an empty text."
             raise DataError(
-                f"{where} has no value in column {column!r}, which the prompts or the reward use (it has "
-                f"{columns}).{hint}"
+                f"{where} has no value in column {column!r}, which the prompts or the reward use (it has {columns}). "
+                "Fill it in, or remove the row; the query itself is {query} in prompts."
             )
     for column in RESERVED:
         if column in row and column != query:
             raise DataError(f"{where}: the column name {column!r} is taken by the reward's own arguments. Rename it.")
 
 
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
 def _read_query(where: str, column: str, value: object) -> tuple[str, tuple[Message, ...] | None]:
     """Returns a query's text and, where it is a conversation, the messages before it."""
-    if isinstance(value, str) and all(pattern.search(value) for pattern in CONVERSATION):  # CSV holds texts alone
-        text = value
+    if isinstance(value, str) and CONVERSATION.fullmatch(value):  # CSV holds texts alone
         try:
-            value = json.loads(text)
+            value = json.loads(value)
         except ValueError as error:
             raise DataError(
-                f"{where}: {column!r} is a conversation, but as Python writes it, not as JSON: {text[:60]!r}. Write it "
-                "by json.dumps, or keep the data as JSON Lines or Parquet."
+                f"{where}: {column!r} is a conversation, but not as JSON: {error}. Write it by json.dumps, or keep the "
+                "data as JSON Lines or Parquet."
             ) from error
     if isinstance(value, str) and value.strip():
         return value, None
@@ -174,14 +157,16 @@ def _read_query(where: str, column: str, value: object) -> tuple[str, tuple[Mess
         raise DataError(f"{where}: {column!r} is {value!r}, but must be text that is not empty.")
     messages: list[Message] = []
     for message in value:
-        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-        calls = isinstance(message, dict) and any(message.get(name) for name in ("tool_calls", "function_call"))
-        if not isinstance(role, str) or not isinstance(content, str) or calls:
-            raise DataError(
-                f"{where}: {column!r} is a conversation with {message!r}, but each message must be "
-                '{"role": ..., "content": ...} with texts; images and tool calls are not supported.'
-            )
-        messages.append(Message(role=role, content=content))
+        match message:
+            case {"role": str(role), "content": str(content)} if not (
+                message.get("tool_calls") or message.get("function_call")
+            ):
+                messages.append(Message(role=role, content=content))
+            case _:
+                raise DataError(
+                    f"{where}: {column!r} is a conversation with {message!r}, but each message must be "
+                    '{"role": ..., "content": ...} with texts; images and tool calls are not supported.'
+                )
     if not messages or messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
         raise DataError(f"{where}: {column!r} is a conversation, but does not end with what the user says.")
     return messages[-1]["content"], tuple(messages[:-1])

@@ -38,7 +38,7 @@ class Fields(BaseModel):
     task: str = of_task("imdb")
     """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, or your own (docs/tasks.md)."""
     data: str | None = of_task(None, content=True)
-    """The training queries, instead of the task's own: a .jsonl, .json, .csv, .tsv or .parquet file, `hub:OWNER/NAME`
+    """The training queries, instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME`
     or `hub:FOLDER`. Settings may follow: `?query=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""
     eval_data: str | None = of_task(None, content=True)
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""

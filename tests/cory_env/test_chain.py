@@ -297,24 +297,24 @@ def test_with_alpha_one_all_agents_get_exactly_the_same_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "message"),
+    "action",
     [
-        ([1, 2], "expected an action"),
-        ({"tokens": [1]}, "keys \\['tokens'\\] came"),
-        ({"tokens": [], "length": 0}, "1 to 15 integers"),
-        ({"tokens": [1] * 16, "length": 16}, "shape \\(16,\\)"),
-        ({"tokens": [[1, 2]], "length": 1}, "shape \\(1, 2\\)"),
-        ({"tokens": [1.0, 2.0], "length": 2}, "float64 came"),
-        ({"tokens": [1, 2], "length": 3}, "length to be an integer from 1 to 2"),
-        ({"tokens": [1, 2], "length": 0}, "but 0 came"),
-        ({"tokens": [1, 2], "length": 1.5}, "but 1.5 came"),
-        ({"tokens": [1, 4096], "length": 2}, "ids from 0 to 4095, but 4096 came at position 1"),
-        ({"tokens": [-1], "length": 1}, "but -1 came at position 0"),
+        [1, 2],
+        {"tokens": [1]},
+        {"tokens": [], "length": 0},
+        {"tokens": [1] * 16, "length": 16},
+        {"tokens": [[1, 2]], "length": 1},
+        {"tokens": [1.0, 2.0], "length": 2},
+        {"tokens": [1, 2], "length": 3},
+        {"tokens": [1, 2], "length": 0},
+        {"tokens": [1, 2], "length": 1.5},
+        {"tokens": [1, 4096], "length": 2},
+        {"tokens": [-1], "length": 1},
     ],
 )
-def test_an_action_that_is_no_response_names_the_agent_and_changes_nothing(action: object, message: str) -> None:
+def test_an_action_that_is_no_response_names_the_agent_and_changes_nothing(action: object) -> None:
     episode = ChainEpisode(chain(), QUERIES[0])
-    with pytest.raises(ValueError, match=f"pioneer: .*{message}"):
+    with pytest.raises(ValueError, match=r"pioneer: expected an action .*1 to 15 ids from 0 to 4095.* but .* came"):
         episode.respond(action)  # type: ignore[arg-type]
     assert episode.role == "pioneer" and episode.responses == []
 
@@ -348,12 +348,10 @@ def test_a_prompt_with_a_token_beyond_the_embeddings_is_refused_and_one_without_
         settings: dict[str, Any] = {"vocab_size": 4096}
         ask = Chain(chain().task, tokens, **settings)
         assert ask.build_prompt(QUERIES[0], []) == (tokens_of("This movie was"), False)
-        said = f"token '<go>' with id 4097, but `{tokens.name_or_path}` has 4096 embeddings: "
-        if special:  # text from the data never becomes a special token
-            assert max(ask.build_prompt(Query(7, "a <go> b"), [])[0]) < 4096
-        else:
-            with pytest.raises(NoEmbeddingError, match=f"query 7 of task reviews holds the {said}'a <go> b'"):
-                ask.build_prompt(Query(7, "a <go> b"), [])
+        said = f"token '<go>' with id 4097, but `{tokens.name_or_path}` has 4096 embeddings"
+        assert (
+            max(ask.build_prompt(Query(7, "a <go> b"), [])[0]) < 4096
+        )  # text from the data never becomes such a token
         templates = replace(chain().task, observer_template="<go> {reference}{query}")
         with pytest.raises(NoEmbeddingError, match=said):
             Chain(templates, tokens, **settings).build_prompt(QUERIES[0], [tokens_of(" good")])

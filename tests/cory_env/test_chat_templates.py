@@ -101,10 +101,10 @@ def test_templates_of_known_kinds_are_used_and_what_ends_their_turns_ends_a_resp
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (PARTS, "leaves out the user's message as plain text"),
-        (f"hello{ENDING}!{{% endif %}}", "leaves out the user's message as plain text"),
+        (PARTS, "leaves out the message of the role user"),
+        (f"hello{ENDING}!{{% endif %}}", "leaves out the message of the role user"),
         ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "opens no assistant turn: .*<assistant>"),
-        (f"{{{{ messages[0].content * 2 }}}}{ENDING}!{{% endif %}}", "writes 2 times the user's message"),
+        (f"{{{{ messages[0].content * 2 }}}}{ENDING}!{{% endif %}}", "writes 2 times the message of the role user"),
         ("{{ messages[0]['content'] + 1 }}", "does not take messages from user: can only concatenate str"),
         ("{{ 1 / 0 }}", "does not take messages from user: division by zero"),
         ("{% for m in messages %}", "does not take messages from user: Unexpected end of template"),
@@ -118,18 +118,8 @@ def test_a_template_that_loses_a_message_or_fails_is_refused_with_one_sentence(t
 
 
 def test_a_system_message_that_is_left_out_is_refused() -> None:
-    with pytest.raises(ChatError, match=r"leaves out the system message\. Put its text into prompt, or unset system\."):
+    with pytest.raises(ChatError, match=r"leaves out the message of the role system in a conversation of system, user"):
         Chain(reviews(), tokenizer(PHI), chat=True, system="Answer in French.")
-
-
-def test_a_template_that_opens_a_turn_behind_each_message_is_refused() -> None:
-    template = (
-        f"{{% for m in messages %}}<{{{{ m.role }}}}>{{{{ m.content }}}}{ENDING}<assistant>{{% endif %}}{{% endfor %}}"
-    )
-    chain = Chain(reviews(), tokenizer(template), chat=True)  # of one message it opens one
-    talk = (Message(role="system", content="Be kind."),)
-    with pytest.raises(ChatError, match=r"opens the assistant's turn 2 times for messages from system, user"):
-        chain.encode_first([Query(0, "Hi", history=talk)])
 
 
 @pytest.mark.parametrize("role", ["developer", "tool", "ipython"])
@@ -168,14 +158,16 @@ def test_two_bos_tokens_or_none_are_warned_of() -> None:
     bos = [("<|endoftext|>", loaded.bos_token_id)]
     loaded.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=bos)
     task = Task(**{**vars(reviews()), "prompt_template": "<|endoftext|>{query}"})
-    assert any("two BOS tokens" in warning and "`prompt`" in warning for warning in validate(task, loaded).warnings)
+    assert any(
+        "begin with 2 BOS tokens, <|endoftext|>, which `prompt`" in text for text in validate(task, loaded).warnings
+    )
     assert not any("BOS" in warning for warning in validate(reviews(), loaded).warnings)
     assert not any("BOS" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
     loaded.chat_template = "{{ bos_token }}" + CHATML
     (warning,) = (text for text in validate(reviews(), loaded, chat=True).warnings if "BOS" in text)
-    assert "two BOS tokens, <|endoftext|>: both of the chat template" in warning
+    assert "begin with 2 BOS tokens, <|endoftext|>, which the chat template" in warning
     loaded.chat_template = ZEPHYR
-    assert any("chat template does not" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
+    assert any("begin with no BOS tokens" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
 
 
 def test_a_template_that_asks_for_today_gets_the_date_that_is_set() -> None:
@@ -188,8 +180,6 @@ def test_a_template_that_asks_for_today_gets_the_date_that_is_set() -> None:
     )
     assert ChatFormat(tokenizer(llama)).render("Hi").startswith("1 Jan 2020")  # the template's own, every day
     assert ChatFormat(tokenizer(llama), chat_date="2024-07-26").render("Hi").startswith("26 Jul 2024")
-    report = validate(reviews(), tokenizer(DATED), chat=True)
-    assert any("asks for today's date" in fact for fact in report.facts)
     env = cory_v0.env(reviews(), tokenizer=tokenizer(DATED), chat=True, chat_date="2024-07-26")
     env.reset(seed=0)
     seen = env.observe("pioneer")

@@ -9,7 +9,7 @@ import pytest
 
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.rewards.code import all_passed, closed, program_of, share_passed
-from cory_env.sandbox.machine import SandboxError, find_way
+from cory_env.sandbox.machine import SandboxError, require_sandbox
 from cory_env.tasks import DataError, Task, make_task
 from cory_env.validate import validate
 from tests.cory_env.sample_tasks import LENGTH, tokenizer
@@ -18,7 +18,7 @@ from tests.cory_env.sample_tasks import LENGTH, tokenizer
 def sandbox() -> str:
     """The setting that this machine allows."""
     try:
-        find_way()
+        require_sandbox()
     except SandboxError:
         return "off"
     return "required"
@@ -43,7 +43,7 @@ def golds(task: Task) -> list[str]:
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_bundled_solutions_pass_all_their_tests_and_not_those_of_the_next_problem(step: int) -> None:
+def test_bundled_solutions_pass_all_their_tests(step: int) -> None:
     task = make_task("code", reward=f"cory_env.rewards.code:share_passed?sandbox={sandbox()}")
     assert (len(task.train), len(task.test)) == (66, 18)
     splits = {
@@ -56,7 +56,6 @@ def test_bundled_solutions_pass_all_their_tests_and_not_those_of_the_next_proble
     for split, queries in splits.items():
         count = len(queries)
         assert f"{split}: {count} of {count} gold answers score 1.0" in report.facts
-        assert f"{split}: 0 of {count} wrong answers, those of the next query, score 1.0" in report.facts
 
 
 def test_tests_stay_out_of_the_prompts() -> None:
@@ -186,10 +185,10 @@ def test_a_file_of_each_form_goes_with_held_out_data_of_another(tmp_path: Path) 
 def test_data_that_cannot_be_tested_is_named_by_row(tmp_path: Path) -> None:
     own = {"query": "Add.", "tests": ["assert add(1, 2) == 3"]}
     for bad, message in (
-        ({"tests": []}, "at 'Add.': it has no tests"),
+        ({"tests": []}, r"at 'Add.': its tests are \[\], but must be code"),
         (
             {"tests": ["assert add(1, 1) == 2", None]},
-            r"its tests \['assert add\(1, 1\) == 2', None\] are not all texts",
+            r"its tests are \['assert add\(1, 1\) == 2', None\], but must be code",
         ),
         ({"tests": ["assert add(1, 1) == 2"], "solution": ["a"]}, r"its solution \['a'\] is no text"),
         ({"tests": ["assert add(1"]}, r"the test 'assert add\(1' is not Python"),

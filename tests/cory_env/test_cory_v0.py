@@ -123,14 +123,14 @@ def test_the_test_split_can_be_played() -> None:
 
 def test_calls_out_of_order_say_so() -> None:
     env = make(1, render_mode="ansi")
-    for call in (lambda: env.step(None), lambda: env.observe("pioneer"), env.render, env.last, env.agent_iter):
+    for call in (lambda: env.step(None), lambda: env.observe("pioneer"), env.render):
         with pytest.raises(ValueError, match="reset\\(\\) needs to be called before"):
             call()
     env.reset()
     with pytest.raises(ValueError, match=r"pioneer: expected a response.* but None came"):
         env.step(None)
     env.step(action(env, " fun"))
-    with pytest.raises(ValueError, match="pioneer: expected the action None, because it has finished"):
+    with pytest.raises(ValueError, match="the only valid action is None"):
         env.step(action(env, " fun"))
     env.step(None)
     with pytest.raises(ValueError, match="the episode is over"):
@@ -162,9 +162,9 @@ def test_a_wrong_action_names_the_agent_and_can_be_corrected() -> None:
     env = make()
     env.reset()
     env.step(action(env, " fun"))
-    with pytest.raises(ValueError, match="observer: expected token ids from 0 to 4095, but 9999 came"):
+    with pytest.raises(ValueError, match=r"observer: expected an action .* ids from 0 to 4095"):
         env.step({"tokens": np.full(15, 9999), "length": 1})
-    with pytest.raises(ValueError, match="observer: expected tokens to be 1 to 15 integers"):
+    with pytest.raises(ValueError, match=r"observer: expected an action .* 1 to 15 ids"):
         env.step({"tokens": np.zeros((2, 15), np.int64), "length": 1})
     env.step(action(env, " fun"))
     assert env.terminations["observer"]

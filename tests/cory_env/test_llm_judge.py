@@ -105,11 +105,13 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_told_without_the_key(
         server.script = [(429, {"retry-after": "0.2"}, "slow down"), (503, {}, "busy"), said("Score: 10")]
         assert judge.rewards(["?"], ["x"], {}) == [1.0] and len(server.asked) == 3
         server.script = [(503, {}, "busy")]
-        with pytest.raises(RewardError, match=r"did not answer in 3 tries \(status 503 'busy'\)"):
+        with pytest.raises(
+            RewardError, match=r"did not answer in up to 3 tries \(InternalServerError: Error code: 503"
+        ):
             judge.rewards(["?"], ["x"], {})
         server.script = [(401, {}, "wrong key")]
         asked = len(server.asked)
-        with pytest.raises(RewardError, match="refused: 401 'wrong key'") as error:
+        with pytest.raises(RewardError, match="AuthenticationError: Error code: 401") as error:
             judge.rewards(["?"], ["x"], {})
         assert len(server.asked) == asked + 1 and "secret" not in str(error.value)
     with worker(server, "&parallel=1&tries=2", on_error="skip") as judge:
@@ -117,32 +119,19 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_told_without_the_key(
         assert judge.rewards(["?"] * 2, ["x", "y"], {}) == [None, 0.5]
 
 
-@pytest.mark.parametrize(("setting", "calls"), [("calls=3", 3), ("tokens=250", 3)])
-def test_a_budget_that_is_used_up_ends_the_run(server: Server, setting: str, calls: int) -> None:
-    server.script = [said("Score: 1")]
-    with worker(server, f"&parallel=1&{setting}") as judge:
-        assert judge.rewards(["?"] * 3, ["x"] * 3, {}) == [0.1] * 3
-        with pytest.raises(RewardError, match=r"budget of \d+ (calls|tokens) is used up"):
-            judge.rewards(["?"], ["x"], {})
-    assert len(server.asked) == calls
-
-
-def test_a_server_that_is_not_there_or_speaks_otherwise_is_told(server: Server) -> None:
-    server.script = [(201, {}, "<html>")]
-    with worker(server) as judge, pytest.raises(RewardError, match="does not speak the chat completions API: '<html>'"):
-        judge.rewards(["?"], ["x"], {})
+def test_a_server_that_is_not_there_is_told() -> None:
     gone = RewardWorker("cory_env.rewards.llm_judge:score?url=http://127.0.0.1:9/v1&model=m&tries=2", timeout=30)
-    with gone, pytest.raises(RewardError, match=r"did not answer in 2 tries \(ConnectError"):
+    with gone, pytest.raises(RewardError, match=r"did not answer in up to 2 tries \(APIConnectionError"):
         gone.rewards(["?"], ["x"], {})
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("url=localhost&model=m", "needs url=http"),
-        ("url=http://x&model=m&tries=many", "is no number"),
-        ("url=http://x&model=m&low=5&high=5", "low below high"),
-        ("url=http://x&model=m&template=/no/such.txt", "template /no/such.txt cannot be read"),
+        ("url=localhost&model=m", "url String should match"),
+        ("url=http://x&model=m&tries=many", "tries Input should be a valid integer"),
+        ("url=http://x&model=m&low=5&high=5", "low must be below high"),
+        ("url=http://x&model=m&template=/no/such.txt", "template cannot be read: .*/no/such.txt"),
     ],
 )
 def test_wrong_settings_are_told_at_the_start(settings: str, message: str) -> None:

@@ -14,7 +14,7 @@ from transformers import (
     GPT2ForSequenceClassification,
 )
 
-from cory_env.rewarding.child import prepare
+from cory_env.rewarding.child import call_hook
 from cory_env.rewards.preference import score
 from cory_env.tasks import Message
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
@@ -44,7 +44,7 @@ def test_the_model_that_is_loaded_ahead_is_the_one_that_scores(tmp_path: Path, m
         return load(path)
 
     monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", noted)
-    prepare(partial(score, model=folder))
+    call_hook(partial(score, model=folder), "prepare")
     assert loaded == [folder]
     score(PROMPTS, ANSWERS, model=folder)
     assert loaded == [folder]

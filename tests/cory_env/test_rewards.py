@@ -79,16 +79,8 @@ def test_a_column_that_the_data_lacks_is_named_with_those_it_has() -> None:
         score("with_column", ["4"], other=[1])
 
 
-@pytest.mark.parametrize("function", ["with_column", "with_default"])
-def test_a_missing_value_reaches_only_a_function_with_a_default_for_it(function: str) -> None:
-    columns: dict[str, list[object]] = {"answer": ["4", None]}
-    if function == "with_default":
-        assert score(function, ["4", "4"], **columns) == [1.0, 0.0]
-        return
-    with pytest.raises(RewardError, match=r"sample 1 of 2.*was not called, because it asks for answer"):
-        score(function, ["4", "4"], **columns)
-    with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20, on_error="skip") as worker:
-        assert worker.rewards(["query"] * 2, ["4", "4"], columns) == [1.0, None]
+def test_a_missing_value_is_none() -> None:
+    assert score("with_default", ["4", "4"], answer=["4", None]) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(("function", "count"), [("inserts", 2), ("clears", 0)])
@@ -114,7 +106,7 @@ def test_settings_in_the_name_reach_the_function() -> None:
 
 
 def test_a_name_that_gives_a_setting_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"fixed\?value=1&value=2' gives a setting twice"):
+    with pytest.raises(ValueError, match=r"fixed\?value=1&value=2' cannot be used: .* each setting once"):
         RewardWorker("tests.cory_env.sample_rewards:fixed?value=1&value=2")
 
 
@@ -133,7 +125,7 @@ def test_a_malformed_name_is_refused_before_anything_starts(name: str) -> None:
         ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
         ("sys:no_such", r"The module 'sys' \(built in\) has no function 'no_such'"),
         ("tests.cory_env.sample_rewards:BAD", "names a str, not a function"),
-        ("tests.cory_env.sample_rewards:Brevity", r"names a class.*reward = Brevity\(\)"),
+        ("tests.cory_env.sample_rewards:Brevity", "names a class, not a function. Name a function, or an object"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
@@ -338,8 +330,6 @@ def test_lists_of_different_lengths_and_settings_out_of_range_are_refused() -> N
     for timeout in (0.0, math.nan):
         with pytest.raises(ValueError, match="reward_timeout"):
             RewardWorker("tests.cory_env.sample_rewards:length", timeout=timeout)
-    with pytest.raises(ValueError, match="'stop' or 'skip'"):
-        RewardWorker("tests.cory_env.sample_rewards:length", on_error="ignore")  # type: ignore[arg-type]
 
 
 def test_episodes_are_rewarded_in_one_call_with_their_roles() -> None:
@@ -347,8 +337,6 @@ def test_episodes_are_rewarded_in_one_call_with_their_roles() -> None:
     for index, text in enumerate([" good", " good good", " good good good"]):
         episode = ChainEpisode(chain(), QUERIES[index])
         episode.respond(response(text))
-        with pytest.raises(ValueError, match="observer has not answered"):
-            reward_episodes(RewardWorker("tests.cory_env.sample_rewards:length"), [episode])
         episode.respond(response(text + "."))
         episodes.append(episode)
     with RewardWorker("tests.cory_env.sample_rewards:length", timeout=20) as worker:

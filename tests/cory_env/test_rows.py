@@ -58,14 +58,7 @@ def test_csv_takes_its_columns_from_the_header_and_quotes_may_hold_commas_and_li
         ("query,completion_ids\na,x\n", "line 2: the column name 'completion_ids' is taken"),
         ('query,answer\n"  ",1\n', "line 2: 'query' is '  ', but must be text"),
         ("query,answer\n,1\n", "line 2: 'query' is None, but must be text"),
-        (
-            "query;answer\na;1\n",
-            "line 1 names a single column, 'query;answer', .* separated by semicolons. Separate it by",
-        ),
-        (
-            "query\tanswer\na\t1\n",
-            "line 1 names a single column, .* separated by tabs.* commas .or by tabs, as FILE.tsv",
-        ),
+        ("query;answer\na;1\n", r"line 2 has no column 'query' \(it has query;answer\)"),
     ],
 )
 def test_a_malformed_csv_file_is_named_with_its_line(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -84,38 +77,29 @@ def test_parquet_keeps_numbers_and_lists_and_names_the_row_of_a_query_that_is_no
         read_queries(path, required=["unit"])
 
 
-def test_other_forms_of_text_files_hold_the_same_rows(tmp_path: Path) -> None:
+def test_json_holds_the_same_rows_as_a_list_and_by_line(tmp_path: Path) -> None:
     rows = [{"query": "a, b", "answer": "1"}, {"query": "c", "answer": "é"}]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    files = {
-        "rows.tsv": "query\tanswer\na, b\t1\nc\té\n",
-        "rows.json": json.dumps(rows, indent=1),
-        "lines.json": lines,
-        "rows.jsonl.gz": lines,
-        "rows.CSV.GZ": 'query,answer\n"a, b",1\nc,é\n',
-    }
-    for name, text in files.items():
-        path = tmp_path / name
-        path.write_bytes(gzip.compress(text.encode()) if name.lower().endswith(".gz") else text.encode())
-        assert [(query.text, query.columns["answer"]) for query in read_queries(path)] == [("a, b", "1"), ("c", "é")]
+    for name, text in {"rows.json": json.dumps(rows, indent=1), "lines.json": lines, "rows.JSONL": lines}.items():
+        (tmp_path / name).write_text(text)
+        found = read_queries(tmp_path / name)
+        assert [(query.text, query.columns["answer"]) for query in found] == [("a, b", "1"), ("c", "é")]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.jsonl.gz", b"{}", "cannot be decompressed: Not a gzipped file.* Compress it again"),
         ("rows.json", b'[{"query": "a"}, 3]', "row 2 is a JSON int, but must be an object"),
-        ("rows.json", b'[{"query": "a"},', "is not valid JSON in UTF-8: .* a list of objects, or have one per line"),
-        ("rows.json", b'{"query": {"0": "a"}}', "line 1: 'query' is"),
         (
-            "rows.tsv",
-            b"query,answer\na,1\n",
-            "line 1 names a single column, .* separated by commas. Separate it by tabs",
+            "rows.json",
+            b'[{"query": "a"},',
+            "is not valid JSON in UTF-8: .* or one object on each line",
         ),
+        ("rows.json", b'{"query": {"0": "a"}}', "line 1: 'query' is"),
         (
             "rows.xlsx",
             b"",
-            r"must end in .jsonl, .json, .csv, .tsv, .parquet, and a data set of the hub is written hub:",
+            r"must end in .jsonl, .json, .csv, .parquet, and a data set of the hub is written hub:",
         ),
     ],
 )
@@ -125,10 +109,9 @@ def test_what_is_wrong_with_another_file_is_named(tmp_path: Path, name: str, con
         read_queries(tmp_path / name)
 
 
-def test_a_folder_or_a_pattern_of_files_leads_to_the_form_that_reads_them(tmp_path: Path) -> None:
-    for source, kind in ((tmp_path, "a folder"), (tmp_path / "*.parquet", "a pattern")):
-        with pytest.raises(DataError, match=f"is {kind}, not a file. hub:{tmp_path} reads all files of a folder"):
-            read_queries(source)
+def test_a_folder_leads_to_the_form_that_reads_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"There is no data file .*; a folder of data files is hub:FOLDER"):
+        read_queries(tmp_path)
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "nan.jsonl", "json", "parquet"])
@@ -198,22 +181,16 @@ def test_another_column_is_the_query_where_the_source_names_it(tmp_path: Path) -
     task = make_task("custom", data=f"{data}?query=question", reward=LENGTH, prompt="{query} ({prompt})")
     assert task.prompt(task.train[0]) == "Why? (unused)"
     with pytest.raises(
-        DataError, match=r"'question', which the prompts or the reward use.* There this column is {query}\."
+        DataError, match=r"'question', which the prompts or the reward use.*the query itself is {query} in prompts"
     ):
         make_task("custom", data=f"{data}?query=question", reward=LENGTH, prompt="{query} {question}")
 
 
-@pytest.mark.parametrize("tail", ["?question", "?query=", "?split=train", "?query=a&b", "?Query=a"])
+@pytest.mark.parametrize("tail", ["?question", "?split=train", "?query=a&b", "?Query=a", "?query=a&query=b"])
 def test_settings_that_a_file_does_not_take_are_refused_with_those_it_takes(tmp_path: Path, tail: str) -> None:
     data = csv_file(tmp_path, "query\na\n")
-    with pytest.raises(DataError, match=r"after the question mark.*the names query, such as .*\?query=question"):
+    with pytest.raises(DataError, match=r"It may have: query\.|each setting once, such as .*\?query=question"):
         read_queries(f"{data}{tail}")
-
-
-def test_a_setting_that_a_source_gives_twice_is_refused(tmp_path: Path) -> None:
-    data = csv_file(tmp_path, "a,b\n1,2\n")
-    with pytest.raises(DataError, match=r"rows.csv\?query=a&query=b' says query twice"):
-        read_queries(f"{data}?query=a&query=b")
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +219,7 @@ def test_a_hub_data_set_is_read_by_split_and_column(hub: Callable[[str], list[Qu
         ("?config=de&query=text", r"\(split=train, config=de\) cannot be loaded: .*'de' not found"),
         ("?query=question", r"row 1 has no column 'question' \(it has text, label\)"),
         ("/nowhere?query=text", "There is no data set hub:.*/nowhere"),
-        ("?column=text", "the names query, split, config, revision"),
+        ("?column=text", "It may have: query, split, config, revision"),
     ],
 )
 def test_what_a_hub_data_set_lacks_is_named(hub: Callable[[str], list[Query]], tail: str, message: str) -> None:
@@ -250,18 +227,12 @@ def test_what_a_hub_data_set_lacks_is_named(hub: Callable[[str], list[Query]], t
         hub(tail)
 
 
-def test_what_save_to_disk_wrote_is_read(hub: Callable[[str], list[Query]], tmp_path: Path) -> None:
-    from datasets import Dataset, DatasetDict
-
-    rows = Dataset.from_dict({"query": ["a", "b"], "unit": ["cm", None]})
-    rows.save_to_disk(tmp_path / "one")
-    DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(tmp_path / "two")
-    expected = [Query(0, "a", {"unit": "cm"}), Query(1, "b", {"unit": None})]
-    assert read_queries(f"hub:{tmp_path / 'one'}") == read_queries(f"hub:{tmp_path / 'two'}") == expected
-    assert [query.text for query in read_queries(f"hub:{tmp_path / 'two'}?split=test")] == ["b"]
-    for tail, splits in (("one?split=train[:1]", "train"), ("two?config=x", "train, test")):
-        with pytest.raises(DataError, match=f"cannot be loaded: save_to_disk wrote it with the splits {splits};"):
-            read_queries(f"hub:{tmp_path}/{tail}")
+def test_a_folder_of_other_files_is_read_as_a_hub_data_set(hub: Callable[[str], list[Query]], tmp_path: Path) -> None:
+    (tmp_path / "rows.tsv").write_text("query\tunit\na\tcm\n")
+    assert read_queries(f"hub:{tmp_path}") == [Query(0, "a", {"unit": "cm"})]
+    (tmp_path / "zipped").mkdir()
+    (tmp_path / "zipped" / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"query": "a"}\n'))
+    assert read_queries(f"hub:{tmp_path / 'zipped'}") == [Query(0, "a")]
 
 
 def test_a_hub_that_cannot_be_reached_and_a_library_that_is_missing_are_named(tmp_path: Path) -> None:
@@ -319,7 +290,7 @@ def test_a_conversation_in_a_file_of_texts_is_read_as_json_and_refused_as_python
     assert (one.text, one.history) == ("Name a fruit.", tuple(before)) and (other.text, other.history) == ("Hi", ())
     for cell in (str([*before, USER]), str(np.array([*before, USER])), str([{"name": "Bo", **USER}])):
         write(cell)
-        with pytest.raises(DataError, match=r"line 2: 'query' is a conversation, but as Python writes it.*json.dumps"):
+        with pytest.raises(DataError, match=r"line 2: 'query' is a conversation, but not as JSON.*json.dumps"):
             read_queries(data)
     write(json.dumps([{"role": "assistant", "content": "Hi"}]))
     with pytest.raises(DataError, match="does not end with what the user says"):

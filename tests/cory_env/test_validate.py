@@ -48,29 +48,11 @@ def test_gold_answers_must_score_one() -> None:
     assert str(bad).endswith("The task cannot be trained on yet.")
 
 
-def test_the_gold_answer_of_the_next_query_must_not_score_one_unless_it_is_the_same() -> None:
-    same = validate(sums(), tokenizer())
-    assert not any("wrong answers" in fact for fact in same.facts)
-    two = [Query(0, "2 + 2 =", {"answer": "4", "gold": "4"}), Query(1, "2 + 3 =", {"answer": "5", "gold": "5"})]
-    good = validate(replace(sums(), train=two), tokenizer())
-    assert good.ok and "train: 0 of 2 wrong answers, those of the next query, score 1.0" in good.facts
-    always = "tests.cory_env.sample_rewards:fixed?value=1"
-    bad = validate(replace(sums(), train=two, reward=always), tokenizer())
-    assert "2 wrong answers to queries of train score 1.0, the first is '5' to query 0, '2 + 2 ='" in bad.problems[0]
-
-
 def test_gold_answers_that_no_response_can_hold_are_a_warning() -> None:
     long = [Query(0, "2 + 2 =", {"answer": "4444", "gold": "4444"})]
     report = validate(replace(sums(), train=long), tokenizer(), max_response=1)
     needed = len(tokenizer()("4444")["input_ids"])
     assert f"1 gold answers of train do not fit max_response = 1. Raise it to {needed} or more." in report.warnings
-
-
-def test_gold_answers_that_hold_the_stop_text_are_told() -> None:
-    report = validate(sums(), tokenizer(), stop="4")
-    assert "2 gold answers of train hold stop='4', where a response would end, such as '4'. Set another stop." in (
-        report.warnings
-    )
 
 
 def lengths(num_agents: int, observed: Observed, max_prompt: int) -> Report:
@@ -116,13 +98,11 @@ def test_references_that_may_be_cut_are_a_warning() -> None:
     assert report.ok and "3 queries of train leave too little room" in report.warnings[0]
 
 
-def test_empty_repeated_and_shared_queries_are_found() -> None:
-    empty = validate(replace(reviews(), train=[Query(0, " ")]), tokenizer())
-    assert "1 of 1 queries of train are empty, the first is query 0" in empty.problems[0]
+def test_empty_splits_wrong_numbers_and_shared_queries_are_found() -> None:
     none = validate(replace(reviews(), test=[]), tokenizer())
     assert "The test split has no queries" in none.problems[0]
-    repeated = validate(replace(reviews(), train=[Query(0, "My aunt"), Query(1, "My aunt")]), tokenizer())
-    assert repeated.ok and len(repeated.warnings) == 2
+    shared = validate(replace(reviews(), train=[Query(0, "My aunt")], test=[Query(0, "My aunt")]), tokenizer())
+    assert shared.ok and "1 training queries are held out too, such as 'My aunt'" in shared.warnings[0]
     misnumbered = validate(replace(reviews(), train=[Query(4, "My aunt's")]), tokenizer())
     assert "not numbered" in misnumbered.problems[0]
 
@@ -151,7 +131,7 @@ def test_every_query_needs_a_value_in_a_column_that_the_reward_has_no_default_fo
 
 def test_a_reward_that_changes_the_list_of_completions_is_not_sound() -> None:
     report = validate(reviews("tests.cory_env.sample_rewards:inserts"), tokenizer())
-    assert "returned 2 values for 1 samples" in report.problems[0]
+    assert "values for 1 samples" in report.problems[0]
 
 
 def test_a_failing_reward_is_a_problem_of_the_task() -> None:

@@ -2,7 +2,6 @@
 
 import http.client
 import io
-import json
 import os
 import re
 import signal
@@ -34,15 +33,13 @@ from launch.serving.request_queue import RequestQueue
 from launch.serving.responses import ServedModel
 from policies.generation.installed import vllm_installed
 from policies.generation.token_stream import WINDOW, Detokenizer
-from tests.launch.conftest import CHECKOUT, ENVIRONMENT, begin
-from tests.policies.sample_rewards import letters
+from tests.launch.conftest import ENVIRONMENT, begin
 
 openai = pytest.importorskip("openai")
 
 QUERY = "This movie"
 CHAIN = ("llm_2", "llm_1")
 KEY = "secret"
-INSPECT = os.environ.get("CORY_INSPECT")
 
 
 def stopping(trained: PolicySet) -> PolicySet:
@@ -211,36 +208,6 @@ def test_a_wrong_key_is_refused_and_a_wrong_path_is_not_found(asked: Any) -> Non
     connection.close()
     with pytest.raises(openai.NotFoundError, match="Not Found"):
         asked.embeddings.create(model="llm_1", input=QUERY)
-
-
-@pytest.mark.skipif(INSPECT is None, reason="CORY_INSPECT names no `inspect`, which has an environment of its own")
-def test_inspect_asks_the_chain_and_scores_by_the_tasks_reward(asked: Any, tmp_path: Path) -> None:
-    queries = [QUERY, "The acting", "I did not expect"]
-    data = tmp_path / "queries.jsonl"
-    data.write_text("".join(json.dumps({"query": text}) + "\n" for text in queries))
-    words = ["-T", "name=custom", "-T", f"data={data}", "-T", "reward=tests.policies.sample_rewards:letters"]
-    model = [
-        "--model",
-        "openai-api/cory/chain",
-        "--temperature",
-        "0",
-        "--log-dir",
-        str(tmp_path),
-        "--log-format",
-        "json",
-    ]
-    subprocess.run(
-        [str(INSPECT), "eval", "cory_env/inspect_task.py", *words, *model],
-        cwd=CHECKOUT,
-        env={**ENVIRONMENT, "CORY_BASE_URL": str(asked.base_url), "CORY_API_KEY": KEY},
-        check=True,
-        timeout=200,
-    )
-    (log,) = tmp_path.glob("*.json")
-    results = json.loads(log.read_text())["results"]["scores"][0]["metrics"]
-    replies = [asked.chat.completions.create(model="chain", messages=user(text), temperature=0) for text in queries]
-    rewards = letters([reply.choices[0].message.content for reply in replies])
-    assert results["mean"]["value"] == pytest.approx(sum(rewards) / len(rewards)) and len(set(rewards)) > 1
 
 
 def test_text_that_may_become_a_stop_text_is_held_back() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cory_env.sandbox.machine import SandboxError, find_way
+from cory_env.sandbox.machine import SandboxError, require_sandbox
 from policies.models import smollm2
 
 
@@ -18,7 +18,7 @@ from policies.models import smollm2
 def test_the_preset_trains_and_its_programs_are_tested(tmp_path: Path) -> None:
     try:
         smollm2.installed()
-        find_way()
+        require_sandbox()
     except (smollm2.SmolLM2Error, SandboxError) as error:
         pytest.skip(str(error))
     out = tmp_path / "run"
