@@ -43,12 +43,11 @@ def judge_all(runs: Iterable[StudyRun]) -> list[Judged]:
     """Returns every claim with our figure; those whose arms are missing are `not run`.
 
     Args:
-        runs: of one or several studies; those that failed say nothing.
+        runs: of one or several studies.
     """
     studies: dict[str, dict[str, list[StudyRun]]] = {}
     for run in runs:
-        if run.status != "failed":
-            studies.setdefault(run.study, {}).setdefault(run.arm, []).append(run)
+        studies.setdefault(run.study, {}).setdefault(run.arm, []).append(run)
     return [Judged(claim, _finding(claim, studies.get(claim.study, {}))) for claim in CLAIMS]
 
 

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 def study(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME|FILE KEY=VALUE", help="A study of --list, or a YAML file; settings of all arms."),
+        typer.Argument(metavar="NAME|FILE ARM KEY=VALUE", help="A study; arms of it; settings of all arms."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", parser=local_path, help="The study's folder.")] = None,
-    only: Annotated[str | None, typer.Option(metavar="ARM,ARM", help="These arms alone.")] = None,
     tier: Annotated[int | None, typer.Option(min=1, metavar="N", help="The arms of one tier alone.")] = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="N|N,N", help="Seeds of all arms: a count, or a list (of one: `3,`).")
@@ -49,7 +48,7 @@ def study(
       cory study --list
       cory study imdb --list
       cory study imdb --tier 1 --out runs/study
-      cory study imdb --only cory,ppo --seeds 0,1,2 --out runs/study
+      cory study imdb cory ppo --seeds 0,1,2 --out runs/study
       cory study mine.yaml --out runs/mine
 
     Exit codes:
@@ -71,10 +70,10 @@ def study(
     if list_ and not names:
         print("\n".join(f"{name:<12}{about}" for name, about in studies().items()))
         return 0
-    if len(names) != 1:
-        raise CommandError("Name one study, such as imdb, or a file; `cory study --list` lists those that there are.")
+    if not names:
+        raise CommandError("Name a study, such as imdb, or a file; `cory study --list` lists those that there are.")
     plan = load(names[0], [word for word in words or () if "=" in word])
-    named = plan.arms if only is None else only.split(",")
+    named = names[1:] or list(plan.arms)
     if unknown := [name for name in named if name not in plan.arms]:
         raise CommandError(f"{plan.name} has no arm {', '.join(unknown)}. It has: {', '.join(plan.arms)}.")
     arms = [arm for arm in plan.arms.values() if arm.name in named and tier in (None, arm.tier)]

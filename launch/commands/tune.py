@@ -159,7 +159,7 @@ def tune(
             return interrupts.exit_code
     if len(results) < search.trials or (results["status"] == UNFINISHED).any():
         is_spent = interrupts.requested is None and stop.is_spent
-        reason = f"The budget is spent after {counted(stop.done, 'update')}." if is_spent else "Stopped."
+        reason = f"The budget is spent after {counted(stop.done.total(), 'update')}." if is_spent else "Stopped."
         voice.say(f"{reason} {hint}", True)
         return exit_code if is_spent else interrupts.exit_code
     return exit_code

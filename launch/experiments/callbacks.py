@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -141,8 +142,8 @@ class StopCallback(Callback):
         self.interrupts = interrupts
         self.max_updates = max_updates or math.inf
         self.max_seconds = 60 * (max_minutes or math.inf)
-        self.done = 0
-        """Updates so far."""
+        self.done: Counter[str] = Counter()
+        """Updates so far, by trial."""
         self.statuses: dict[str, str] = {}
         """Of each trial, by its id. When Tune ends it lets go of all trials, and then calls all of them finished."""
         self._started: float | None = None
@@ -152,7 +153,7 @@ class StopCallback(Callback):
     def is_spent(self) -> bool:
         """Whether nothing of the budget is left."""
         seconds = 0.0 if self._started is None else time.monotonic() - self._started
-        return self.done >= self.max_updates or seconds > self.max_seconds
+        return self.done.total() >= self.max_updates or seconds > self.max_seconds
 
     def requested(self) -> bool:
         """Whether the search is to end: schedulers then pause trials."""

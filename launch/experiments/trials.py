@@ -15,7 +15,7 @@ from ray.tune import Checkpoint
 from ray.tune.experiment import Trial
 
 from launch.experiments.space import SEED, TIME, Value
-from policies.settings.settings import ABOUT, Settings
+from policies.settings.settings import Settings
 
 _OF = "_of_"
 """What stands before the donor's name in that of the checkpoint that a clone continues from."""
@@ -53,15 +53,13 @@ class Trials:
             trial.init_local_path()
         drawn = {key.rpartition("/")[2]: value for key, value in trial.evaluated_params.items()}
         values = {key: drawn.get(key, getattr(self.settings, key)) for key in self._keys}
-        for key, value in trial.config.get("cory_settings", {}).items():
-            if key in values and (key == SEED or ABOUT[key].clone):
-                values[key] = value  # those of a clone
         self._set(trial, values)
 
     def clone(self, donor: Trial, trial: Trial, values: Values) -> None:
         """Lets a paused trial continue from another one's checkpoint, with other values.
 
-        The checkpoint becomes one of its own, so that nobody deletes it while it is needed.
+        The checkpoint becomes one of its own, so that nobody deletes it while it is needed. Tune notes it and the
+        evaluated parameters together; a configuration that it noted may be undone when it resumes.
         """
         result = copy.copy(donor.latest_checkpoint_result)
         folder = Path(trial.path, f"clone_{result.metrics[TIME]:06d}{_OF}{donor}")
@@ -69,6 +67,7 @@ class Trials:
         shutil.copytree(result.checkpoint.path, folder, copy_function=_link)
         result.checkpoint, result.metrics = Checkpoint.from_directory(str(folder)), {**result.metrics}
         trial.on_checkpoint(result)
+        trial.evaluated_params = {f"cory_settings/{key}": value for key, value in values.items()}
         self._set(trial, values)
 
     def origin(self, trial: Trial) -> str | None:

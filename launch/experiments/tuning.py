@@ -96,8 +96,10 @@ def run_trials(
         max_concurrent=search.concurrent or 0,
     )
 
+    done = stop.done  # not `stop`: Tune pickles the function below
+
     def has_ended(trial_id: str, result: dict[str, Any]) -> bool:
-        stop.done += 1  # here, as it is called before the scheduler decides
+        done[trial_id] += 1  # here, as it is called before the scheduler decides
         return bool(result[TIME] >= settings.updates)
 
     return tune.run(

@@ -40,8 +40,6 @@ def arm(name: str, reward: float, kl: float, agents: int = 2, seeds: int = 5, **
 
 def test_without_results_every_claim_is_not_run() -> None:
     assert set(verdicts([]).values()) == {"not run"} and len(judge_all([])) == len(CLAIMS)
-    failed = [run._replace(status="failed") for run in arm("ppo", 2.0, 9.0, agents=1)]
-    assert set(verdicts(failed).values()) == {"not run"}
 
 
 @pytest.mark.parametrize(

@@ -73,18 +73,18 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
     assert (run / "checkpoints" / "update_000002").is_dir()
 
     before = (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes()
-    again = cory_here("study", "mine.yaml", "--out", "study", "--only", "cory", "--seeds", "0,")
+    again = cory_here("study", "mine.yaml", "--out", "study", "cory", "--seeds", "0,")
     assert again.returncode == 0 and "CORY" in again.stdout
     assert (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes() == before
     taken = try_lock(tmp_path / "study" / "runs" / "broken" / "seed_0.lock")
     assert taken is not None
     with taken:
-        elsewhere = cory_here("study", "mine.yaml", "--out", "study", "--only", "broken")
+        elsewhere = cory_here("study", "mine.yaml", "--out", "study", "broken")
     assert "other processes of this study do 1 of the runs" in elsewhere.stdout
 
     # What the file says of arms may change; their settings may not.
     (tmp_path / "mine.yaml").write_text(STUDY + CHANGED)
-    assert cory_here("study", "mine.yaml", "--out", "study", "--only", "cory").returncode == 0
+    assert cory_here("study", "mine.yaml", "--out", "study", "cory").returncode == 0
     (trained,) = read(tmp_path / "study")
     assert trained.label == "Both"
     other = cory_here("study", "mine.yaml", "lr=1e-3", "--out", "study")
@@ -103,7 +103,7 @@ def test_a_study_s_words_that_cannot_be_are_refused_in_a_sentence(
     cory_here: Cory, tmp_path: Path, words: list[str], message: str
 ) -> None:
     (tmp_path / "taken").touch()
-    refused = cory_here("study", "imdb", "--only", "cory", *words)
+    refused = cory_here("study", "imdb", "cory", *words)
     assert refused.returncode == 2 and message in refused.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 

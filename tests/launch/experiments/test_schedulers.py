@@ -172,6 +172,7 @@ def test_a_clone_keeps_its_values_and_its_checkpoint_wherever_its_search_resumes
     assert trials.origin(worse) == str(better)
     assert Path(worse.checkpoint.path, "of").read_text() == str(better)
     assert Path(worse.checkpoint.path).parent == Path(worse.path)  # so it moves along with the search
+    worse.set_config({"cory_settings": {"lr": 0.01}})  # as Tune does when it resumes
     again = add(worse)
     assert again.values["p_0"] == {"lr": 0.6, "seed": 1} and again.origin(worse) == str(better)
     save(worse, 3)

@@ -70,7 +70,7 @@ def test_a_budget_of_updates_is_of_all_trials_together_and_ends_a_search_as_ctrl
     for one in (*trials, trials[0]):
         stop.on_step_end(1, trials)
         assert not ends and not stop.requested()
-        stop.done += 1  # as Tune asks whether the trial has ended
+        stop.done[one.trial_id] += 1  # as Tune asks whether the trial has ended
         stop.on_trial_result(1, trials, one, {})
     stop.on_step_end(2, trials)
     assert not ends and stop.requested()
