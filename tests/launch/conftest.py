@@ -185,8 +185,9 @@ def record_adapters(folder: Path, **changes: object) -> Run:
     return run
 
 
-def read_policy(folder: Path, settings: Settings, policy: str) -> "CausalLMModule":
+def read_policy(folder: Path | None, settings: Settings, policy: str) -> "CausalLMModule":
     """Builds the module of a policy as a learner does, with the weights of a checkpoint."""
+    assert folder is not None
     from policies.cory import CoryConfig
 
     config = CoryConfig().cory(**settings.model_dump())

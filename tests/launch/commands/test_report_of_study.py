@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
@@ -91,7 +92,7 @@ def test_the_pareto_plane_has_each_arm_with_its_interval(study: Path) -> None:
     panel = Figure().subplots()
     plot.panels[0].draw(panel)
     vertical = panel.lines[2].get_ydata()  # after the runs and the interval of the KL
-    assert list(vertical) == pytest.approx([2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5], abs=1e-3)
+    assert list(np.asarray(vertical)) == pytest.approx([2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5], abs=1e-3)
 
 
 def test_each_tier_has_an_axis_of_its_own(study: Path, tmp_path: Path) -> None:

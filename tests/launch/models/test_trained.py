@@ -9,11 +9,17 @@ import pytest
 from safetensors.numpy import load_file
 
 from launch.console.errors import CommandError
-from launch.models.trained import POLICIES, open_trained
+from launch.models.trained import POLICIES, PolicySet, open_trained
 from launch.run_folder import manifest
 from launch.run_folder.run import Run
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
+
+
+def folder_of(trained: PolicySet) -> Path:
+    """The checkpoint's folder."""
+    assert trained.folder is not None
+    return trained.folder
 
 
 @pytest.fixture
@@ -28,7 +34,7 @@ def test_the_best_checkpoint_is_opened_or_the_one_that_was_asked_for(
     policies_run: Run, wanted: str | None, update: int
 ) -> None:
     trained = open_trained(policies_run.path, wanted)
-    assert (trained.update, trained.folder.name) == (update, f"update_{update:06d}")
+    assert (trained.update, folder_of(trained).name) == (update, f"update_{update:06d}")
     assert trained.lines[-1]["update"] == update
 
 
@@ -62,7 +68,7 @@ def test_the_policies_play_the_roles_that_the_next_update_would_have_given_them(
 
 def test_the_weights_are_those_of_the_module_without_its_value_head(policies_run: Run) -> None:
     trained = open_trained(policies_run.path, "6")
-    (file,) = (trained.folder / POLICIES / "llm_2").iterdir()
+    (file,) = (folder_of(trained) / POLICIES / "llm_2").iterdir()
     expected = load_file(file)
     weights = trained.weights("llm_2")
     assert {f"lm.{name}" for name in weights} == {name for name in expected if not name.startswith("value_head.")}
@@ -75,11 +81,11 @@ def test_a_damaged_policy_is_refused_with_the_checkpoints_there_are_and_other_da
     run: Run,
 ) -> None:
     trained = open_trained(run.path, "6")
-    entries = json.loads((trained.folder / manifest.NAME).read_text())
+    entries = json.loads((folder_of(trained) / manifest.NAME).read_text())
     entries["files"]["optimizer.pkl"] = 1  # which is not there
-    (trained.folder / manifest.NAME).write_text(json.dumps(entries))
+    (folder_of(trained) / manifest.NAME).write_text(json.dumps(entries))
     assert open_trained(run.path, "6").weights("llm_2")
-    (state,) = (trained.folder / POLICIES / "llm_1").iterdir()
+    (state,) = (folder_of(trained) / POLICIES / "llm_1").iterdir()
     with state.open("r+b") as file:
         file.seek(state.stat().st_size // 2)
         file.write(b"torn")
@@ -89,7 +95,7 @@ def test_a_damaged_policy_is_refused_with_the_checkpoints_there_are_and_other_da
 
 def test_a_checkpoint_that_the_run_removed_meanwhile_is_one_sentence(run: Run) -> None:
     trained = open_trained(run.path, "6")
-    shutil.rmtree(trained.folder)
+    shutil.rmtree(folder_of(trained))
     with pytest.raises(CommandError, match=r"was removed meanwhile\. Try again\."):
         trained.weights("llm_1")
 
@@ -103,7 +109,7 @@ def test_weights_that_were_opened_can_be_read_after_the_run_has_removed_the_chec
 
 def test_files_that_hold_no_weights_are_refused(run: Run) -> None:
     trained = open_trained(run.path, "6")
-    (file,) = (trained.folder / POLICIES / "llm_1").iterdir()
+    (file,) = (folder_of(trained) / POLICIES / "llm_1").iterdir()
     file.write_bytes(b"nothing")
     with pytest.raises(CommandError, match=r"llm_1 does not hold a policy's weights: .* It was not read\."):
         trained.weights("llm_1")

@@ -46,6 +46,7 @@ def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(bucket: Path,
     assert (stored.update, stored.settings, stored.lines) == (5, own.settings, own.lines)
     for name, array in own.weights("llm_2").items():
         np.testing.assert_array_equal(stored.weights("llm_2")[name], array)
+    assert stored.folder is not None and stored.run is not None
     assert home in stored.folder.parents and not list(stored.folder.glob("algorithm_state*"))
     assert not list(stored.run.checkpoints.place(6).iterdir())
     copies = {file: file.stat().st_ino for file in stored.folder.rglob("*.safetensors")}
