@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,10 @@ def test_a_layer_that_vllm_cannot_adapt_is_no_default(tmp_path: Path) -> None:
     CONFIG_MAPPING["glm4"]().save_pretrained(tmp_path)
     assert "gate_up_proj" not in describe_family(str(tmp_path))
     assert "glm4: sdpa attention; LoRA on down_proj, k_proj, " in describe_family(str(tmp_path))
+
+
+def test_code_of_a_model_s_own_is_told_with_the_setting(tmp_path: Path) -> None:
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
+    with pytest.raises(ModelError, match=r"Python code of its own\. If you trust it, set trust_remote_code=true\."):
+        load_language_model(str(tmp_path))
