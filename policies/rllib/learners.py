@@ -272,11 +272,7 @@ def _begin_save(learner: TokenPPOLearner, mark: Path) -> tuple[str, str] | None:
         learner.begin_save(str(mark.parent))
         return None
     own = tempfile.mkdtemp(prefix="cory-checkpoint-")
-    try:
-        learner.begin_save(own)
-    except BaseException:
-        _remove([own])
-        raise
+    learner.begin_save(own)
     return _address(), own
 
 

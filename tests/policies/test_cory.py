@@ -238,20 +238,6 @@ def test_every_query_is_dealt_once_per_pass_over_the_data(make_cory: MakeCory, t
     assert dealt[:12] != dealt[12:]
 
 
-def test_a_schedule_that_other_updates_change_is_said_where_training_goes_on(
-    make_cory: MakeCory, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    small: dict[str, Any] = {"queries": 4, "minibatch": 4, "epochs": 1, "lr": 1e-4, "lr_schedule": "linear"}
-    short = make_cory(**small, updates=2)
-    short.train()
-    short.save_to_path(str(tmp_path / "saved"))
-    make_cory(**small, updates=4).restore_from_path(str(tmp_path / "saved"))
-    assert [message for message in caplog.messages if "learning rate" in message] == [
-        "lr_schedule=linear now ends at updates=4 instead of 2: the learning rate was 0.0001 in update 1 and is "
-        "7.5e-05 in update 2."
-    ]
-
-
 def test_policies_start_from_the_same_model_and_without_kl(make_either: MakeCory) -> None:
     algorithm = make_either()
     held_out = algorithm.evaluator.held_out()["evaluation"]
