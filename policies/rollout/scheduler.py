@@ -66,7 +66,7 @@ class RolloutScheduler:
                 return Rollout(played.episodes, {**played.counters, "skipped_batches": count})
             skipped += [rollout.without_chains() for rollout in batch]
             self.skipped_batches += 1
-            logger.warning("Update %d: the reward failed on every query of a team. The batch is skipped.", update + 1)
+            logger.warning("Update %d: the reward failed on every query. The batch is skipped.", update + 1)
         raise RewardError(
             f"The reward failed on every query of {MAX_SKIPPED_BATCHES + 1} batches in a row, for update {update + 1}, "
             "so there is nothing to learn from. Correct the reward, or what it depends on."
