@@ -26,10 +26,9 @@ from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import tell_of_slow
 from policies.health import COLLAPSE, Health
-from policies.learning.credit import pay
+from policies.learning.credit import check_scheme, pay
 from policies.learning.estimation import Estimation
 from policies.learning.measures import measure
-from policies.learning.own_credit import check_scheme
 from policies.learning.rows import Rows
 from policies.models.weights import Weights
 from policies.report import PhaseTimer, Report, log_update, measure_roles, update_report

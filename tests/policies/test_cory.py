@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cory_env.tokenizer import load_tokenizer
 from policies.cory import Cory, CoryConfig, WeightSyncError
 from policies.generation.generator import Loaded
-from policies.learning.own_credit import CreditError
+from policies.learning.credit import CreditError
 from policies.meanings import FIGURES, PHASES
 from policies.models.weights import checksum
 from policies.report import Report
