@@ -24,7 +24,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from policies.compat.rllib import TemporaryLogdir
 from policies.config import ChainConfig
 from policies.evaluator import Evaluator
-from policies.generation.installed import tell_of_slow
+from policies.generation.installed import warn_if_vllm_missing
 from policies.health import COLLAPSE, Health
 from policies.learning.credit import check_scheme, pay
 from policies.learning.estimation import Estimation
@@ -94,7 +94,7 @@ class Cory(TemporaryLogdir, Algorithm):
         self.estimations = {name: Estimation(s.hyperparameters) for name in s.modules}
         self._report: dict[str, Any] = {}
         self.task = s.make_task()
-        tell_of_slow(s.backend)
+        warn_if_vllm_missing(s.backend)
         try:
             super().setup(config)
         except IndexError:  # RLlib looks for spaces at the first runner, which did not start

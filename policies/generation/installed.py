@@ -52,7 +52,7 @@ def check_vllm_build(device: str) -> None:
     )
 
 
-def tell_of_slow(backend: str) -> None:
+def warn_if_vllm_missing(backend: str) -> None:
     """Warns where the slower backend generates because the other one is missing."""
     if backend == "transformers" and not vllm_installed():
         logger.warning(

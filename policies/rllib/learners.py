@@ -20,6 +20,7 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.actor_manager import RemoteCallResults, ResultOrError
 from ray.tune.utils.file_transfer import sync_dir_between_nodes
 
+from policies.compat.rllib import actor_manager
 from policies.generation.generator import Loaded
 from policies.learning.rows import Rows
 from policies.learning.stored_policy import FILES
@@ -58,7 +59,7 @@ class Learners(LearnerGroup):
         if self.is_local:
             return super().foreach_learner(func, **kwargs)
         until = time.monotonic() + self.timeout
-        actors = self._worker_manager.actors()
+        actors = actor_manager(self).actors()
         calls = {actor.apply.remote(partial(func, **kwargs)): learner for learner, actor in actors.items()}
         answers: dict[int, Any] = {}
         causes: list[Exception] = []
