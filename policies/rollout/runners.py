@@ -37,8 +37,9 @@ class PendingRollout(NamedTuple):
     """Queries that remote runners were asked to play."""
 
     deals: list[Deal]
+    """All of them, in order."""
     shares: dict[int, list[Deal]]
-    """By runner; none if there was no runner."""
+    """Those of each runner; empty if there was no runner."""
     calls: dict[int, ray.ObjectRef[Any]]
     """By runner."""
     arguments: dict[str, Any]
@@ -104,7 +105,8 @@ class Runners:
         A runner does one thing after another, so whatever it is called for next waits until it has played.
         """
         arguments = {"version": self.version, **arguments}
-        shares = dict(zip(self.healthy_ids(), split(deals, len(self.healthy_ids())), strict=False))
+        runners = self.healthy_ids()
+        shares = dict(zip(runners, split(deals, len(runners)), strict=False))
         calls = self._begin("sample", {runner: {"deals": share, **arguments} for runner, share in shares.items()})
         return PendingRollout(list(deals), shares, calls, arguments)
 
