@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from policies.learning import token_ppo
 from policies.learning.rows import Rows
 
 MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
@@ -42,7 +43,8 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
     Returns:
         The means over responses of what `measure_responses` gives; means over tokens of `entropy`, of
         `sampler_gap_mean` (|sampler - learner| log-probability), and `sampler_gap_max`, its largest, and of
-        `importance` (learner's / sampler's probability, before it is capped); the deviation `task_reward_std`.
+        `importance` (learner's / sampler's probability, before it is capped); the deviation `task_reward_std`; of rows
+        whose `returns` are estimated, `explained_variance`.
     """
     mask, tokens = rows["mask"], rows["mask"].sum()
     gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
@@ -54,7 +56,10 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
         "sampler_gap_max": gap.max(),
         "importance": ((rows["logprobs"] - rows["sampler_logprobs"]).exp() * mask).sum() / tokens,
     }
-    return {name: float(value) for name, value in figures.items()}
+    explained = {}
+    if "returns" in rows:
+        explained["explained_variance"] = token_ppo.explained_variance(rows["values"], rows["returns"], mask)
+    return {name: float(value) for name, value in figures.items()} | explained
 
 
 def mean_of(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
