@@ -23,6 +23,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,17 @@ def main() -> int:
 
 def installed_versions() -> dict[str, str | None]:
     """What the figures depend on."""
-    from policies.models.families import installed_version
+    return {package: _installed_version(package) for package in PACKAGES}
 
-    return {package: installed_version(package) for package in PACKAGES}
+
+def _installed_version(package: str) -> str | None:
+    """A package's version, without the name of its build; vLLM's build for CPUs is a package of another name."""
+    for name in (package, f"{package}-cpu"):
+        try:
+            return version(name).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def read_table() -> dict[str, Any]:

@@ -58,5 +58,4 @@ def measure(algorithm: Cory, size: str) -> list[Figure]:
 
 def _weights(algorithm: Cory) -> list[int]:
     """Checksums of what each LLM's learner holds."""
-    state = algorithm.learner_group.get_state()["learner"]["rl_module"]
-    return [checksum(state[module_id]) for module_id in algorithm.settings.modules]
+    return [checksum(algorithm.weights(module_id)) for module_id in algorithm.settings.modules]

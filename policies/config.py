@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 from ray import tune
@@ -30,14 +30,6 @@ from policies.settings.start import find_start
 from policies.worker_setup import check_workers
 
 ENV = "cory_v0"
-
-OURS = {
-    **{"lr": "lr", "gamma": "gamma", "lambda_": "lam", "clip_param": "clip", "grad_clip": "grad_clip"},
-    **{"vf_loss_coeff": "value_coef", "vf_clip_param": "value_clip", "kl_coeff": "kl_coef", "kl_target": "kl_target"},
-    **{"num_epochs": "epochs", "minibatch_size": "minibatch"},
-    **{"train_batch_size": "queries", "train_batch_size_per_learner": "queries"},
-}
-"""RLlib's names of settings that ours decide."""
 
 tune.register_env(ENV, lambda settings: PettingZooEnv(cory_v0.env(**settings)))
 
@@ -92,12 +84,14 @@ class ChainConfig(AlgorithmConfig):
         return make_settings(self.cory_settings)
 
     def training(self, **settings: Any) -> Self:
-        """RLlib's training settings, of which those do nothing here that `cory` has under another name.
+        """RLlib's training settings, which `cory` has under other names.
 
         Raises:
-            SettingsError: one of these is set; names ours.
+            SettingsError: one of these is set.
         """
-        refuse_ours(settings)
+        # RLlib itself sets the latter when it reads a configuration from a dictionary, as in a trial of Tune.
+        if unused := sorted(settings.keys() - {"model", "optimizer", "replay_buffer_config"}):
+            raise SettingsError(f"RLlib's `{unused[0]}` does nothing here. Set ours: .cory(NAME=value).")
         return super().training(**settings)
 
     def build_learner_group(self, *, rl_module_spec: MultiRLModuleSpec | None = None, **kwargs: Any) -> Learners:
@@ -166,14 +160,6 @@ class ChainConfig(AlgorithmConfig):
         self.train_batch_size_per_learner = s.chains * s.num_agents // learners  # of RLlib's own reports
         self.fault_tolerance(restart_failed_env_runners=True, ignore_env_runner_failures=False)
         self.callbacks(RoleExchange)
-
-
-def refuse_ours(settings: Iterable[str]) -> None:
-    """Refuses RLlib's name of a setting that one of ours decides."""
-    for name in settings:
-        if name in OURS:
-            ours = OURS[name]
-            raise SettingsError(f"RLlib's `{name}` does nothing here. Set `{ours}` instead: .cory({ours}=...).")
 
 
 def alike_measured(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

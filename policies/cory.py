@@ -24,15 +24,12 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from policies.compat.rllib import TemporaryLogdir
 from policies.config import ChainConfig
 from policies.evaluator import Evaluator
-from policies.generation.installed import tell_of_slow
+from policies.generation.installed import warn_if_vllm_missing
 from policies.health import COLLAPSE, Health
-from policies.learning.credit import pay
+from policies.learning.credit import check_scheme, pay
 from policies.learning.estimation import Estimation
 from policies.learning.measures import measure
-from policies.learning.own_credit import check_scheme
 from policies.learning.rows import Rows
-from policies.learning.sharding import blocks_of
-from policies.models.language_model import empty_language_model
 from policies.models.weights import Weights
 from policies.report import PhaseTimer, Report, log_update, measure_roles, update_report
 from policies.rllib.learners import LearnerError, Learners
@@ -97,9 +94,7 @@ class Cory(TemporaryLogdir, Algorithm):
         self.estimations = {name: Estimation(s.hyperparameters) for name in s.modules}
         self._report: dict[str, Any] = {}
         self.task = s.make_task()
-        tell_of_slow(s.backend)
-        for path in set(s.model_paths.values()) if (s.shards_per_policy or 1) > 1 else ():
-            blocks_of(empty_language_model(path, s.trust_remote_code))
+        warn_if_vllm_missing(s.backend)
         try:
             super().setup(config)
         except IndexError:  # RLlib looks for spaces at the first runner, which did not start
@@ -109,7 +104,6 @@ class Cory(TemporaryLogdir, Algorithm):
         check_started(self.env_runner_group)
         self.learners: Learners = self.learner_group
         self.runners = Runners(self.env_runner_group, s, self.learners)
-        self.runners.task_checksum = self.task.checksum
         self.start = WarmStart(s, self.learners)
         self.runners.send(self.updates)
         self.scheduler = RolloutScheduler(s, self.runners, len(self.task.train))
@@ -247,7 +241,6 @@ class Cory(TemporaryLogdir, Algorithm):
         """RLlib's state, the update counter, and who plays which role."""
         state: dict[str, Any] = super().get_state(*args, **kwargs)
         state["cory"] = {name: getattr(self, name) for name in _COUNTERS} | {
-            "total_updates": self.settings.updates,
             "rotation": self.mapping.rotation,
             "skipped_batches": self.scheduler.skipped_batches,
             "health": self.health.state,
@@ -267,7 +260,6 @@ class Cory(TemporaryLogdir, Algorithm):
         if kept := state.get("cory"):
             for name in _COUNTERS:
                 setattr(self, name, kept[name])
-            self.settings.hyperparameters.warn_if_rescheduled(kept["total_updates"], self.updates)
             self.health.state = kept["health"]
             self.scheduler.skipped_batches = kept["skipped_batches"]
             self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])

@@ -90,16 +90,15 @@ class Evaluator:
             (role, self.settings.models[llm], self.runners.sent[llm]) for role, llm in mapping.as_dict().items()
         )
         if players not in known:
-            known[players] = self._measure_means(name, mapping)
+            count = min(self.settings.eval_queries, len(self.task.queries("validation")))
+            _, figures = self.measure([Deal(query) for query in range(count)], mapping, "validation")
+            if not figures:
+                logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, name)
+                figures = {role: dict.fromkeys((*MEASURED, "seen_kl"), np.full(1, np.nan)) for role in mapping.roles}
+            known[players] = {
+                role: {key: float(each.mean()) for key, each in of.items()} for role, of in figures.items()
+            }
         return known[players]
-
-    def _measure_means(self, name: str, mapping: RoleMapping) -> dict[str, dict[str, float]]:
-        count = min(self.settings.eval_queries, len(self.task.queries("validation")))
-        _, figures = self.measure([Deal(query) for query in range(count)], mapping, "validation")
-        if not figures:
-            logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, name)
-            return {role: dict.fromkeys((*MEASURED, "seen_kl"), float("nan")) for role in mapping.roles}
-        return {role: {key: float(each.mean()) for key, each in of.items()} for role, of in figures.items()}
 
     def led_by(self, name: str) -> RoleMapping:
         """Who plays when an LLM is the pioneer: the chain, or that LLM alone where nobody sees its response."""

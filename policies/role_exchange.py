@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
-
-
-class Rotating(Protocol):
-    """What is rotated: an algorithm that knows who plays which role."""
-
-    settings: Settings
-    updates_since_exchange: int
-    exchanges: int
-
-    def exchange_roles(self) -> None:
-        """Gives every LLM another role."""
-        ...
 
 
 def exchange_due(settings: Settings, updates: int) -> bool:
@@ -38,7 +26,7 @@ class RoleExchange(RLlibCallback):
     iterations do not count.
     """
 
-    def on_train_result(self, *, algorithm: Rotating, result: dict[str, Any], **kwargs: Any) -> None:
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
         """Exchanges roles when their time has come."""
         if exchange_due(algorithm.settings, algorithm.updates_since_exchange):
             algorithm.exchange_roles()

@@ -22,7 +22,7 @@ def check_gpus(settings: Settings) -> None:
         if value := getattr(settings, name):
             from policies.generation.cuda import check_cuda  # brings torch along
 
-            check_cuda(name, value, capability=False)
+            check_cuda(name, value)
     if settings.backend == "vllm":
         check_vllm_build("cuda" if settings.gpus_per_runner else "cpu")
 

@@ -59,7 +59,7 @@ def check(settings: Settings) -> tuple[Task, Tokenizers]:
         for path in set(settings.model_paths.values()):
             adapted(empty_language_model(path, settings.trust_remote_code), settings.lora)
     if (credit := settings.credited).own is not None:
-        from policies.learning.own_credit import check_scheme  # brings torch along
+        from policies.learning.credit import check_scheme  # brings torch along
 
         check_scheme(credit, settings.num_agents)
     try:

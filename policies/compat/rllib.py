@@ -6,16 +6,17 @@ import os
 import tempfile
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 from ray.tune import Trainable
 
 
-def actor_manager(group: EnvRunnerGroup) -> FaultTolerantActorManager:
-    """Returns the manager of a group's remote runners, which knows their actors and which of them are healthy.
+def actor_manager(group: EnvRunnerGroup | LearnerGroup) -> FaultTolerantActorManager:
+    """Returns the manager of a group's remote workers, which knows their actors and which of them are healthy.
 
-    The group's own calls either drop what a runner raised or raise it without saying which runner it was, and cannot
-    give up one that hangs.
+    The group's own calls either drop what a worker raised or raise it without saying which one it was, and cannot give
+    up one that hangs.
     """
     return group._worker_manager
 

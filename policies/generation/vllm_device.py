@@ -1,19 +1,24 @@
-"""What a vLLM engine needs of the device that it runs on."""
+"""What a vLLM engine needs of the device that it runs on, and what helps when it fails there."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from policies.generation.cuda import DeviceError
+from policies.generation.generator import GenerationError
 from policies.generation.installed import check_vllm_build
 from policies.models.language_model import compute_dtype, empty_language_model
 from policies.models.lora import Lora
+from policies.models.model_check import ModelError
 
 GPU_SHARE = 0.9
 """The part of its share of a GPU that a runner's engines may take together."""
+_LONGEST = 300  # characters of what vLLM says
 _CACHE_SHARE = 0.75
 """The part of an engine's memory that weights and KV cache may fill: the rest is for activations and CUDA graphs."""
 
@@ -73,3 +78,24 @@ def memory_advice(device: torch.device) -> str:
     """Returns the settings that give engines more memory on a device, or have them need less."""
     less = "lower max_prompt, max_response, queries or num_agents"
     return f"raise gpus_per_runner or tensor_parallel, or {less}" if device.type == "cuda" else less
+
+
+@contextmanager
+def explained(what: str, kind: type[Exception], device: torch.device) -> Iterator[None]:
+    """Raises what vLLM raises meanwhile, of its own kinds, pydantic's or torch's, as an error of one kind.
+
+    Args:
+        what: vLLM could not do then, as a clause.
+        kind: of the error.
+        device: where the engine is.
+    """
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except (EngineDeadError, GenerationError, ModelError):
+        raise
+    except Exception as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST].rstrip(". ")
+        advice = f"If memory is short, {memory_advice(device)}; if not, backend=transformers may do."
+        raise kind(f"vLLM could not {what}: {cause}. {advice}") from error

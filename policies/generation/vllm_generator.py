@@ -15,7 +15,6 @@ from cory_env.shadowing import own_packages_first
 from policies.compat.vllm import classes_kept, is_dead, kill, share_groups, threads_kept, wake_callers
 from policies.generation import vllm_device, vllm_lora
 from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
-from policies.generation.vllm_errors import explained
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError, head_width, key_value_heads, load_config
@@ -150,8 +149,8 @@ class VLLMGenerator:
         from vllm import LLM
 
         kept = classes_kept() if self._arguments.get("enforce_eager") else nullcontext()
-        what, advice = f"start an engine for `{self._paths[name]}`", vllm_device.memory_advice(self.device)
-        with explained(what, EngineStartError, advice), threads_kept(), kept, own_packages_first():
+        what = f"start an engine for `{self._paths[name]}`"
+        with vllm_device.explained(what, EngineStartError, self.device), threads_kept(), kept, own_packages_first():
             engine = LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
         if self.in_process:
             share_groups(engine)
@@ -270,8 +269,8 @@ class VLLMGenerator:
             ModelError: vLLM cannot replace the weights of such a model.
         """
         what = f"replace the weights of `{self._paths[self._engine_of(module_id)]}`"
-        told = explained(what, ModelError, vllm_device.memory_advice(self.device))
-        with in_shared_memory(weights) as path, self.watched(module_id) as engine, told:
+        explained = vllm_device.explained(what, ModelError, self.device)
+        with in_shared_memory(weights) as path, self.watched(module_id) as engine, explained:
             if self.lora is None:
                 read = engine.collective_rpc("load_safetensors", args=(path,))
             else:

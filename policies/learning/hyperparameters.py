@@ -1,12 +1,9 @@
 """What learning depends on, beside rows and weights."""
 
-import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
-
-logger = logging.getLogger(__name__)
 
 Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"]
 Rewarded = Literal["all", "last"]
@@ -73,21 +70,6 @@ class Hyperparameters:
         if self.lr_schedule == "cosine":
             return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
         return self.lr
-
-    def warn_if_rescheduled(self, updates: int, done: int) -> None:
-        """Warns if `updates`, and so the schedule, is another where training resumes: the learning rate may jump.
-
-        Args:
-            updates: what `updates` was before.
-            done: updates that are done.
-        """
-        before = replace(self, updates=updates)
-        if 0 < done < self.updates and before.lr_at(done) != self.lr_at(done):
-            logger.warning(
-                "lr_schedule=%s now ends at updates=%d instead of %d: the learning rate was %.4g in update %d and is "
-                "%.4g in update %d.",
-                *(self.lr_schedule, self.updates, updates, before.lr_at(done - 1), done, self.lr_at(done), done + 1),
-            )
 
     @property
     def critic(self) -> bool:

@@ -21,7 +21,7 @@ AT_ONCE = 2**22
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """What `token_ppo.token_logprobs` gives of logits divided by a temperature, and its gradient.
+    """Log-probability of each token under the logits that predicted it, divided by a temperature; with its gradient.
 
     Kept for the backward pass are the logits themselves and a number for each position.
 

@@ -249,8 +249,3 @@ class PolicyLearner:
             stored_policy.make_moments(trained, self.optimizer, stored_policy.stored(moments))
             if known := stored_policy.moments(trained, self.optimizer):
                 stored_policy.restore(known, moments, self.ranks.group)
-
-    def keep_own(self) -> None:
-        """Gives the optimizer its own settings and kernel again, which a loaded state has changed."""
-        for group in self.optimizer.param_groups:
-            group.update(lr=self.hyperparameters.lr, weight_decay=self.hyperparameters.weight_decay, fused=True)

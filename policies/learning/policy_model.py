@@ -20,7 +20,7 @@ from policies.learning.logits import scores, token_logprobs
 from policies.learning.rows import Rows, make_rows, trimmed
 from policies.learning.sharding import blocks_of, fill, local, put, shard, whole
 from policies.models.adapters import adapted
-from policies.models.families import LIMIT, learner_row
+from policies.models.families import LIMIT
 from policies.models.language_model import (
     Quantization,
     base_dtype,
@@ -129,22 +129,20 @@ class PolicyModel(nn.Module):
         self._dtype = dtype
         self._longest = longest
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
-        master = master_dtype(compute_dtype(dtype, torch.device(device)))
+        where = torch.device(device)
+        computed, stored, eager = compute_dtype(dtype, where), base_dtype(dtype, where), self._eager(where)
+        master = master_dtype(computed)
         if mesh is not None:
-            stored = master if lora is None else base_dtype(dtype, torch.device(device))
-            self.lm = hollow_language_model(path, trust_remote_code, stored)
+            self.lm = hollow_language_model(path, trust_remote_code, master if lora is None else stored)
             if lora is not None:
                 self.lm = adapted(self.lm.requires_grad_(False), lora)
         elif lora is None:
             self.lm = load_language_model(path, trust_remote_code, master)
         else:
-            where = torch.device(device)
-            base = shared_base(
-                path, where, trust_remote_code, base_dtype(dtype, where), quantization, eager=self._eager(where)
-            )
+            base = shared_base(path, where, trust_remote_code, stored, quantization, eager=eager)
             self.lm = adapted(base, lora)
             self._reference.append(base)
-        if self._eager(torch.device(device)):
+        if eager:
             self.lm.set_attn_implementation("eager")
         if gradient_checkpointing:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
@@ -152,7 +150,7 @@ class PolicyModel(nn.Module):
         if critic:
             self.value_head = ValueHead(_head_width(self.lm), critic_agents).to(master)
         if mesh is not None:
-            self._split(mesh, compute_dtype(dtype, torch.device(device)))
+            self._split(mesh, computed)
 
     def _split(self, mesh: DeviceMesh, computed: torch.dtype) -> None:
         """Leaves this process its part of the LM, and of its reference, which of an adapted LM is the LM itself."""
@@ -239,59 +237,46 @@ class PolicyModel(nn.Module):
         scored = dict(zip(SCORES, scores(policy, reference_logits, rows["responses"], self.temperature), strict=True))
         return scored if values is None else scored | {"values": values}
 
+    @torch.no_grad()
     def check_forward(self) -> None:
         """Compares log-probabilities of one batch: with each row alone, and with the eager attention.
 
-        A family may ignore padding, and an attention kernel what the model's definition has beside its masks. A family
-        that is not in the table of families is compared in fp32, if its weights are, as bf16's rounding hides much. All
-        ranks must call it alike.
+        A family may ignore padding, and an attention kernel what the model's definition has beside its masks. Weights
+        that are fp32 are compared in fp32, as bf16's rounding hides much. All ranks must call it alike.
 
         Raises:
             ModelError: they differ by more than rounding.
         """
-        in_fp32 = self.mesh is None and all(weight.dtype == torch.float32 for weight in self.lm.parameters())
-        dtype = self._dtype
-        if in_fp32 and not learner_row(self.lm.config.model_type):
-            self._dtype = "fp32"
-        try:
-            self._check_forward()
-        finally:
-            self._dtype = dtype
-
-    @torch.no_grad()
-    def _check_forward(self) -> None:
         size = self.lm.config.get_text_config().vocab_size
         longer = 24 if self._longest is None else max(min(24, self._longest - 8), 4)
         prompts, responses = [_tokens(3, size), _tokens(longer, size)], [_tokens(8, size), _tokens(6, size)]
         rows = make_rows(prompts, responses, [[0.0] * len(each) for each in responses], [0.0] * 2, [False] * 2)
         rows = {name: column.to(self.device) for name, column in rows.items()}
+        dtype, attention = self._dtype, attention_of(self.lm)
+        if self.mesh is None and all(weight.dtype == torch.float32 for weight in self.lm.parameters()):
+            self._dtype = "fp32"
         limit = _ROUNDING if self.dtype == torch.bfloat16 else LIMIT
-        batch = self(rows)[0]
-
-        def difference(logprobs: Tensor, row: int) -> float:
-            count = len(responses[row])
-            return float((batch[row, :count] - logprobs[:count]).abs().mean())
-
-        alone = difference(self(trimmed(rows, torch.tensor([0], device=self.device)))[0][0], 0)
-        if not alone <= limit:
+        try:
+            batch = self(rows)[0]
+            alone = self(trimmed(rows, torch.tensor([0], device=self.device)))[0]
+            self.lm.set_attn_implementation("eager")
+            eager = self(rows)[0] if attention != "eager" else batch
+        finally:
+            self._dtype = dtype
+            self.lm.set_attn_implementation(attention)
+        difference = float((batch[0] - alone[0]).abs().mean())
+        if not difference <= limit:
             raise ModelError(
                 f"`{self.path}`: a row in a batch with a longer prompt gets other log-probabilities than alone (by "
-                f"{alone:.2g} nats, allowed {limit:g}): its code ignores padding or positions. Set model to one of "
-                "another family."
+                f"{difference:.2g} nats, allowed {limit:g}): its code ignores padding or positions. Set model to one "
+                "of another family."
             )
-        chosen = attention_of(self.lm)
-        if chosen == "eager":
-            return
-        self.lm.set_attn_implementation("eager")
-        try:
-            eager = self(rows)[0]
-        finally:
-            self.lm.set_attn_implementation(chosen)
-        apart = max(difference(eager[row], row) for row in range(2))
-        if not apart <= limit:
+        difference = float((eager - batch).abs()[rows["mask"].bool()].mean())
+        if not difference <= limit:
             raise ModelError(
-                f"`{self.path}`: {chosen} attention gives other log-probabilities than its definition, the eager one "
-                f'(by {apart:.2g} nats, allowed {limit:g}). Put "attn_implementation": "eager" into its config.json.'
+                f"`{self.path}`: {attention} attention gives other log-probabilities than its definition, the eager "
+                f'one (by {difference:.2g} nats, allowed {limit:g}). Put "attn_implementation": "eager" into its '
+                "config.json."
             )
 
     def _respond(self, lm: PreTrainedModel, rows: Rows, with_values: bool) -> tuple[Tensor, Tensor | None]:

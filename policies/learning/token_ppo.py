@@ -9,54 +9,19 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probability of each token under its own logits.
-
-    Args:
-        logits: `[B, T, V]`, already divided by the temperature; the distribution that predicted `tokens[:, t]`.
-        tokens: `[B, T]` token ids.
-
-    Returns:
-        `[B, T]`, in nats, fp32 or better.
-    """
-    logits = _at_least_fp32(logits)
-    chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return chosen - logits.logsumexp(dim=-1)
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy of each token's distribution, `[B, T, V]` → `[B, T]`, in nats."""
-    logprobs = F.log_softmax(_at_least_fp32(logits), dim=-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
-
-
-def full_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
-    """KL(policy || reference) over the whole vocabulary at each token (paper eq. 2).
-
-    Args:
-        logits, reference_logits: `[B, T, V]`.
-
-    Returns:
-        `[B, T]`, in nats, never negative but for rounding.
-    """
-    policy = F.log_softmax(_at_least_fp32(logits), dim=-1)
-    reference = F.log_softmax(_at_least_fp32(reference_logits), dim=-1)
-    return (policy.exp() * (policy - reference)).sum(-1)
-
-
 def compare(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `token_logprobs`, `entropy` and `full_kl` give, from one softmax of each model in place of five.
+    """Scores tokens under a policy and its reference, from one softmax of each.
 
     Args:
         policy, reference: `[B, T, V]` log-probabilities, fp32 or better; `policy` is overwritten.
         tokens: `[B, T]` token ids.
 
     Returns:
-        Log-probabilities of the tokens under both, entropy of the policy, KL(policy || reference); `[B, T]` each.
+        Log-probabilities of the tokens under both, entropy of the policy, and KL(policy || reference) over the whole
+        vocabulary (paper eq. 2); `[B, T]` each, in nats.
     """
     chosen = tokens.unsqueeze(-1)
     logprobs, reference_logprobs = policy.gather(-1, chosen).squeeze(-1), reference.gather(-1, chosen).squeeze(-1)
@@ -215,7 +180,3 @@ def adapt_kl_coef(kl_coef: float, kl: float, target: float, batch: int, horizon:
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return kl_coef * (1.0 + error * batch / horizon)
-
-
-def _at_least_fp32(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()

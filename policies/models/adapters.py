@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from policies.compat.transformers import attention_of
 from policies.models.families import read_table
-from policies.models.language_model import master_dtype
+from policies.models.language_model import empty_language_model, master_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 
@@ -80,18 +81,12 @@ def refuse_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
     """Refuses names of layers that a model lacks, or that cannot carry an adapter: PEFT would leave them out silently.
 
     Raises:
-        ModelError: names the first such layer, and why.
+        ModelError: names them, and the layers that can be adapted.
     """
-    usable, barred = _linear_layers(model)
-    for target in targets:
-        if target in barred:
-            raise ModelError(
-                f"`{model.name_or_path}`: its layers {target!r} cannot carry a LoRA adapter: {barred[target]}. "
-                f"Leave {target} out of lora_targets; it can be {', '.join(usable)}."
-            )
-    if unknown := sorted(set(targets) - set(usable)):
+    usable = _linear_layers(model)
+    if unusable := sorted(set(targets) - set(usable)):
         raise ModelError(
-            f"`{model.name_or_path}` has no linear layer {', '.join(map(repr, unknown))} to adapt. It has "
+            f"`{model.name_or_path}` has no linear layer {', '.join(map(repr, unusable))} to adapt. It has "
             f"{', '.join(usable)}; set lora_targets to some of them, or leave it out."
         )
 
@@ -104,25 +99,29 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
     whatever is installed here: what an adapter consists of must not depend on the machine.
     """
     barred = read_table().families.get(model.config.model_type, {}).get("vllm", {}).get("lora_barred", {})
-    return [name for name in _linear_layers(model)[0] if name not in barred]
+    return [name for name in _linear_layers(model) if name not in barred]
 
 
-def _linear_layers(model: PreTrainedModel) -> tuple[list[str], dict[str, str]]:
-    """The names of linear layers: those that can carry an adapter, and why others cannot."""
+def _linear_layers(model: PreTrainedModel) -> list[str]:
     head = model.get_output_embeddings()
     usable: set[str] = set()
-    barred: dict[str, str] = {}
+    barred: set[str] = set()
     for path, module in model.named_modules():
-        if not isinstance(module, nn.Linear | Conv1D) or module is head:
-            continue
-        block, _, name = path.rpartition(".")
-        if not _is_plain(module):
-            barred[name] = f"{type(module).__name__} computes in its own way"
-        elif name in _MAMBA_WEIGHTS and _is_mamba(mixer := model.get_submodule(block)):
-            barred[name] = f"{type(mixer).__name__} multiplies with the weight itself"
-        else:
-            usable.add(name)
-    return sorted(usable - barred.keys()), barred
+        if isinstance(module, nn.Linear | Conv1D) and module is not head:
+            block, _, name = path.rpartition(".")
+            fused = name in _MAMBA_WEIGHTS and _is_mamba(model.get_submodule(block))
+            (barred if fused or not _is_plain(module) else usable).add(name)
+    return sorted(usable - barred)
+
+
+def describe_family(path: str, trust_remote_code: bool = False) -> str:
+    """Returns a model's family in words: its attention, and the layers that can carry an adapter.
+
+    Raises:
+        ModelError: nothing loadable there.
+    """
+    model = empty_language_model(path, trust_remote_code)
+    return f"{model.config.model_type}: {attention_of(model)} attention; LoRA on {', '.join(linear_layers(model))}"
 
 
 def _is_mamba(block: nn.Module) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,17 +31,9 @@ class Table(NamedTuple):
 
 @cache
 def read_table() -> Table:
-    """Reads the committed table; without a file it is empty, as before the first sweep."""
-    if not TABLE.is_file():
-        return Table({}, {})
-    held = json.loads(TABLE.read_text(encoding="utf-8"))
-    return Table(held["versions"], held["families"])
-
-
-def learner_row(model_type: str) -> dict[str, Any]:
-    """What was measured of a family's code in the installed version of transformers; empty: nothing."""
-    row = read_table().families.get(model_type, {}) if _is_measured("transformers") else {}
-    return {} if "error" in row else row
+    """Reads the committed table."""
+    table = json.loads(TABLE.read_text(encoding="utf-8"))
+    return Table(table["versions"], table["families"])
 
 
 def needed_attention(config: PreTrainedConfig) -> str | None:
@@ -59,49 +50,3 @@ def has_soft_cap(config: PreTrainedConfig) -> bool:
     """Tells whether a model caps its attention scores."""
     values = config.get_text_config().to_dict()
     return any(value and "att" in name and "cap" in name for name, value in values.items())
-
-
-def engine_row(model_type: str) -> dict[str, Any]:
-    """What was measured of a family in the installed version of vLLM; empty: nothing."""
-    found: dict[str, Any] = read_table().families.get(model_type, {}).get("vllm", {}) if _is_measured("vllm") else {}
-    return found
-
-
-@cache
-def _is_measured(package: str) -> bool:
-    return read_table().versions.get(package) == installed_version(package)
-
-
-def installed_version(package: str) -> str | None:
-    """A package's version, without the name of its build; vLLM's build for CPUs is a package of another name."""
-    for name in (package, f"{package}-cpu"):
-        try:
-            return version(name).partition("+")[0]
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-def engine_fault(model_type: str, lora: bool) -> str | None:
-    """Returns what the installed vLLM does wrong with a family, as the end of a sentence; None: nothing is known.
-
-    Args:
-        model_type: the family.
-        lora: serve adapters, instead of loading all weights.
-    """
-    row = engine_row(model_type)
-    if not row:
-        return None
-    if "model" not in row:
-        return f"cannot serve this family: {row['error']}"
-    prefix = "lora_" if lora else ""
-    if error := row.get(f"{prefix}error"):
-        return f"cannot {'adapt' if lora else 'reload'} this family: {error}"
-    before, after = row[f"{prefix}before"], row[f"{prefix}after"]
-    if before > ENGINE_LIMIT:
-        return f"gives other log-probabilities than transformers for this family, by up to {before:.2g} nats"
-    if names := row.get(f"{prefix}not_loaded"):
-        return f"leaves {len(names)} weights of this family as they were when it is given new ones, such as {names[0]}"
-    if after > ENGINE_LIMIT:
-        return f"does not use this family's new weights: log-probabilities are off by up to {after:.2g} nats"
-    return None

@@ -1,16 +1,12 @@
 """Tells a model's files from others under the same name, in less time than it takes to read them.
 
-Small files are read whole. Of a large file of safetensors its size, its header (name, type, shape and place of every
-tensor) and a block in the middle of each tensor are read, of `MOST_TENSORS` at most; of one in PyTorch's format the
-list of its parts, which has a checksum of each. What is not seen: a change to a few numbers of a large tensor, beside
-the block that is read.
+Small files are read whole. Of a large file its size, its start (of safetensors the names, types and shapes of the
+tensors) and blocks all over it are read. What is not seen: a change to a few numbers between two blocks.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +16,10 @@ OTHERS = ("config.json", "generation_config.json", "*.py")
 HUB, COMMIT = "hub", "commit"
 """The keys of a hub model's id and commit, where a folder has its files' names."""
 SMALL = 16 * 2**20
-"""Bytes of a file that is read whole."""
+"""Bytes of a file that are read in any case."""
 BLOCK = 4096
-"""Bytes that are read of each tensor."""
-MOST_TENSORS = 1024
-"""Tensors of a file of which a block is read; of more, evenly spaced ones."""
+"""Bytes that are read at each place beyond."""
+MOST_BLOCKS = 1024
 
 
 def model_files(path: str) -> dict[str, str]:
@@ -55,26 +50,12 @@ def _digest(file: Path) -> str:
 
 
 def _parts(file: Path) -> Iterator[bytes]:
-    """Yields what is looked at of a file."""
+    """Yields what is looked at of a file: all of it, or of a large one its size, its start and evenly spaced blocks."""
     size = file.stat().st_size
-    if size <= SMALL:
-        yield file.read_bytes()
-        return
-    yield str(size).encode()
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            for part in archive.infolist():
-                yield repr((part.filename, part.file_size, part.CRC)).encode()
-        return
     with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        header = opened.read(min(length, size))
-        yield header
-        try:
-            tensors = [entry["data_offsets"] for entry in json.loads(header).values() if "dtype" in entry]
-            middles = sorted(8 + length + (start + end) // 2 for start, end in tensors)
-        except (ValueError, LookupError, TypeError, AttributeError):  # no safetensors: blocks of the file itself
-            middles = list(range(0, size, max(size // MOST_TENSORS, BLOCK)))
-        for middle in middles[:: -(-len(middles) // MOST_TENSORS) or 1]:
-            opened.seek(max(middle - BLOCK // 2, 0))
-            yield opened.read(BLOCK)
+        yield opened.read(SMALL)
+        if size > SMALL:
+            yield str(size).encode()
+            for place in range(SMALL, size, max((size - SMALL) // MOST_BLOCKS, BLOCK)):
+                opened.seek(place)
+                yield opened.read(BLOCK)

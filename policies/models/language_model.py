@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pickle import UnpicklingError
 from typing import Any, Literal, cast
 
@@ -82,7 +81,7 @@ def load_language_model(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, UnpicklingError) as error:
         raise ModelError(f"No causal language model can be loaded from `{path}`: {first_line(error)}") from error
     # transformers fills what is missing with random numbers.
     wrong = [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])]
@@ -220,21 +219,9 @@ def master_dtype(computed: torch.dtype) -> torch.dtype:
 
 
 def _quantised(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]:
-    """What `from_pretrained` has to be told to quantise weights as it reads them.
-
-    Raises:
-        ModelError: there is no GPU, or the library is missing.
-    """
+    """What `from_pretrained` has to be told to quantise weights as it reads them."""
     if quantization == "none":
         return {}
-    if not torch.cuda.is_available():
-        raise ModelError(
-            f"quantization={quantization} needs a CUDA GPU, and there is none here. Set quantization=none."
-        )
-    if find_spec("bitsandbytes") is None:
-        raise ModelError(
-            f"quantization={quantization} needs the library bitsandbytes: pip install 'cory-rllib[quantization]'."
-        )
     from transformers import BitsAndBytesConfig
 
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)

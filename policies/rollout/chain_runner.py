@@ -69,10 +69,6 @@ class ChainRunner(StatelessRunner):
         self.rewards = RewardWorker(self.task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
         self.rewards.prepare()  # while the engines start
 
-    def task_checksum(self) -> int:
-        """The checksum of the queries that this runner has read."""
-        return self.task.checksum
-
     def chain(self, players: tuple[str, ...]) -> Chain:
         """The chain in which these LLMs answer; for players with the same tokenizers it is one and the same."""
         kind = tuple(id(self.tokenizers[player]) for player in players)
@@ -172,23 +168,22 @@ class ChainRunner(StatelessRunner):
         sampling = Sampling(self.settings.temperature, self.settings.max_response, seeds, ends)
         return self.generator.generate(prompts, module_id, sampling)
 
-    def load_weights(self, weights: dict[str, Weights], version: int) -> dict[str, Loaded]:
-        """Hands new weights to the backend.
+    def load_weights(self, *, module_id: str, weights: Weights, version: int) -> Loaded:
+        """Hands new weights of an LLM to the backend.
 
         Args:
-            weights: `{llm: {parameter name: fp32 array}}`, Hugging Face names.
+            module_id: the LLM.
+            weights: fp32 arrays by Hugging Face names.
             version: their version.
 
         Returns:
-            What the engine holds now, per LLM.
+            What the engine holds now.
 
         Raises:
             GenerationError: the engine failed, and was started anew.
         """
-        loaded = {}
-        for module_id in sorted(weights):
-            loaded[module_id] = self.generator.load(module_id, weights[module_id], version)
-            self._versions[module_id] = version
+        loaded = self.generator.load(module_id, weights, version)
+        self._versions[module_id] = version
         return loaded
 
     def transfer(self, *, step: str, module_id: str, argument: Any, version: int) -> Loaded | None:

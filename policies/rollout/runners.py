@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from policies.compat.rllib import actor_manager
 from policies.generation.generator import GenerationError, Loaded
-from policies.models.weights import Weights
+from policies.models.weights import Weights, checksum
 from policies.rllib.learners import Learners
+from policies.rllib.token_batch import DEAL
 from policies.rollout.dealing import Deal
 from policies.rollout.episodes import Rollout, join
 from policies.settings.settings import Settings
@@ -26,25 +27,19 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS = 3  # at the same queries, by all runners
 _FAREWELL = 20.0  # seconds that runners have to end their engines and reward processes
 _REWARD_CALLS = 5  # as long as a reward that hangs may keep `RewardWorker.score` busy, in its time limits
-Share = tuple[int, list[Deal]]
-"""Queries for one runner, and the place of the first among all."""
 
 
 class WeightSyncError(RuntimeError):
     """A runner does not hold the weights that it was sent."""
 
 
-class TaskChangedError(RuntimeError):
-    """A runner has read other queries than the algorithm."""
-
-
 class PendingRollout(NamedTuple):
     """Queries that remote runners were asked to play."""
 
-    shares: dict[int, Share]
-    """By runner."""
-    unsent: list[Share]
-    """Those for which there was no runner."""
+    deals: list[Deal]
+    """All of them, in order."""
+    shares: dict[int, list[Deal]]
+    """Those of each runner; empty if there was no runner."""
     calls: dict[int, ray.ObjectRef[Any]]
     """By runner."""
     arguments: dict[str, Any]
@@ -77,8 +72,6 @@ class Runners:
         self.transfer = settings.weight_transfer is not None
         self.restarts = 0
         """Of runners, so far."""
-        self.task_checksum: int | None = None
-        """Of the algorithm's task, which runners that are restarted must have too; None: it is not checked."""
         self.version = -1
         self.sent: dict[str, int] = {}
         """By LLM, the checksum of the weights that were sent last."""
@@ -99,18 +92,23 @@ class Runners:
             RewardError, QueryTooLong, …: what a runner raised about the work itself.
             GenerationError: no runner came back in time, or all failed again and again.
         """
-        arguments["version"] = self.version
         if self.local is not None:
-            rollout: Rollout = self._call_local("sample", "queries are played", deals=deals, **arguments)
+            call = {"deals": deals, "version": self.version, **arguments}
+            rollout: Rollout = self._call_local("sample", "queries are played", **call)
             return rollout
-        return self.wait(self._deal([(0, list(deals))], self.wait_for_healthy(), arguments))
+        self.wait_for_healthy()
+        return self.wait(self.begin(deals, **arguments))
 
     def begin(self, deals: Sequence[Deal], **arguments: Any) -> PendingRollout:
         """Lets the remote runners begin to play queries, and waits for none; the arguments are those of `play`.
 
         A runner does one thing after another, so whatever it is called for next waits until it has played.
         """
-        return self._deal([(0, list(deals))], self.healthy_ids(), {**arguments, "version": self.version})
+        arguments = {"version": self.version, **arguments}
+        runners = self.healthy_ids()
+        shares = dict(zip(runners, split(deals, len(runners)), strict=False))
+        calls = self._begin("sample", {runner: {"deals": share, **arguments} for runner, share in shares.items()})
+        return PendingRollout(list(deals), shares, calls, arguments)
 
     def wait(self, pending: PendingRollout, *, prefetched: bool = False) -> Rollout:
         """Waits for queries that runners were asked to play; what it returns and raises is as of `play`.
@@ -120,7 +118,8 @@ class Runners:
             prefetched: the learner has moved on meanwhile: a runner that comes back cannot get the weights, so queries
                 of one that failed are left to the others.
         """
-        done: dict[int, Rollout] = {}  # by the place of the first query
+        place = {deal: number for number, deal in enumerate(pending.deals)}
+        rollouts: list[Rollout] = []
         failures = 0
         while True:
             answers = self._wait(pending.calls, self.play_timeout)
@@ -130,19 +129,16 @@ class Runners:
                     f"All runners failed {_ATTEMPTS} times in a row on the same queries. Check their logs and memory; "
                     "queries, max_prompt or num_runners may be too large for this machine."
                 )
-            done |= {pending.shares[runner][0]: rollout for runner, rollout in answers.items()}
-            open_shares = [share for runner, share in pending.shares.items() if runner not in answers] + pending.unsent
-            if not open_shares:
-                return join([done[first] for first in sorted(done)], parallel=True)
-            runners = self.healthy_ids() if prefetched else self.wait_for_healthy()
-            if not runners:
+            rollouts += answers.values()
+            played = {deal for runner in answers for deal in pending.shares[runner]}
+            missing = [deal for deal in pending.deals if deal not in played]
+            if not missing:
+                rollout = join(rollouts, parallel=True)
+                rollout.episodes.sort(key=lambda episode: place[episode.custom_data[DEAL]._replace(sibling=0)])
+                return rollout
+            if not (self.healthy_ids() if prefetched else self.wait_for_healthy()):
                 raise GenerationError("All runners died while they played ahead.")
-            pending = self._deal(open_shares, runners, pending.arguments)
-
-    def _deal(self, pending: Sequence[Share], runners: Sequence[int], arguments: dict[str, Any]) -> PendingRollout:
-        shares = dict(zip(runners, split(pending, len(runners)), strict=False))
-        calls = self._begin("sample", {runner: {"deals": deals, **arguments} for runner, (_, deals) in shares.items()})
-        return PendingRollout(shares, list(pending[len(shares) :]), calls, arguments)
+            pending = self.begin(missing, **pending.arguments)
 
     # Weights.
 
@@ -164,17 +160,16 @@ class Runners:
             if self.transfer:
                 self._transfer(module_id, runners)
                 continue
-            weights, self.sent[module_id] = self.learners.packed(module_id)
+            call: dict[str, Any] = {"module_id": module_id, "version": self.version}
             if self.local is not None:
-                weights = ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights
-                call = {"weights": weights, "version": self.version}
-                self.check([self._call_local("load_weights", "weights are sent", **call)])
+                weights = self.learners.weights(module_id)
+                self.sent[module_id] = checksum(weights)
+                self.check(module_id, [self._call_local("load_weights", "weights are sent", weights=weights, **call)])
             else:
-                packed = weights if isinstance(weights, ray.ObjectRef) else ray.put(weights)
-                call = {"weights": packed, "version": self.version}
-                del weights
-                calls = dict.fromkeys(self._healthy_of(runners), call)
-                self.check(list(self._call("load_weights", calls).values()))
+                packed, self.sent[module_id] = self.learners.packed(module_id)
+                calls = {runner: {"weights": packed, **call} for runner in self._healthy_of(runners)}
+                del packed
+                self.check(module_id, self._call("load_weights", calls).values())
 
     def load_one(self, module_id: str, weights: Weights) -> None:
         """Gives one runner other weights of an LLM than the present ones, the way that those go.
@@ -185,7 +180,7 @@ class Runners:
         if self.transfer:
             self._transfer(module_id, self.wait_for_healthy()[:1], weights)
         else:
-            self.call_one("load_weights", weights={module_id: weights}, version=self.version)
+            self.call_one("load_weights", module_id=module_id, weights=weights, version=self.version)
 
     def _transfer(self, module_id: str, runners: Sequence[int], weights: Weights | None = None) -> None:
         """Lets the learners send an LLM's weights to those of the runners that are left."""
@@ -198,7 +193,7 @@ class Runners:
                 module_id, actors, self.version, self.restarts, weights
             )
             if loaded is not None:
-                self.check([{module_id: each} for each in loaded])
+                self.check(module_id, loaded)
                 return
             self._call("ping", {runner: {} for runner in alive})  # so that those are known that are gone
         raise GenerationError(
@@ -206,13 +201,13 @@ class Runners:
             "weight_transfer=null to send them through Ray."
         )
 
-    def check(self, answers: Sequence[Mapping[str, Loaded]]) -> None:
-        """Compares what engines read with what was sent.
+    def check(self, module_id: str, answers: Iterable[Loaded]) -> None:
+        """Compares what engines read of an LLM's weights with what was sent.
 
         Raises:
             WeightSyncError: they differ, or an engine has weights that were not sent.
         """
-        for module_id, loaded in (item for answer in answers for item in answer.items()):
+        for loaded in answers:
             if (loaded.version, loaded.checksum) != (self.version, self.sent[module_id]):
                 raise WeightSyncError(
                     f"{module_id}: version {self.version} with checksum {self.sent[module_id]} was sent, but the "
@@ -254,25 +249,12 @@ class Runners:
 
         Raises:
             WeightSyncError: an engine read something else than was sent.
-            TaskChangedError: the data changed since training began.
         """
         restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
         if restored:
             self.restarts += len(restored)
-            self._check_task(restored)
             self._send_to(restored)
         return restored
-
-    def _check_task(self, runners: Sequence[int]) -> None:
-        """Refuses runners, just restarted, that read the task's data anew and found something else."""
-        if self.task_checksum is None:
-            return
-        for runner, checksum in self._call("task_checksum", {runner: {} for runner in runners}).items():
-            if checksum != self.task_checksum:
-                raise TaskChangedError(
-                    f"Runner {runner} was restarted and read other queries than training began with: the data changed "
-                    "meanwhile. Put it back, then resume."
-                )
 
     # Calls.
 
@@ -363,9 +345,7 @@ def shutdown(group: EnvRunnerGroup) -> None:
     manager.clear()
 
 
-def split(pending: Sequence[Share], runners: int) -> Iterator[Share]:
-    """Splits pending runs of queries into at most `runners` shares."""
-    parts = max(runners // len(pending), 1)
-    for place, deals in pending[:runners]:
-        for part in np.array_split(np.arange(len(deals)), min(parts, len(deals))):
-            yield place + int(part[0]), [deals[i] for i in part]
+def split(deals: Sequence[Deal], runners: int) -> list[list[Deal]]:
+    """Splits queries into as many shares as there are runners, or into single ones."""
+    parts = min(runners, len(deals))
+    return [[deals[place] for place in part] for part in np.array_split(np.arange(len(deals)), parts)] if parts else []

@@ -61,18 +61,15 @@ class RolloutScheduler:
         skipped: list[Rollout] = []
         for count in range(MAX_SKIPPED_BATCHES + 1):
             batch = self._batch(update, mapping)
-            failed = [team for team, rollout in zip(mapping.teams(), batch, strict=True) if not rollout.episodes]
-            if not failed:
+            if all(rollout.episodes for rollout in batch):
                 played = join([*skipped, *batch])
                 return Rollout(played.episodes, {**played.counters, "skipped_batches": count})
             skipped += [rollout.without_chains() for rollout in batch]
             self.skipped_batches += 1
-            llms = ", ".join(llm for team in failed for llm in team.as_dict().values())
-            answered = f" that {llms} answered" if len(failed) < len(batch) else ""
-            logger.warning("Update %d: the reward failed on every query%s. The batch is skipped.", update + 1, answered)
+            logger.warning("Update %d: the reward failed on every query. The batch is skipped.", update + 1)
         raise RewardError(
-            f"The reward failed on every query{answered} of {MAX_SKIPPED_BATCHES + 1} batches in a row, for update "
-            f"{update + 1}, so there is nothing to learn from. Correct the reward, or what it depends on."
+            f"The reward failed on every query of {MAX_SKIPPED_BATCHES + 1} batches in a row, for update {update + 1}, "
+            "so there is nothing to learn from. Correct the reward, or what it depends on."
         )
 
     def _batch(self, update: int, mapping: RoleMapping) -> list[Rollout]:

@@ -29,8 +29,6 @@ from policies.settings.gpus import choose_gpus
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from policies.models.family_check import Family
-
 Tokenizers = dict[str, "PreTrainedTokenizerBase"]
 """By LLM."""
 
@@ -211,24 +209,17 @@ class Settings(Fields):
         from policies.models.model_check import check_model  # brings torch along
 
         longest, paths = self.max_prompt + self.max_response, self._sharing(tokenizers, module_id)
-        sizes = [check_model(path, longest, self.trust_remote_code, self.tensor_parallel) for path in paths]
-        for path in paths:
-            self._family(path)
-        return sizes
+        return [check_model(path, longest, self.trust_remote_code, self.tensor_parallel) for path in paths]
 
-    def families(self) -> dict[str, Family]:
-        """By LLM, what is known of its model's family.
+    def families(self) -> dict[str, str]:
+        """By LLM, its model's family in words.
 
         Raises:
-            ModelError: there is no such model, or its family cannot be trained with these settings.
+            ModelError: there is no such model.
         """
-        return {module_id: self._family(path) for module_id, path in self.model_paths.items()}
+        from policies.models.adapters import describe_family  # brings torch along
 
-    def _family(self, path: str) -> Family:
-        from policies.models.family_check import check_family  # brings torch along
-
-        device = "cuda" if self.gpus_per_runner else "cpu"
-        return check_family(path, self.backend, device, self.lora, self.trust_remote_code)
+        return {name: describe_family(path, self.trust_remote_code) for name, path in self.model_paths.items()}
 
     def stop_token_ids(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
         """The tokens that end an LLM's response beside its tokenizer's own: those of `stop`, and those that a model
@@ -254,7 +245,7 @@ class Settings(Fields):
 
         Raises:
             SmolLM2Error: `smollm2` is named, but its package is not installed.
-            CacheError: `smollm2` is named for the first time, and the cache cannot be written.
+            OSError: `smollm2` is named for the first time, and the cache cannot be written.
         """
         return {module_id: model_path(name) for module_id, name in self.models.items()}
 

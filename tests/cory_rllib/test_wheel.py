@@ -81,11 +81,11 @@ def version(name):
     return usual(name)
 metadata.version = version
 from cory_rllib import CoryConfig
-from policies.generation.installed import tell_of_slow
+from policies.generation.installed import warn_if_vllm_missing
 settings = CoryConfig.from_preset("imdb-tiny").settings
 import logging, sys
 logging.basicConfig(stream=sys.stdout)
-tell_of_slow(settings.backend)
+warn_if_vllm_missing(settings.backend)
 print(settings.backend)
 from launch.training import preflight
 try:

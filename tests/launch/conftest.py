@@ -195,7 +195,7 @@ def read_policy(folder: Path | None, settings: Settings, policy: str) -> "Causal
     spec = config.rl_module_spec.rl_module_specs[policy]
     module: CausalLMModule = spec.module_class(model_config=spec.model_config)
     (file,) = (folder / "learner_group" / "learner" / "rl_module" / policy).iterdir()
-    module.set_state(load_file(file))
+    module.policy.load(load_file(file))
     return module
 
 
@@ -211,6 +211,6 @@ def write_policies(folder: Path, settings: Settings, seed: int) -> None:
     config.validate()
     for number, (policy, spec) in enumerate(sorted(config.rl_module_spec.rl_module_specs.items())):
         module = spec.module_class(model_config=spec.model_config)
-        weights = perturb(module.get_state(), seed=10 * seed + number)
+        weights = perturb(module.policy.state(), seed=10 * seed + number)
         tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
         stored_policy.save(tensors, str(folder / "learner_group" / "learner" / "rl_module" / policy), None)

@@ -132,7 +132,8 @@ def test_vllm_has_an_engine_of_its_own_size_for_each_llm(make_cory: MakeCory, sm
     assert all(report["sampler_gap_max"] < 1e-3 and report["weight_version_lag"] == 0 for report in reports)
     names = algorithm.settings.modules
     weights = {name: algorithm.weights(name) for name in names}
-    loaded = algorithm.runners.call_one("load_weights", weights=weights, version=2)
-    assert [loaded[name].checksum for name in names] == [checksum(weights[name]) for name in names]
+    for name in names:
+        loaded = algorithm.runners.call_one("load_weights", module_id=name, weights=weights[name], version=2)
+        assert loaded.checksum == checksum(weights[name])
     sizes = [sum(int(np.prod(array.shape)) for array in weights[name].values()) for name in names]
     assert sizes[0] > 5 * sizes[1]

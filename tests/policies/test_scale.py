@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 def weights_of(algorithm: Cory) -> Ranks:
     modules = algorithm.settings.modules
     answers = algorithm.learner_group.foreach_learner(
-        lambda learner: {module_id: learner.module[module_id].get_state() for module_id in modules}
+        lambda learner: {module_id: learner.policies[module_id].model.state() for module_id in modules}
     )
     return [answer.get() for answer in answers.result_or_errors]
 

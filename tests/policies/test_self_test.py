@@ -67,7 +67,7 @@ def test_other_weights_of_one_policy_are_found_and_its_name_told(make_cory: Make
     algorithm = make_cory()
     algorithm.train()
     stale = perturb(algorithm.weights("llm_2"), seed=0)
-    algorithm.runners.call_one("load_weights", weights={"llm_2": stale}, version=algorithm.updates)
+    algorithm.runners.call_one("load_weights", module_id="llm_2", weights=stale, version=algorithm.updates)
     with pytest.raises(WeightSyncError, match="engine of llm_2 does not"):
         algorithm.train()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from policies.generation.cuda import DeviceError, check_cuda, cuda_problem
+from policies.generation.cuda import DeviceError, check_cuda
 
 OLD = "The NVIDIA driver on your system is too old (found version 12040). Please update it.\nAlternatively, ..."
 
@@ -37,19 +37,3 @@ def test_what_pytorch_says_is_told_with_the_setting_and_the_way_out(
         check_cuda("gpus_per_runner", 0.5)
     assert str(raised.value).startswith("gpus_per_runner=0.5 asks for a GPU")
     assert str(raised.value).endswith("gpus_per_runner=0 gpus_per_learner=0 backend=transformers.")
-
-
-@pytest.mark.parametrize(("capability", "usable"), [((7, 0), False), ((7, 5), True), ((9, 0), True), ((12, 0), True)])
-def test_a_gpu_that_cuda_13_no_longer_computes_on_is_named(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], usable: bool
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
-    assert cuda_problem(capability=False) is None
-    if usable:
-        assert cuda_problem() is None
-        check_cuda("gpus_per_learner", 1)
-    else:
-        with pytest.raises(DeviceError, match=r"Tesla V100 has compute capability 7\.0, and 7\.5 is the lowest"):
-            check_cuda("gpus_per_learner", 1)

@@ -98,8 +98,9 @@ def test_an_engine_that_does_not_start_on_a_gpu_names_the_settings_of_gpus(monke
     with pytest.raises(EngineStartError) as raised:
         VLLMGenerator({"llm_1": MODEL}, device=GPU, dtype="fp32", max_prompt=8, max_response=8, max_sequences=4)
     assert str(raised.value).endswith(
-        "ValueError: Free memory on device cuda:0 (1.2/15.0 GiB) on startup is less than desired. Memory is short: "
-        "raise gpus_per_runner or tensor_parallel, or lower max_prompt, max_response, queries or num_agents."
+        "ValueError: Free memory on device cuda:0 (1.2/15.0 GiB) on startup is less than desired. If memory is short, "
+        "raise gpus_per_runner or tensor_parallel, or lower max_prompt, max_response, queries or num_agents; if not, "
+        "backend=transformers may do."
     )
 
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from cory_env.named import SpecError
-from policies.learning.credit import along_chain, collective, pay
+from policies.learning.credit import CreditError, along_chain, check_scheme, collective, pay
 from policies.learning.estimation import Estimation
 from policies.learning.hyperparameters import Credit, Hyperparameters
-from policies.learning.own_credit import CreditError, check_scheme
 from policies.learning.rows import Rows
 from policies.settings.settings import Settings
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import logits, token_ppo
+from tests.policies.learning.plain_formulas import token_logprobs
 
 BATCH, POSITIONS, LENGTH, VOCABULARY = 3, 9, 5, 11
 TEMPERATURE = 0.7
@@ -33,7 +34,7 @@ GRADIENT = torch.randn(BATCH, LENGTH, generator=torch.Generator().manual_seed(2)
 def test_log_probabilities_and_gradients_are_exactly_those_of_the_formula(at_once: None, dtype: torch.dtype) -> None:
     ours, theirs = model_logits(dtype), model_logits(dtype)
     found = logits.token_logprobs(ours, TOKENS, TEMPERATURE)
-    expected = token_ppo.token_logprobs(plain(theirs), TOKENS)
+    expected = token_logprobs(plain(theirs), TOKENS)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     found.backward(GRADIENT)

@@ -31,6 +31,12 @@ def test_a_batch_has_means_over_responses_or_over_tokens() -> None:
     assert found["sampler_gap_mean"] == pytest.approx(0.6 / 4) and found["sampler_gap_max"] == pytest.approx(0.5)
 
 
+def test_a_critic_is_measured_where_returns_were_estimated() -> None:
+    assert "explained_variance" not in measure(scored(), eval_kl_coef=0.5)
+    returns = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
+    assert measure(scored() | {"values": returns, "returns": returns}, eval_kl_coef=0.5)["explained_variance"] == 1.0
+
+
 def test_repetition_counts_token_pairs_that_stood_in_the_response_before() -> None:
     tokens = torch.tensor([[7, 8, 7, 8, 7, 0], [1, 2, 3, 4, 5, 6], [5, 5, 5, 9, 9, 9], [3, 0, 0, 0, 0, 0]])
     mask = torch.tensor([[1.0] * 5 + [0.0], [1.0] * 6, [1.0] * 3 + [0.0] * 3, [1.0] + [0.0] * 5])

@@ -119,22 +119,6 @@ def test_the_learning_rate_rises_and_then_falls_by_the_schedule() -> None:
     assert rates(lr_schedule="cosine") == [8.0, 7.464102, 6.0, 4.0, 2.0, 0.535898]
 
 
-def test_a_schedule_that_changes_where_training_goes_on_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    for done, others in (
-        (0, {"lr_schedule": "linear"}),  # nothing was learned yet
-        (4, {}),
-        (2, {"lr_schedule": "cosine", "warmup": 3}),  # both still rise
-        (6, {"lr_schedule": "cosine"}),  # nothing is left
-    ):
-        Hyperparameters(lr=8.0, updates=6, **others).warn_if_rescheduled(12, done)
-    assert not caplog.messages
-    Hyperparameters(lr=8.0, updates=20, lr_schedule="linear").warn_if_rescheduled(10, 10)
-    assert caplog.messages == [
-        "lr_schedule=linear now ends at updates=20 instead of 10: the learning rate was 0.8 in update 10 and is 4 in "
-        "update 11."
-    ]
-
-
 def test_an_update_learns_by_its_own_rate_and_decays_weights_by_it(path: str) -> None:
     """With a rate of 0 nothing moves; with rewards that teach nothing, decay alone moves weights."""
     learner = make_learner(path, "full", lr_schedule="linear", updates=2, advantage="rloo", weight_decay=0.5)

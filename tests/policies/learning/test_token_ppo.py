@@ -8,6 +8,7 @@ from torch import Tensor
 
 from policies.learning import token_ppo
 from policies.learning.estimation import RewardMoments
+from tests.policies.learning import plain_formulas
 
 LN2, LN3 = log(2), log(3)
 P = [1 / 2, 1 / 4, 1 / 4]
@@ -25,28 +26,14 @@ def close(ours: Tensor, theirs: object) -> None:
     torch.testing.assert_close(ours, torch.as_tensor(theirs, dtype=ours.dtype), rtol=1e-5, atol=1e-6)
 
 
-def test_a_token_s_log_probability_is_its_own_whatever_constant_the_logits_carry() -> None:
-    tokens = torch.tensor([[0, 1, 2], [1, 0, 2]])
-    ours = token_ppo.token_logprobs(logits([P, P, Q], [Q, UNIFORM, UNIFORM]), tokens)
-    close(ours, [[-LN2, -2 * LN2, -2 * LN2], [-LN2, -LN3, -LN3]])
-
-
-def test_log_probabilities_of_bf16_logits_are_computed_in_fp32_and_of_float64_kept() -> None:
-    tokens = torch.tensor([[0]])
-    assert token_ppo.token_logprobs(logits([P]).bfloat16(), tokens).dtype == torch.float32
-    assert token_ppo.token_logprobs(logits([P]).double(), tokens).dtype == torch.float64
-    assert token_ppo.entropy(logits([P]).bfloat16()).dtype == torch.float32
-    assert token_ppo.full_kl(logits([P]).bfloat16(), logits([P]).bfloat16()).dtype == torch.float32
-
-
 def test_comparing_two_models_at_once_gives_what_the_four_formulas_give() -> None:
     tokens = torch.tensor([[0, 1, 2], [1, 0, 2]])
     policy, reference = logits([P, P, Q], [Q, UNIFORM, UNIFORM]), logits([Q, P, P], [UNIFORM, UNIFORM, P])
     one_by_one = (
-        token_ppo.token_logprobs(policy, tokens),
-        token_ppo.token_logprobs(reference, tokens),
-        token_ppo.entropy(policy),
-        token_ppo.full_kl(policy, reference),
+        plain_formulas.token_logprobs(policy, tokens),
+        plain_formulas.token_logprobs(reference, tokens),
+        plain_formulas.entropy(policy),
+        plain_formulas.full_kl(policy, reference),
     )
     at_once = token_ppo.compare(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
     for ours, theirs in zip(at_once, one_by_one, strict=True):
@@ -55,14 +42,14 @@ def test_comparing_two_models_at_once_gives_what_the_four_formulas_give() -> Non
 
 def test_entropy_is_ln_v_for_a_uniform_token_and_zero_for_a_certain_one() -> None:
     # P: 1/2 ln 2 + 2 * 1/4 ln 4 = 3/2 ln 2
-    close(token_ppo.entropy(logits([P, UNIFORM])), [[1.5 * LN2, LN3]])
-    close(token_ppo.entropy(torch.tensor([[[50.0, 0.0, 0.0]]])), [[0.0]])
+    close(plain_formulas.entropy(logits([P, UNIFORM])), [[1.5 * LN2, LN3]])
+    close(plain_formulas.entropy(torch.tensor([[[50.0, 0.0, 0.0]]])), [[0.0]])
 
 
 def test_the_full_kl_sums_over_the_vocabulary_and_is_exactly_zero_for_equal_logits() -> None:
     # KL(P || Q) = 1/2 ln 2 - 1/4 ln 2; KL(P || uniform) = ln 3 - H(P)
-    close(token_ppo.full_kl(logits([P, P]), logits([Q, UNIFORM])), [[0.25 * LN2, LN3 - 1.5 * LN2]])
-    assert token_ppo.full_kl(logits([P, Q]), logits([P, Q])).tolist() == [[0.0, 0.0]]
+    close(plain_formulas.full_kl(logits([P, P]), logits([Q, UNIFORM])), [[0.25 * LN2, LN3 - 1.5 * LN2]])
+    assert plain_formulas.full_kl(logits([P, Q]), logits([P, Q])).tolist() == [[0.0, 0.0]]
 
 
 def test_k1_is_the_log_ratio_and_k3_the_same_plus_the_inverse_ratio_less_one() -> None:
@@ -77,7 +64,7 @@ def test_k3_is_never_negative_and_both_estimators_average_to_the_full_kl() -> No
     assert (ours >= 0).all()
     policy, reference = logits([P, P, P]), logits([Q, Q, Q])
     every_token = torch.tensor([[0, 1, 2]])
-    logprobs, others = (token_ppo.token_logprobs(x, every_token) for x in (policy, reference))
+    logprobs, others = (plain_formulas.token_logprobs(x, every_token) for x in (policy, reference))
     for kl in (token_ppo.sampled_kl(logprobs, others, "k1"), token_ppo.sampled_kl(logprobs, others, "k3")):
         assert float((kl * torch.tensor(P)).sum()) == pytest.approx(0.25 * LN2, abs=1e-6)
 

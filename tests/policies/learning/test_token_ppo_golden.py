@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from policies.learning import logits as learner_logits
 from policies.learning import token_ppo
 from policies.learning.estimation import RewardMoments
 
@@ -94,6 +95,15 @@ EXACT = {"f64": 1e-12, "f32": 2e-6}
 WHITENED = {"f64": 5e-7, "f32": 5e-6}  # the official code rounds n / (n - 1) to fp32
 
 
+def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """As a learner computes them, which also has the logits after the last token."""
+    return learner_logits.token_logprobs(torch.cat([logits, logits[:, -1:]], 1), tokens, temperature=1.0)
+
+
+def compare(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+    return token_ppo.compare(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
+
+
 @pytest.mark.parametrize("section", DTYPES)
 def test_log_probabilities_agree_at_every_position(section: str) -> None:
     x = inputs(section)
@@ -102,7 +112,7 @@ def test_log_probabilities_agree_at_every_position(section: str) -> None:
         (x.reference_logits, "out_ref_logprobs"),
         (x.new_logits, "out_new_logprobs"),
     ):
-        ours = token_ppo.token_logprobs(logits, x.tokens)
+        ours = token_logprobs(logits, x.tokens)
         assert ours.dtype == x.dtype
         assert_close(ours, x.column(name), EXACT[section])
 
@@ -110,7 +120,7 @@ def test_log_probabilities_agree_at_every_position(section: str) -> None:
 @pytest.mark.parametrize("section", DTYPES)
 def test_the_entropy_agrees_at_every_position(section: str) -> None:
     x = inputs(section)
-    entropy = token_ppo.entropy(x.new_logits)
+    entropy = compare(x.new_logits, x.reference_logits, x.tokens)[2]
     assert_close(entropy, x.column("out_entropy_new"), EXACT[section])
     reported = x.section["mode_kl"]["loss_default"]["stats"]["policy/entropy"]
     assert_close(masked_mean(entropy, x.mask), reported, EXACT[section])
@@ -118,8 +128,8 @@ def test_the_entropy_agrees_at_every_position(section: str) -> None:
 
 def per_token_kl(x: Inputs, mode: str) -> Tensor:
     if mode == "full":
-        return token_ppo.full_kl(x.logits, x.reference_logits)
-    logprobs, reference = (token_ppo.token_logprobs(logits, x.tokens) for logits in (x.logits, x.reference_logits))
+        return compare(x.logits, x.reference_logits, x.tokens)[3]
+    logprobs, reference = (token_logprobs(logits, x.tokens) for logits in (x.logits, x.reference_logits))
     return token_ppo.sampled_kl(logprobs, reference, "k1")
 
 
@@ -189,7 +199,7 @@ def test_losses_clip_fraction_and_gradients_agree(section: str, mode: str, name:
     theirs, gae = x.section[f"mode_{mode}"][name], (f"mode_{mode}", "gae_wr0_g1.0_l0.95")
     logits = x.new_logits.clone().requires_grad_()
     values = x.column("out_vpreds").requires_grad_()
-    logprobs, old = token_ppo.token_logprobs(logits, x.tokens), token_ppo.token_logprobs(x.logits, x.tokens)
+    logprobs, old = token_logprobs(logits, x.tokens), token_logprobs(x.logits, x.tokens)
     policy, clipped = token_ppo.policy_loss(logprobs, old, x.column(*gae, "advantages_whitened"), theirs["cliprange"])
     value = token_ppo.value_loss(values, x.column("out_values"), x.column(*gae, "returns"), theirs["cliprange_value"])
     policy_mean, value_mean = masked_mean(policy, x.mask), masked_mean(value, x.mask)

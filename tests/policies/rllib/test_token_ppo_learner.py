@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.learner.training_data import TrainingData
 
 from cory_env.episode import ChainEpisode
 from policies.cory import CoryConfig
@@ -19,7 +18,7 @@ from policies.learning.credit import pay
 from policies.learning.estimation import Estimation
 from policies.learning.rows import NonFiniteUpdate, Rows
 from policies.rllib.token_batch import rows_of
-from policies.rllib.token_ppo_learner import KL_COEFS, UPDATE, TokenPPOLearner
+from policies.rllib.token_ppo_learner import TokenPPOLearner
 from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode
 from policies.rollout.role_mapping import RoleMapping
@@ -82,8 +81,7 @@ def update(learner: TokenPPOLearner, rows: dict[str, Rows], number: int = 0) -> 
     for name, rewards in pay(rows, learner.settings.credited, estimations).items():
         rows[name]["rewards"] = rewards
         rows[name] |= estimations[name].estimate(rows[name])[0]
-    coefs = dict.fromkeys(rows, 0.0)
-    results = learner.update(TrainingData(batch=rows), timesteps={UPDATE: number}, **{KL_COEFS: coefs})
+    results = learner.learn(rows, number, dict.fromkeys(rows, 0.0))
     return {name: {key: stat.peek() for key, stat in results[name].items()} for name in rows}
 
 
@@ -119,31 +117,32 @@ def test_an_llm_learns_the_same_whatever_the_other_one_is_taught(weights: str) -
     assert not equal(state(learners[0], "llm_2"), state(learners[1], "llm_2"))
 
 
-def test_a_restored_learner_goes_on_exactly_as_the_first_would_have(weights: str) -> None:
+def test_a_restored_learner_goes_on_exactly_as_the_first_would_have(weights: str, tmp_path: Path) -> None:
     settings = {"weights": weights, "minibatch": 2, "epochs": 2}
     first, second = build(**settings), build(**settings)
     update(first, play(first))
-    kept = pickle.loads(pickle.dumps(first.get_state()))
+    first.begin_save(str(tmp_path))
     for number in (1, 2):  # the second learner is ahead when the older state comes
         update(second, play(second, bonus=9.0), number)
-    second.set_state(kept)
+    second.restore(str(tmp_path))
     assert update(first, play(first), number=1) == update(second, play(second), number=1)
     assert all(equal(state(first, module_id), state(second, module_id)) for module_id in BOTH)
     clone = build(**settings, lr=1e-5)
-    clone.set_state(kept)
+    clone.restore(str(tmp_path))
     assert {group["lr"] for policy in clone.policies.values() for group in policy.optimizer.param_groups} == {1e-5}
 
 
-def test_a_state_without_moments_empties_those_that_there_are() -> None:
+def test_a_state_without_moments_empties_those_that_there_are(tmp_path: Path) -> None:
     learner = build()
     update(learner, play(learner))
-    used, kept = learner.get_state(), state(learner, "llm_1")
+    kept = state(learner, "llm_1")
+    learner.begin_save(str(tmp_path / "used"))
     learner.forget()
     assert steps(learner, "llm_1") == set() and equal(state(learner, "llm_1"), kept)
-    empty = learner.get_state()
-    learner.set_state(used)
+    learner.begin_save(str(tmp_path / "empty"))
+    learner.restore(str(tmp_path / "used"))
     assert steps(learner, "llm_1") == {1.0}
-    learner.set_state(empty)
+    learner.restore(str(tmp_path / "empty"))
     assert steps(learner, "llm_1") == set()
 
 
@@ -168,7 +167,7 @@ def test_without_a_critic_there_is_no_value_head_in_memory_state_optimizer_or_fi
     groups = {"weights": weights, "num_generations": 2, "queries": 2}
     learners = [build(**groups), build(**groups, advantage="rloo")]
     figures = [update(learner, play(learner))["llm_1"] for learner in learners]
-    names = [set(learner.module["llm_1"].get_state()) for learner in learners]
+    names = [set(state(learner, "llm_1")) for learner in learners]
     held = [sum(parameter.numel() for parameter in learner.module["llm_1"].parameters()) for learner in learners]
     stepped = [len(learner.get_optimizer("llm_1").state) for learner in learners]
     hidden = learners[0].policies["llm_1"].model.lm.config.hidden_size
@@ -177,16 +176,11 @@ def test_without_a_critic_there_is_no_value_head_in_memory_state_optimizer_or_fi
     assert set(figures[0]) - set(figures[1]) == {"value_loss"}
 
 
-def test_rllib_s_module_gives_what_the_model_gives_and_runners_do_without_its_value_head() -> None:
+def test_rllib_s_module_gives_what_the_model_gives() -> None:
     learner = build()
     module, rows = learner.module["llm_1"], play(learner)["llm_1"]
     torch.nn.init.normal_(module.policy.value_head.weight)
     logprobs, values = module.policy(rows)
     out = module.forward_train(rows)
     assert torch.equal(out[Columns.ACTION_LOGP], logprobs) and torch.equal(out[Columns.VF_PREDS], values)
-    assert torch.equal(module.compute_values(rows), values)
-    sent = module.get_state(inference_only=True)
-    assert module.get_state().keys() - sent.keys() == {"value_head.weight", "value_head.bias"}
-    runner = type(module)(model_config=module.model_config, inference_only=True)
-    runner.set_state(sent)
-    assert torch.equal(runner.forward_inference(rows)[Columns.ACTION_LOGP], logprobs)
+    assert torch.equal(module.forward_inference(rows)[Columns.ACTION_LOGP], logprobs)

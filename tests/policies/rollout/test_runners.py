@@ -14,7 +14,7 @@ from policies.generation.generator import GenerationError
 from policies.generation.installed import vllm_installed
 from policies.models.model_check import ModelError
 from policies.rollout.dealing import Deal
-from policies.rollout.runners import TaskChangedError, split
+from policies.rollout.runners import split
 from policies.self_test import perturb
 from tests.policies.conftest import MakeCory
 from tests.policies.models.test_language_model import deeper_than_its_weights
@@ -30,15 +30,9 @@ WITH_VLLM = [
 @pytest.mark.parametrize("runners", [1, 2, 3, 7])
 def test_shares_hold_every_query_once_and_in_order(runners: int) -> None:
     deals = [Deal(query) for query in range(5)]
-    shares = list(split([(0, deals)], runners))
+    shares = split(deals, runners)
     assert len(shares) == min(runners, 5)
-    assert [deal for place, share in sorted(shares) for deal in share] == deals
-    assert [place for place, _ in shares] == [share[0].query for _, share in shares]
-
-
-def test_with_fewer_runners_than_open_shares_the_rest_waits() -> None:
-    pending = [(0, [Deal(0), Deal(1)]), (2, [Deal(2)]), (3, [Deal(3)])]
-    assert list(split(pending, 2)) == pending[:2]
+    assert [deal for share in shares for deal in share] == deals
 
 
 @pytest.mark.parametrize(
@@ -52,11 +46,8 @@ def test_with_fewer_runners_than_open_shares_the_rest_waits() -> None:
 def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_all_the_same(
     make_cory: MakeCory, tmp_path: Path, backend: str, calm_runners: int, runners: int, way: dict[str, Any]
 ) -> None:
-    flag, data = tmp_path / "die", tmp_path / "data.jsonl"
-    rows = [f'{{"query": "This film, number {number},"}}\n' for number in range(20)]
-    data.write_text("".join(rows))
+    flag = tmp_path / "die"
     settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": f"{REWARDS}:deadly?flag={flag}"}
-    settings["data"] = str(data)
     calm = make_cory(num_runners=calm_runners, backend=backend, **settings)
     shaken = make_cory(num_runners=runners, backend=backend, **settings, **way)
     expected = [calm.train()["cory"] for _ in range(4)]
@@ -68,20 +59,14 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
         ray.kill(runner, no_restart=False)
     found.append(shaken.train()["cory"])
     shaken.runners._send_to([])  # those that came back were lost again: nobody is left to send to
-    weights = {"llm_1": perturb(shaken.weights("llm_1"), seed=0)}
-    shaken.runners.call_one("load_weights", weights=weights, version=99)  # then it refuses to play
+    weights = perturb(shaken.weights("llm_1"), seed=0)
+    shaken.runners.call_one("load_weights", module_id="llm_1", weights=weights, version=99)  # then it refuses to play
     found.append(shaken.train()["cory"])
     assert shaken.updates == 4
     for one, other in zip(expected, found, strict=True):
         assert texts(one) == texts(other)
         assert one["roles"] == other["roles"]
         assert other["weight_version_lag"] == 0
-
-    data.write_text("".join(rows[1:]))  # a runner that is restarted reads it anew
-    for runner in shaken.runners.manager.actors().values():
-        ray.kill(runner, no_restart=False)
-    with pytest.raises(TaskChangedError, match=r"Runner \d was restarted and read other queries than training began"):
-        shaken.train()
 
 
 def test_an_engine_of_the_driver_that_dies_before_new_weights_reach_it_gets_them_all_the_same(

@@ -150,7 +150,7 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
             r"installed for CUDA and cannot generate on a CPU\. Set gpus_per_runner",
         ),
         (CUDA, True, {"num_learners": 2, "minibatch": 64}, "gpus_per_runner=0.5 gpus_per_learner=0.5 share one GPU"),
-        (CUDA, False, {}, r"for CUDA, but PyTorch says: .* the CPU, set backend=transformers\.$"),
+        (CUDA, False, {}, r"for CUDA, but PyTorch says: .*, or backend=transformers\.$"),
         (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 asks for a GPU, but PyTorch says: "),
         (CPU, True, {"gpus_per_runner": 1}, r"installed for CPUs, and was given a GPU\. Set gpus_per_runner=0, or"),
         ({}, False, {"gpus_per_learner": 1}, "gpus_per_learner=1 asks for a GPU, but PyTorch says: "),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,14 @@ from transformers import CONFIG_MAPPING
 
 from benchmarks import tiny_models
 from benchmarks.tiny_models import tiny_model
-from policies.learning import policy_model
 from policies.learning.policy_model import PolicyModel
 from policies.models import families
-from policies.models.adapters import adapted, linear_layers
-from policies.models.families import engine_fault
-from policies.models.family_check import check_family
+from policies.models.adapters import adapted, describe_family, linear_layers
 from policies.models.language_model import empty_language_model, hollow_language_model, load_language_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
-from policies.settings.settings import make_settings
 
-HONOURING = ["gpt2", "llama", "gemma2", "opt", "falcon_h1"]
-MORE = ["qwen2", "qwen3_moe", "gpt_neox", "mamba", "bloom", "gpt_oss", "glm4", "phi3", "gptj"]
 CAPPED = ["gemma2", "vaultgemma"]
-
-
-def save_config(folder: Path, model_type: str, **values: Any) -> str:
-    """Writes a configuration of the family's usual size; no weights."""
-    CONFIG_MAPPING[model_type](**values).save_pretrained(folder)
-    return str(folder)
 
 
 def save_model(folder: Path, model_type: str, **values: Any) -> str:
@@ -39,34 +28,6 @@ def save_model(folder: Path, model_type: str, **values: Any) -> str:
     model.generation_config.eos_token_id = 0
     model.save_pretrained(folder)
     return str(folder)
-
-
-@pytest.mark.parametrize("model_type", [*HONOURING, *(pytest.param(each, marks=pytest.mark.slow) for each in MORE)])
-def test_a_family_that_honours_padding_passes(tmp_path: Path, model_type: str) -> None:
-    family = check_family(save_config(tmp_path, model_type), "transformers")
-    assert family.model_type == model_type
-    assert family.padding is not None and family.padding < 1e-4
-    assert family.attention == ("eager" if model_type in (*CAPPED, "bloom", "gpt_oss", "gptj", "mamba") else "sdpa")
-
-
-@pytest.mark.parametrize("backend", ["vllm", "transformers"])
-@pytest.mark.parametrize("model_type", ["rwkv", "recurrent_gemma"])
-def test_a_family_that_ignores_padding_is_refused_by_name_and_no_backend_is_advised(
-    tmp_path: Path, model_type: str, backend: str
-) -> None:
-    path = save_config(tmp_path, model_type)
-    with pytest.raises(
-        ModelError, match=rf"`{path}` is of the family {model_type}, whose code ignores padding"
-    ) as told:
-        check_family(path, backend)
-    assert "backend" not in str(told.value)
-
-
-def test_whoever_asks_for_the_size_of_a_vocabulary_has_the_family_checked(tmp_path: Path) -> None:
-    path = save_config(tmp_path, "rwkv")
-    settings = make_settings({"model": path, "self_test": False, "backend": "transformers"})
-    with pytest.raises(ModelError, match="family rwkv, whose code ignores padding"):
-        settings.vocab_size({"llm_1": [0], "llm_2": [0]}, "llm_1")
 
 
 def test_a_model_that_ignores_padding_is_refused_by_its_own_weights_too(tmp_path: Path) -> None:
@@ -89,13 +50,9 @@ def test_a_soft_cap_on_attention_gets_the_attention_that_has_it(tmp_path: Path, 
         model.check_forward()
 
 
-def test_bf16_does_not_hide_what_a_family_outside_the_table_leaves_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_does_not_hide_what_attention_leaves_out(tmp_path: Path) -> None:
     model = PolicyModel(save_model(tmp_path, "gemma2"), dtype="bf16", longest=1000)
-    model.lm.set_attn_implementation("sdpa")
-    model.check_forward()  # less than bf16's rounding
-    monkeypatch.setattr(policy_model, "learner_row", lambda model_type: {})
+    model.lm.set_attn_implementation("sdpa")  # less than bf16's rounding
     with pytest.raises(ModelError, match="sdpa attention gives other log-probabilities than its definition"):
         model.check_forward()
     assert model.dtype == torch.bfloat16
@@ -125,11 +82,9 @@ def test_layers_that_cannot_carry_an_adapter_are_no_default_and_refused_by_name(
     adapters = {name: weight for name, weight in policy.named_parameters() if weight.requires_grad}
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in adapters} == set(layers)
     assert all(weight.grad is not None for weight in adapters.values())
-    path = save_config(tmp_path, model_type)
-    with pytest.raises(ModelError, match=rf"`{path}`: its layers '{layer}' cannot carry a LoRA adapter: \w+ "):
-        check_family(path, "transformers", lora=Lora(4, 8.0, (layers[0], layer)))
-    with pytest.raises(ModelError, match=rf"has no linear layer 'no_such' to adapt. It has {layers[0]}"):
-        check_family(path, "transformers", lora=Lora(4, 8.0, ("no_such",)))
+    for name in (layer, "no_such"):
+        with pytest.raises(ModelError, match=rf"no linear layer '{name}' to adapt. It has "):
+            adapted(model, Lora(4, 8.0, (layers[0], name)))
 
 
 def test_opt_whose_embeddings_are_narrower_than_its_layers_can_have_a_critic(tmp_path: Path) -> None:
@@ -160,23 +115,14 @@ def test_the_table_s_figures_are_those_of_the_family_s_code() -> None:
         assert tiny_models.padding_difference(tiny_model(config)) < families.LIMIT > row["padding"]
 
 
-@pytest.mark.skipif(not families.engine_row("gpt2"), reason="the table is not of the installed vLLM")
-def test_what_the_engine_cannot_do_with_a_family_is_refused_before_it_starts(tmp_path: Path) -> None:
-    assert engine_fault("gpt2", lora=False) is None is engine_fault("gpt2", lora=True)
-    path = save_config(tmp_path / "falcon", "falcon")
-    assert check_family(path, "vllm").engine
-    with pytest.raises(ModelError, match=r"family falcon: vLLM \S+ cannot adapt this family: .*Set weights=full or "):
-        check_family(path, "vllm", lora=Lora(4, 8.0))
-    check_family(path, "transformers", lora=Lora(4, 8.0))
-    check_family(path, "vllm", "cuda", lora=Lora(4, 8.0))  # the table is of a CPU
-    glm = save_config(tmp_path / "glm4", "glm4")
-    assert "gate_up_proj" not in check_family(glm, "vllm", lora=Lora(4, 8.0)).lora_layers
-    with pytest.raises(ModelError, match="cannot adapt the layers 'gate_up_proj'"):
-        check_family(glm, "vllm", lora=Lora(4, 8.0, ("gate_up_proj",)))
-    check_family(glm, "transformers", lora=Lora(4, 8.0, ("gate_up_proj",)))
+def test_a_layer_that_vllm_cannot_adapt_is_no_default(tmp_path: Path) -> None:
+    CONFIG_MAPPING["glm4"]().save_pretrained(tmp_path)
+    assert "gate_up_proj" not in describe_family(str(tmp_path))
+    assert "glm4: sdpa attention; LoRA on down_proj, k_proj, " in describe_family(str(tmp_path))
 
 
-def test_a_family_that_the_table_lacks_is_left_to_the_weight_sync_check(tmp_path: Path) -> None:
-    assert "persimmon" not in families.read_table().families
-    family = check_family(save_config(tmp_path, "persimmon"), "vllm")
-    assert "decides at start" in family.engine and "padding is checked at start" in str(family)
+def test_code_of_a_model_s_own_is_told_with_the_setting(tmp_path: Path) -> None:
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
+    with pytest.raises(ModelError, match=r"Python code of its own\. If you trust it, set trust_remote_code=true\."):
+        load_language_model(str(tmp_path))
