@@ -9,7 +9,7 @@ OWN_PACKAGES = ("cory_env", "policies", "launch")
 """Every exception class that these define carries a message for the user."""
 IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """The variable that Ray sets for the driver of a job."""
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 """Errors of the operating system that refuse to write or read a file."""
 
 

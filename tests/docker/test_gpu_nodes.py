@@ -38,7 +38,7 @@ def test_the_job_s_pods_hold_its_preset_and_one_of_them_the_smaller_one(tmp_path
     (job,) = manifests("rayjob-gpus.yaml")
     check_ray(job)
     asked = parsed("train", shlex.split(job["spec"]["entrypoint"])[2:])
-    assert asked.go_on and asked.words == ["gsm8k-qwen14b"] and asked.out.startswith("/runs/")
+    assert asked.continue_ and asked.words == ["gsm8k-qwen14b"] and asked.out.startswith("/runs/")
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     head, worker = (pod["containers"][0] for pod in pods(job))
     limits = worker["resources"]["limits"]

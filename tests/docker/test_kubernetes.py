@@ -139,7 +139,7 @@ def test_the_job_runs_a_command_that_exists_and_goes_on_in_the_same_folder() -> 
     cory, train, *words = shlex.split(job["spec"]["entrypoint"])
     assert (cory, train) == ("cory", "train")
     asked = parsed("train", words)
-    assert asked.go_on and asked.out.startswith("/runs/")
+    assert asked.continue_ and asked.out.startswith("/runs/")
     preset, *pairs = asked.words
     assert resolve(preset, [], pairs).num_runners == 2
 

@@ -14,16 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 import pytest
-from transformers import GPT2PreTrainedModel
 
 from policies.checkpoint import Checkpoint
 from policies.cory import Cory
 from policies.learning import stored_policy
-from policies.models.model_check import ModelError
 from policies.rllib import learners
 from policies.rllib.learners import LearnerError
 from policies.rllib.token_ppo_learner import TokenPPOLearner
-from tests.policies.conftest import MakeCory
 from tests.policies.test_scale import build, in_own_session
 
 Weights = dict[str, Mapping[str, np.ndarray]]
@@ -217,11 +214,3 @@ def lose_one(signal_number: int) -> tuple[str, float, int]:
 def test_where_one_rank_of_one_llm_dies_the_run_hears_of_it_and_no_other_rank_is_left() -> None:
     said, took, left = in_own_session(lose_one, signal.SIGKILL)
     assert "A learner's process died" in said and took < 30 and left == 0
-
-
-def test_a_family_that_cannot_be_split_is_refused_before_anything_starts(
-    make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(GPT2PreTrainedModel, "_no_split_modules", [])
-    with pytest.raises(ModelError, match=r"cannot be sharded: .* Set shards_per_policy=1\."):
-        make_cory(shards_per_policy=2, num_learners=4)

@@ -63,7 +63,7 @@ def test_a_node_each_joins_the_cluster_and_the_run_goes_on_where_it_was_and_give
     (trained,) = [line for line in called if line.startswith("cory")]
     assert trained == f"cory train {EXAMPLE} --continue"
     asked = parsed("train", trained.split()[2:])
-    assert asked.go_on and asked.out == "/shared/runs/one"
+    assert asked.continue_ and asked.out == "/shared/runs/one"
     preset, *pairs = asked.words
     assert resolve(preset, [], pairs).num_runners == 4
     assert not list(calls.parent.glob(".cory-slurm-*"))
