@@ -1,13 +1,15 @@
 """Tells a model's files from others under the same name, in less time than it takes to read them.
 
-Small files are read whole. Of a large file its size, its start (of safetensors the names, types and shapes of the
-tensors) and blocks all over it are read. What is not seen: a change to a few numbers between two blocks.
+Small files are read whole. Of a large file its size, its start and blocks are read: of safetensors one in the middle
+of each tensor, of other files blocks all over it. What is not seen: a change to a few numbers of a large tensor, beside
+its block.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -20,6 +22,7 @@ SMALL = 16 * 2**20
 BLOCK = 4096
 """Bytes that are read at each place beyond."""
 MOST_BLOCKS = 1024
+"""Of a file that is not of safetensors."""
 
 
 def model_files(path: str) -> dict[str, str]:
@@ -50,12 +53,24 @@ def _digest(file: Path) -> str:
 
 
 def _parts(file: Path) -> Iterator[bytes]:
-    """Yields what is looked at of a file: all of it, or of a large one its size, its start and evenly spaced blocks."""
+    """Yields what is looked at of a file: all of it, or of a large one its size, its start and blocks."""
     size = file.stat().st_size
     with file.open("rb") as opened:
-        yield opened.read(SMALL)
+        start = opened.read(SMALL)
+        yield start
         if size > SMALL:
             yield str(size).encode()
-            for place in range(SMALL, size, max((size - SMALL) // MOST_BLOCKS, BLOCK)):
-                opened.seek(place)
+            for offset in _block_offsets(start, size):
+                opened.seek(offset)
                 yield opened.read(BLOCK)
+
+
+def _block_offsets(start: bytes, size: int) -> Iterable[int]:
+    """Where blocks of a large file are read: in the middle of each tensor, or all over a file of another kind."""
+    data = 8 + int.from_bytes(start[:8], "little")
+    try:
+        header = json.loads(start[8:data])
+    except ValueError:
+        return range(SMALL, size, max((size - SMALL) // MOST_BLOCKS, BLOCK))
+    header.pop("__metadata__", None)
+    return [max(data + sum(entry["data_offsets"]) // 2 - BLOCK // 2, 0) for entry in header.values()]

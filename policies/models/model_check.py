@@ -12,6 +12,8 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from policies.models.families import LIMIT, read_table
+
 
 class ModelError(ValueError):
     """A model cannot be loaded or used; the message says which, why, and what to do."""
@@ -30,10 +32,17 @@ def check_model(path: str, context: int, trust_remote_code: bool = False, tensor
         The model's vocabulary: embedding rows, which may be more than the tokenizer's tokens, or fewer.
 
     Raises:
-        ModelError: nothing loadable there, a context longer than the model's, or heads that cannot be split.
+        ModelError: nothing loadable there, a family whose code ignores padding, a context longer than the model's, or
+            heads that cannot be split.
     """
     check_folder(path, weights=False)
-    config = load_config(path, trust_remote_code).get_text_config()
+    config = load_config(path, trust_remote_code)
+    if read_table().families.get(config.model_type, {}).get("padding", 0) >= LIMIT:
+        raise ModelError(
+            f"`{path}` is of the family {config.model_type}, whose code ignores padding or positions: "
+            "log-probabilities would depend on what else is in a batch. Set model to one of another family."
+        )
+    config = config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and context > positions:
         raise ModelError(

@@ -17,7 +17,7 @@ from policies.models import families
 from policies.models.adapters import adapted, describe_family, linear_layers
 from policies.models.language_model import empty_language_model, hollow_language_model, load_language_model
 from policies.models.lora import Lora
-from policies.models.model_check import ModelError
+from policies.models.model_check import ModelError, check_model
 
 CAPPED = ["gemma2", "vaultgemma"]
 
@@ -28,6 +28,15 @@ def save_model(folder: Path, model_type: str, **values: Any) -> str:
     model.generation_config.eos_token_id = 0
     model.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.mark.parametrize("model_type", ["rwkv", "recurrent_gemma"])
+def test_a_family_that_ignores_padding_is_refused_by_name_before_its_weights_are_loaded(
+    tmp_path: Path, model_type: str
+) -> None:
+    CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=rf"`{tmp_path}` is of the family {model_type}, whose code ignores padding"):
+        check_model(str(tmp_path), 80)
 
 
 def test_a_model_that_ignores_padding_is_refused_by_its_own_weights_too(tmp_path: Path) -> None:

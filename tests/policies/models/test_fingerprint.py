@@ -29,6 +29,11 @@ def test_whichever_tensor_of_a_large_file_was_replaced_is_seen(folder: Path) -> 
     for name in ("layer_0.weight", "layer_17.weight", "layer_39.weight"):
         save_file({**tensors, name: torch.ones(64, 4096)}, file)
         assert model_files(str(folder))["model.safetensors"] != before["model.safetensors"], name
+    tensors["layer_33.bias"] = torch.zeros(8)  # lies where no evenly spaced block would
+    save_file(tensors, file)
+    before = model_files(str(folder))
+    save_file({**tensors, "layer_33.bias": torch.ones(8)}, file)
+    assert model_files(str(folder))["model.safetensors"] != before["model.safetensors"]
     tensors["layer_0.bias"] = tensors.pop("layer_0.weight")  # another name, the same numbers
     save_file(tensors, file)
     assert model_files(str(folder))["model.safetensors"] != before["model.safetensors"]
