@@ -86,12 +86,16 @@ def _objective(s: Fields) -> Iterator[str]:
         )
     if s.kl_control == "adaptive" and s.kl_coef == 0:
         yield "kl_control=adaptive multiplies kl_coef, which is 0. Set kl_coef above 0, or kl_control=fixed."
+    if s.kl_control == "adaptive" and s.kl_horizon < s.responses:
+        yield f"kl_horizon={s.kl_horizon} is shorter than an update. Set kl_horizon to {s.responses} or more."
 
 
 def _engines(s: Fields) -> Iterator[str]:
     """What vLLM can do, how its engines are split, and how weights reach them."""
     vllm, parts, transfer = s.backend == "vllm", s.tensor_parallel, s.weight_transfer
     least_gpus = min(s.gpus_per_learner, s.gpus_per_runner)
+    if vllm and s.temperature < 0.01:
+        yield f"temperature={s.temperature:g}: vLLM samples at 0.01 or above. Raise it, or set backend=transformers."
     if vllm and s.weights == "lora" and s.gpus_per_runner and s.dtype == "fp32":
         yield "weights=lora with dtype=fp32 is not in vLLM 0.32 on a GPU. Set dtype=bf16, or backend=transformers."
     if vllm and s.quantization != "none":

@@ -198,7 +198,7 @@ class Fields(BaseModel):
     """AdamW's learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = of_learning("constant")
     """How the learning rate falls over the run's `updates`, after `warmup`: not, or to 0 after the last one. A resume
-    with other `updates` changes it, and says so."""
+    with other `updates` changes it."""
     warmup: int = of_learning(0, ge=0)
     """Updates over which the learning rate rises to `lr`."""
     weight_decay: float = of_learning(0.0, ge=0, clone=True)
@@ -351,12 +351,6 @@ class Fields(BaseModel):
         """What the learning of each policy depends on."""
         same = {field.name: getattr(self, field.name) for field in fields(Hyperparameters) if field.name != "steps"}
         return Hyperparameters(**same, steps=self.responses // self.minibatch)
-
-    @property
-    def pays_for_others(self) -> bool:
-        """Whether an agent is paid for the rewards of others."""
-        share = {"sum": self.partner_reward, "chain": self.chain_gamma}.get(self.credit, 1)
-        return self.num_agents > 1 and share != 0
 
     @property
     def critic(self) -> bool:

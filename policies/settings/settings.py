@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import date
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
 
 from cory_env.chain import Chain, ChainSettings
 from cory_env.chat import ChatFormat
@@ -254,6 +254,26 @@ class Settings(Fields):
     def _choose_gpus(cls, values: Any) -> Any:
         """Fills in which GPU is used, if that is left out."""
         return choose_gpus(values) if isinstance(values, Mapping) else values
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_what_it_seems(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses `lr=true`, which pydantic takes for 1, and text that no file can hold."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+            raise ValueError("should be a number, not true or false")
+        texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+            raise ValueError("should be text in UTF-8, but holds bytes or half characters that are not")
+        return value
+
+    @field_validator("chat_date")
+    @classmethod
+    def _is_date(cls, value: str | None) -> str | None:
+        """Refuses days that no calendar has, which the pattern lets pass."""
+        if value is not None:
+            date.fromisoformat(value)
+        return value
 
     @field_validator("reward", mode="before")
     @classmethod
