@@ -103,7 +103,7 @@ class Cory(TemporaryLogdir, Algorithm):
             raise
         check_started(self.env_runner_group)
         self.learners: Learners = self.learner_group
-        self.runners = Runners(self.env_runner_group, s, self.learners)
+        self.runners = Runners(self.env_runner_group, s, self.learners, self.task.checksum)
         self.start = WarmStart(s, self.learners)
         self.runners.send(self.updates)
         self.scheduler = RolloutScheduler(s, self.runners, len(self.task.train))

@@ -45,12 +45,31 @@ class Learners(LearnerGroup):
         self.timeout: float = config.settings.learner_timeout
         """The longest wait for an answer of a remote learner, in seconds."""
 
-    def foreach_learner(self, func: Callable[[Any], Any], **kwargs: Any) -> RemoteCallResults:
+    def foreach_learner(
+        self,
+        func: Callable[..., Any],
+        *,
+        healthy_only: bool = True,
+        remote_actor_ids: list[int] | None = None,
+        timeout_seconds: float | None = None,
+        return_obj_refs: bool = False,
+        mark_healthy: bool = False,
+        **kwargs: Any,
+    ) -> RemoteCallResults:
         """Calls a function on every learner. Once one has failed, the others have `GRACE`.
 
         RLlib's own leaves out learners that are gone. So it takes a checkpoint whose learner died, or found no room on
         the disk, for a whole one, and where one of several dies it may report what the others say of their lost
         connection. It also waits for ever, and for all of them where one has failed.
+
+        Args:
+            func: takes a learner, and `kwargs`.
+            healthy_only: no effect, as no learner is left out.
+            remote_actor_ids: the remote learners that are asked; None: all.
+            timeout_seconds: the longest wait; None or 0: `timeout`.
+            return_obj_refs: no effect; answers are values.
+            mark_healthy: no effect, as of `healthy_only`.
+            **kwargs: the function's.
 
         Raises:
             LearnerError: one of them, or its answer, is lost; or there is no answer in time, and the learner is ended.
@@ -58,8 +77,13 @@ class Learners(LearnerGroup):
         """
         if self.is_local:
             return super().foreach_learner(func, **kwargs)
-        until = time.monotonic() + self.timeout
-        actors = actor_manager(self).actors()
+        timeout = timeout_seconds or self.timeout
+        until = time.monotonic() + timeout
+        actors = {
+            learner: actor
+            for learner, actor in actor_manager(self).actors().items()
+            if remote_actor_ids is None or learner in remote_actor_ids
+        }
         calls = {actor.apply.remote(partial(func, **kwargs)): learner for learner, actor in actors.items()}
         answers: dict[int, Any] = {}
         causes: list[Exception] = []
@@ -84,7 +108,7 @@ class Learners(LearnerGroup):
             raise causes[0] from None
         if waiting:
             raise LearnerError(
-                f"{len(waiting)} of {len(calls)} learners gave no answer in {self.timeout:.0f} s. If an update may "
+                f"{len(waiting)} of {len(calls)} learners gave no answer in {timeout:.0f} s. If an update may "
                 "take so long, raise learner_timeout; otherwise look at their machines."
             )
         results = RemoteCallResults()
@@ -273,7 +297,11 @@ def _begin_save(learner: TokenPPOLearner, mark: Path) -> tuple[str, str] | None:
         learner.begin_save(str(mark.parent))
         return None
     own = tempfile.mkdtemp(prefix="cory-checkpoint-")
-    learner.begin_save(own)
+    try:
+        learner.begin_save(own)
+    except BaseException:
+        _remove([own])
+        raise
     return _address(), own
 
 

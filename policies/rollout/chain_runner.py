@@ -69,6 +69,10 @@ class ChainRunner(StatelessRunner):
         self.rewards = RewardWorker(self.task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
         self.rewards.prepare()  # while the engines start
 
+    def task_checksum(self) -> int:
+        """The checksum of the queries that this runner has read."""
+        return self.task.checksum
+
     def chain(self, players: tuple[str, ...]) -> Chain:
         """The chain in which these LLMs answer; for players with the same tokenizers it is one and the same."""
         kind = tuple(id(self.tokenizers[player]) for player in players)

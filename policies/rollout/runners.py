@@ -33,6 +33,10 @@ class WeightSyncError(RuntimeError):
     """A runner does not hold the weights that it was sent."""
 
 
+class TaskChangedError(RuntimeError):
+    """A runner has read other queries than the algorithm."""
+
+
 class PendingRollout(NamedTuple):
     """Queries that remote runners were asked to play."""
 
@@ -52,7 +56,7 @@ class Runners:
     restarts it, and it gets the present weights before it plays.
     """
 
-    def __init__(self, group: EnvRunnerGroup, settings: Settings, learners: Learners) -> None:
+    def __init__(self, group: EnvRunnerGroup, settings: Settings, learners: Learners, task_checksum: int) -> None:
         """Wraps RLlib's group.
 
         Args:
@@ -61,10 +65,12 @@ class Runners:
                 that a runner whose reward hangs can say so.
             learners: have the present weights. They are fetched when they are sent, one LLM at a time, so that the
                 driver keeps no copy; with `weight_transfer` the learners send them.
+            task_checksum: of the algorithm's task, which runners that are restarted must have too.
         """
         self.local = group.local_env_runner
         self.group, self.manager = group, actor_manager(group)
         self.learners = learners
+        self.task_checksum = task_checksum
         self.timeout = settings.generation_timeout
         batches = max(settings.num_agents - 1, 1) if settings.observed == "best" else 1
         self.play_timeout = self.timeout + batches * _REWARD_CALLS * settings.reward_timeout
@@ -249,10 +255,17 @@ class Runners:
 
         Raises:
             WeightSyncError: an engine read something else than was sent.
+            TaskChangedError: the data changed since training began.
         """
         restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
         if restored:
             self.restarts += len(restored)
+            for runner, checksum in self._call("task_checksum", {runner: {} for runner in restored}).items():
+                if checksum != self.task_checksum:
+                    raise TaskChangedError(
+                        f"Runner {runner} was restarted and read other queries than training began with: the data "
+                        "changed meanwhile. Put it back, then resume."
+                    )
             self._send_to(restored)
         return restored
 

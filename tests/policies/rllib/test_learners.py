@@ -25,9 +25,9 @@ def test_what_a_learner_could_not_write_or_send_is_never_taken_for_whole(make_co
     pid = algorithm.learners.ask(lambda learner: os.getpid())
     os.kill(pid, signal.SIGSTOP)
     assert algorithm.learners.timeout == 15
-    algorithm.learners.timeout = 2.0
+    assert not algorithm.learners.foreach_learner(os.getpid, remote_actor_ids=[]).result_or_errors
     with pytest.raises(LearnerError, match="1 of 1 learners gave no answer in 2 s"):
-        algorithm.weights("llm_1")
+        algorithm.learners.foreach_learner(lambda learner, number: number, timeout_seconds=2.0, number=1)
     for ask in (lambda: algorithm.save_to_path(tmp_path / "lost"), lambda: algorithm.weights("llm_1"), algorithm.train):
         with pytest.raises(LearnerError, match="A learner's process died"):
             ask()

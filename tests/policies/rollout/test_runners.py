@@ -14,7 +14,7 @@ from policies.generation.generator import GenerationError
 from policies.generation.installed import vllm_installed
 from policies.models.model_check import ModelError
 from policies.rollout.dealing import Deal
-from policies.rollout.runners import split
+from policies.rollout.runners import TaskChangedError, split
 from policies.self_test import perturb
 from tests.policies.conftest import MakeCory
 from tests.policies.models.test_language_model import deeper_than_its_weights
@@ -46,8 +46,11 @@ def test_shares_hold_every_query_once_and_in_order(runners: int) -> None:
 def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_all_the_same(
     make_cory: MakeCory, tmp_path: Path, backend: str, calm_runners: int, runners: int, way: dict[str, Any]
 ) -> None:
-    flag = tmp_path / "die"
+    flag, data = tmp_path / "die", tmp_path / "data.jsonl"
+    rows = [f'{{"query": "This film, number {number},"}}\n' for number in range(20)]
+    data.write_text("".join(rows))
     settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": f"{REWARDS}:deadly?flag={flag}"}
+    settings["data"] = str(data)
     calm = make_cory(num_runners=calm_runners, backend=backend, **settings)
     shaken = make_cory(num_runners=runners, backend=backend, **settings, **way)
     expected = [calm.train()["cory"] for _ in range(4)]
@@ -67,6 +70,12 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
         assert texts(one) == texts(other)
         assert one["roles"] == other["roles"]
         assert other["weight_version_lag"] == 0
+
+    data.write_text("".join(rows[1:]))  # a runner that is restarted reads it anew
+    for runner in shaken.runners.manager.actors().values():
+        ray.kill(runner, no_restart=False)
+    with pytest.raises(TaskChangedError, match=r"Runner \d was restarted and read other queries than training began"):
+        shaken.train()
 
 
 def test_an_engine_of_the_driver_that_dies_before_new_weights_reach_it_gets_them_all_the_same(
