@@ -81,8 +81,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     if result.get("num_runners") == 0 and "num_runners" not in overrides and any(map(overrides.get, of_runners)):
         del result["num_runners"]
     for names, is_met, _ in REQUIREMENTS:
-        # Dropped is only what the overrides took the effect from: `average_period` of a preset of two agents, if
-        # `num_agents=1` overrides them. What had no effect in `values` either stays, so that it is refused by name.
+        # Drop only what lost its effect through the overrides: `average_period` of a preset with two agents, if
+        # `num_agents=1` is set. What had none before, as with `average_share` alone in a file, is left to be refused.
         if is_met(Fields.model_construct(**values)) and not is_met(Fields.model_construct(**result)):
             result = {name: value for name, value in result.items() if name in overrides or name not in names}
     return result

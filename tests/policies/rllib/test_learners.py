@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from policies.rllib.learners import LearnerError
+from policies.rllib.learners import LearnerError, _begin_save
 from tests.policies.conftest import MakeCory
 
 
@@ -55,3 +56,15 @@ def test_learners_write_to_folders_alone_and_come_back_whole(make_cory: MakeCory
         learners.save_to_path("elsewhere", filesystem=SimpleNamespace(type_name="mock"))
     with pytest.raises(ValueError, match="Only all of the learners can be restored, not learner/optimizer"):
         learners.restore_from_path(tmp_path, component="learner/optimizer")
+
+
+def test_a_save_on_another_machine_that_fails_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoRoom:
+        def begin_save(self, folder: str) -> None:
+            (Path(folder) / "half").touch()
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="No space left"):
+        _begin_save(NoRoom(), tmp_path / "not-seen-here" / "mark")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
