@@ -235,12 +235,12 @@ class Chain:
         """Tokenises the prompts of agents that follow responses, given as text.
 
         Raises:
-            NoEmbeddingError: One holds a token that the model has no embedding for.
+            NoEmbeddingError: One holds a token that the model has no embedding for, whatever the responses are.
         """
         mask = self.control.mask
         masked = [(self._masked(query), list(map(mask, texts))) for query, texts in turns]
         prompts = self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in masked])
-        return self._embedded([query for query, _ in turns], prompts)
+        return [self._spell_out(*turn, prompt) for turn, prompt in zip(masked, prompts, strict=True)]
 
     def _masked(self, query: Query) -> Query:
         """Returns a query whose texts become no control tokens in a prompt."""
@@ -256,7 +256,7 @@ class Chain:
         return replace(query, text=mask(query.text), columns=columns, history=history)
 
     def _embedded(self, queries: Sequence[Query], prompts: list[list[int]]) -> list[list[int]]:
-        """Returns prompts that hold no token without an embedding; text that is put into them never becomes one."""
+        """Returns the prompts if none holds a token without an embedding."""
         for query, prompt in zip(queries, prompts, strict=True) if self._unembedded else ():
             if token := next((token for token in prompt if token in self._unembedded), None):
                 raise NoEmbeddingError(
@@ -266,6 +266,18 @@ class Chain:
                     "trained with, or resize the model's embeddings."
                 )
         return prompts
+
+    def _spell_out(self, query: Query, texts: Sequence[str], prompt: list[int]) -> list[int]:
+        """Spells tokens without an embedding by their characters if it is a response that brings them."""
+        unembedded = self._unembedded.keys() & prompt
+        if not unembedded:
+            return prompt
+        self._embedded([query], self.encode([(self.task.observer_prompt(query, [""] * len(texts)), query.history)]))
+        spelled: dict[int, list[int]] = {}
+        for token in unembedded:
+            characters = self.tokenizer(list(self._unembedded[token]), add_special_tokens=False)["input_ids"]
+            spelled[token] = [part for ids in characters for part in ids if part < self.num_embeddings]
+        return [part for token in prompt for part in spelled.get(token, [token])]
 
     def cut(self, tokens: list[int]) -> tuple[list[int], bool]:
         """Cuts a response after what ends it: a token, or the one that completes the stop text.

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv
+from pettingzoo.utils.env import AECIterable
 
 from cory_env.chain import Chain, ChainSettings
 from cory_env.episode import Action, ChainEpisode, Observation
@@ -149,6 +150,24 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             raise ValueError(f"reset() needs to be called before {call}.")
         return self._episode
 
+    def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, dict[str, object]]:
+        """Returns observation, reward, termination, truncation and info of the agent whose turn it is.
+
+        Raises:
+            ValueError: There is no episode.
+        """
+        self._running("last")
+        return super().last(observe)
+
+    def agent_iter(self, max_iter: int = 2**63) -> AECIterable[str, Observation, Action | None]:
+        """Returns what yields the agent whose turn it is until the episode ends.
+
+        Raises:
+            ValueError: There is no episode.
+        """
+        self._running("agent_iter")
+        return super().agent_iter(max_iter)
+
     def observe(self, agent: str) -> Observation:
         """Returns what the agent sees: its prompt, or nothing (length 0) before its turn.
 
@@ -169,7 +188,9 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             raise ValueError("step() was called, but the episode is over. Call reset() to start another.")
         agent = self.agent_selection
         if self.terminations[agent]:
-            self._was_dead_step(action)
+            if action is not None:
+                raise ValueError(f"{agent}: expected the action None, because it has finished, but {action!r} came.")
+            self._was_dead_step(None)
             return
         if action is None:
             raise ValueError(f"{agent}: expected a response, because it is its turn, but None came.")

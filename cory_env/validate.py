@@ -5,7 +5,8 @@
     assert report.ok
 
 Every query of all splits is looked at. The reward runs as it will in training, in its own process: on a few responses,
-of which one is empty (a model may end at once), and on every gold answer that the task has.
+of which one is empty (a model may end at once), and on every gold answer that the task has: as the right answer to its
+own query, and as a wrong one to the query before.
 """
 
 import sys
@@ -123,12 +124,14 @@ def validate(
 
 
 def check_queries(task: Task, report: Report) -> None:
-    """Finds empty splits, wrong numbering, and training queries that are held out too."""
+    """Finds empty splits, empty queries, wrong numbering, and training queries that are held out too."""
     for split in task.splits:
         queries = task.queries(split)
         report.facts.append(f"{split}: {len(queries)} queries")
         if not queries:
             report.problems.append(f"The {split} split has no queries. Add rows, or set another file.")
+        empty = [query for query in queries if not query.text.strip()]
+        report.count(split, queries, empty, "are empty", "Remove them.")
         if any(query.id != index for index, query in enumerate(queries)):
             report.problems.append(f"The queries of {split} are not numbered 0, 1, 2, …. Number them in their order.")
     held_out = {query.text for split in task.splits if split != "train" for query in task.queries(split)}
@@ -151,6 +154,8 @@ def check_lengths(chain: Chain, report: Report) -> None:
         needed = max(whole) + references
         report.facts.append(f"{split}: prompts take up to {max(whole)} tokens, references up to {references} more")
         report.max_prompt = max(report.max_prompt, needed)
+        empty = [query for query, length in zip(queries, lengths, strict=True) if not length]
+        report.count(split, queries, empty, "make a prompt of no token", "Correct or remove them.")
         too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt]
         problem, advice = f"do not fit max_prompt = {chain.max_prompt}", f"Raise max_prompt to {max(lengths)}"
         report.count(split, queries, too_long, problem, f"{advice}, or remove them.")
@@ -234,7 +239,10 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
 
 
 def check_answers(chain: Chain, worker: RewardWorker, report: Report) -> None:
-    """Finds gold answers that do not score 1.0, or that no response can hold."""
+    """Finds gold answers that do not score 1.0 or that no response can hold, and wrong answers that score 1.0.
+
+    The wrong answer to a query is the gold answer of the next one, if that is another.
+    """
     for split in chain.task.splits:
         answers = gold_answers(chain.task, split)
         if not answers:
@@ -253,6 +261,20 @@ def check_answers(chain: Chain, worker: RewardWorker, report: Report) -> None:
             report.warnings.append(
                 f"{len(too_long)} gold answers of {split} do not fit max_response = {chain.max_response}. Raise it to "
                 f"{max(too_long)} or more."
+            )
+        following = [gold for _, gold in [*answers[1:], answers[0]]]
+        wrong = [(query, other) for (query, gold), other in zip(answers, following, strict=True) if other != gold]
+        rewards = reward_answers(chain, worker, wrong)
+        taken = [answer for answer, reward in zip(wrong, rewards, strict=True) if reward == 1.0]
+        if wrong:
+            report.facts.append(
+                f"{split}: {len(taken)} of {len(wrong)} wrong answers, those of the next query, score 1.0"
+            )
+        if taken:
+            query, other = taken[0]
+            report.problems.append(
+                f"{len(taken)} wrong answers to queries of {split} score 1.0, the first is {other[:80]!r} to query "
+                f"{query.id}, {query.text[:60]!r}. Correct the reward or the data."
             )
 
 

@@ -107,6 +107,11 @@ def call(function: Callable[..., object], batch: Batch, asks: str = "") -> Reply
             error=f"it {asks}asks for {', '.join(missing)}, but is offered only {', '.join(sorted(offered))}. "
             "Rename its arguments, give them defaults, or add the columns to the data",
         )
+    if empty := [name for name in required(function) if any(value is None for value in arguments[name])]:
+        return Reply(
+            error=f"{asks}was not called, because it asks for {', '.join(empty)}, and the data has no value there "
+            "(with a default for that argument it would get None)"
+        )
     try:
         copies = {name: [copy.deepcopy(value) for value in values] for name, values in arguments.items()}
         result = function(**copies)

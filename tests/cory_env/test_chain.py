@@ -349,9 +349,7 @@ def test_a_prompt_with_a_token_beyond_the_embeddings_is_refused_and_one_without_
         ask = Chain(chain().task, tokens, **settings)
         assert ask.build_prompt(QUERIES[0], []) == (tokens_of("This movie was"), False)
         said = f"token '<go>' with id 4097, but `{tokens.name_or_path}` has 4096 embeddings"
-        assert (
-            max(ask.build_prompt(Query(7, "a <go> b"), [])[0]) < 4096
-        )  # text from the data never becomes such a token
+        assert max(ask.build_prompt(Query(7, "a <go> b"), [])[0]) < 4096  # spelled, as it is more than a word
         templates = replace(chain().task, observer_template="<go> {reference}{query}")
         with pytest.raises(NoEmbeddingError, match=said):
             Chain(templates, tokens, **settings).build_prompt(QUERIES[0], [tokens_of(" good")])
@@ -367,6 +365,15 @@ def test_a_response_that_spells_a_token_beyond_the_embeddings_is_read_as_its_cha
     assert tokens.decode(episode.prompt_ids()) == tokenizer().decode(
         chain().encode_later([(QUERIES[0], [" so <go> on"])])[0]
     )
+
+
+def test_a_response_with_a_word_or_character_beyond_the_embeddings_is_read_and_a_query_with_one_is_refused() -> None:
+    tokens = with_added("zork", "~")
+    ask = Chain(chain().task, tokens, vocab_size=4096)
+    (prompt,) = ask.encode_later([(QUERIES[0], [" so zork ~ on"])])
+    assert max(prompt) < 4096 and "zork" in tokens.decode(prompt).replace(" ", "")
+    with pytest.raises(NoEmbeddingError, match="query 7 of task reviews holds the token 'zork'"):
+        ask.encode_later([(Query(7, "a zork b"), [" good"])])
 
 
 def test_the_largest_id_counts_and_ends_and_padding_beyond_the_embeddings_are_not_used() -> None:

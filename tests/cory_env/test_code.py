@@ -43,7 +43,7 @@ def golds(task: Task) -> list[str]:
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_bundled_solutions_pass_all_their_tests(step: int) -> None:
+def test_bundled_solutions_pass_all_their_tests_and_not_those_of_the_next_problem(step: int) -> None:
     task = make_task("code", reward=f"cory_env.rewards.code:share_passed?sandbox={sandbox()}")
     assert (len(task.train), len(task.test)) == (66, 18)
     splits = {
@@ -56,6 +56,7 @@ def test_bundled_solutions_pass_all_their_tests(step: int) -> None:
     for split, queries in splits.items():
         count = len(queries)
         assert f"{split}: {count} of {count} gold answers score 1.0" in report.facts
+        assert f"{split}: 0 of {count} wrong answers, those of the next query, score 1.0" in report.facts
 
 
 def test_tests_stay_out_of_the_prompts() -> None:

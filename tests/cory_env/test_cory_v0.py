@@ -123,14 +123,14 @@ def test_the_test_split_can_be_played() -> None:
 
 def test_calls_out_of_order_say_so() -> None:
     env = make(1, render_mode="ansi")
-    for call in (lambda: env.step(None), lambda: env.observe("pioneer"), env.render):
+    for call in (lambda: env.step(None), lambda: env.observe("pioneer"), env.render, env.last, env.agent_iter):
         with pytest.raises(ValueError, match="reset\\(\\) needs to be called before"):
             call()
     env.reset()
     with pytest.raises(ValueError, match=r"pioneer: expected a response.* but None came"):
         env.step(None)
     env.step(action(env, " fun"))
-    with pytest.raises(ValueError, match="the only valid action is None"):
+    with pytest.raises(ValueError, match="pioneer: expected the action None, because it has finished"):
         env.step(action(env, " fun"))
     env.step(None)
     with pytest.raises(ValueError, match="the episode is over"):

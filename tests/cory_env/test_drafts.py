@@ -45,7 +45,7 @@ def test_the_observer_sees_the_draft_between_query_and_equals_sign() -> None:
     assert task.observer_prompt(query, [" 109+035"]) == "48+61+35~109+035="
     assert task.observer_prompt(query, ["109+035", "134"]) == "48+61+35~109+035~134="
     own = make_task("drafts", observer_prompt="{query}!{reference}=")
-    assert own.observer_prompt(query, ["109+035", "134"]) == "48+61+35!109+035\n134="
+    assert own.observer_prompt(query, ["109+035", "134"]) == "48+61+35!109+035~134="
 
 
 def test_the_task_is_sound() -> None:

@@ -79,8 +79,13 @@ def test_a_column_that_the_data_lacks_is_named_with_those_it_has() -> None:
         score("with_column", ["4"], other=[1])
 
 
-def test_a_missing_value_is_none() -> None:
-    assert score("with_default", ["4", "4"], answer=["4", None]) == [1.0, 0.0]
+def test_a_missing_value_reaches_only_a_function_with_a_default_for_it() -> None:
+    columns: dict[str, list[object]] = {"answer": ["4", None]}
+    assert score("with_default", ["4", "4"], **columns) == [1.0, 0.0]
+    with pytest.raises(RewardError, match=r"sample 1 of 2.*was not called, because it asks for answer"):
+        score("with_column", ["4", "4"], **columns)
+    with RewardWorker("tests.cory_env.sample_rewards:with_column", timeout=20, on_error="skip") as worker:
+        assert worker.rewards(["query"] * 2, ["4", "4"], columns) == [1.0, None]
 
 
 @pytest.mark.parametrize(("function", "count"), [("inserts", 2), ("clears", 0)])

@@ -48,6 +48,17 @@ def test_gold_answers_must_score_one() -> None:
     assert str(bad).endswith("The task cannot be trained on yet.")
 
 
+def test_the_gold_answer_of_the_next_query_must_not_score_one_unless_it_is_the_same() -> None:
+    same = validate(sums(), tokenizer())
+    assert not any("wrong answers" in fact for fact in same.facts)
+    two = [Query(0, "2 + 2 =", {"answer": "4", "gold": "4"}), Query(1, "2 + 3 =", {"answer": "5", "gold": "5"})]
+    good = validate(replace(sums(), train=two), tokenizer())
+    assert good.ok and "train: 0 of 2 wrong answers, those of the next query, score 1.0" in good.facts
+    always = "tests.cory_env.sample_rewards:fixed?value=1"
+    bad = validate(replace(sums(), train=two, reward=always), tokenizer())
+    assert "2 wrong answers to queries of train score 1.0, the first is '5' to query 0, '2 + 2 ='" in bad.problems[0]
+
+
 def test_gold_answers_that_no_response_can_hold_are_a_warning() -> None:
     long = [Query(0, "2 + 2 =", {"answer": "4444", "gold": "4444"})]
     report = validate(replace(sums(), train=long), tokenizer(), max_response=1)
@@ -98,7 +109,9 @@ def test_references_that_may_be_cut_are_a_warning() -> None:
     assert report.ok and "3 queries of train leave too little room" in report.warnings[0]
 
 
-def test_empty_splits_wrong_numbers_and_shared_queries_are_found() -> None:
+def test_empty_splits_and_queries_wrong_numbers_and_shared_queries_are_found() -> None:
+    empty = validate(replace(reviews(), train=[Query(0, " ")]), tokenizer())
+    assert "1 of 1 queries of train are empty, the first is query 0" in empty.problems[0]
     none = validate(replace(reviews(), test=[]), tokenizer())
     assert "The test split has no queries" in none.problems[0]
     shared = validate(replace(reviews(), train=[Query(0, "My aunt")], test=[Query(0, "My aunt")]), tokenizer())

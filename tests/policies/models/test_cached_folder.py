@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.models.cached_folder import cached_folder
+from policies.models.cached_folder import CacheError, cached_folder
 
 FILLER = """
 import pathlib, sys, time
@@ -132,11 +132,11 @@ def test_an_error_while_filling_passes_and_leaves_nothing(cache: Path) -> None:
     assert not list(cache.glob(".unfinished*"))
 
 
-def test_a_file_that_the_disk_refuses_leaves_nothing(cache: Path) -> None:
+def test_a_file_that_the_disk_refuses_is_named_with_what_to_do(cache: Path) -> None:
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(CacheError, match=r"cory-rllib/model cannot be written: File too large.*XDG_CACHE_HOME"):
             cached_folder("model", lambda folder: (folder / "weights").write_bytes(bytes(2000)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
