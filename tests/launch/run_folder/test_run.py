@@ -92,15 +92,6 @@ def test_settings_come_back_and_the_commands_that_made_them_are_kept(tmp_path: P
     assert lines[:2] == ["# cory train", "# cory train --resume here 'prompt=a b: c'"]
 
 
-def test_a_run_of_a_version_without_validation_queries_goes_on_without_them(tmp_path: Path) -> None:
-    run = record(tmp_path, SETTINGS)
-    assert SETTINGS.validation and run.settings().validation
-    config = tmp_path / "config.yaml"
-    lines = config.read_text().splitlines(keepends=True)
-    config.write_text("".join(line for line in lines if not line.startswith("validation: ")))
-    assert run.settings() == SETTINGS.model_copy(update={"validation": False})
-
-
 def test_the_best_update_has_the_highest_mean_held_out_combined_reward(tmp_path: Path) -> None:
     run = record(tmp_path, SETTINGS)
     worth = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.updates()[::6]}
