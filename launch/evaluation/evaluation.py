@@ -10,6 +10,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Container, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -118,10 +119,10 @@ class Plan(NamedTuple):
             "at_once": self.settings.chains,
             "functions": self.sources.functions,
             "prompts": self.sources.task,
-            "llms": self.sources.llms,
+            "llms": {llm: asdict(source) for llm, source in self.sources.llms.items()},
             "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),
             "split": self.split,
-            "data": {"queries": self.queries, "digest": self.sources.queries[split]["digest"]},
+            "data": {"queries": self.queries, "digest": self.sources.queries[split].digest},
             "samples": self.samples,
         }
 

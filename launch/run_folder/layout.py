@@ -49,8 +49,9 @@ FROM_PYTHON = "cory train, from Python"
 """What stands there as the command of a run that `cory_rllib.train` began."""
 TENSORBOARD = "tensorboard"
 WANDB, WANDB_ID = "wandb", "wandb.id"
-TRACKIO_ID = "trackio.id"
 """What Weights & Biases keeps, and the id under which its run goes on."""
+TRACKIO_ID = "trackio.id"
+"""The name under which Trackio's run goes on."""
 BEGUN = (
     *(CONFIG, SOURCES, METRICS, SAMPLES, LOG, RUN_ID, WANDB_ID, TRACKIO_ID, CHECKPOINTS, TENSORBOARD, WANDB),
     *(f".{CONFIG}.new", f".{SOURCES}.new"),  # of a kill in the middle of a write

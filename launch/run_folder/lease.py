@@ -64,10 +64,18 @@ class Owner(NamedTuple):
 class Lease:
     """This process's lease on a run in storage, while it is entered as a context."""
 
-    def __init__(self, storage: Storage, folder: Path) -> None:
-        """Takes the run, and the local folder in which it works, which this process has locked."""
+    def __init__(self, storage: Storage, folder: Path, is_locked: bool = False) -> None:
+        """Names the run, and the local folder in which it works.
+
+        Args:
+            storage: of the run.
+            folder: local; this process has locked it.
+            is_locked: this process has locked storage too. So whoever wrote the record has ended; or is on a machine
+                that the lock does not reach, and stops at its next upload.
+        """
         self._storage = storage
         self._folder = folder
+        self._is_locked = is_locked
         self._released = threading.Event()
         self._heartbeat = threading.Thread(target=self._keep_renewing, daemon=True)
 
@@ -83,7 +91,8 @@ class Lease:
         if not file.exists():
             file.write_text(secrets.token_hex(8))
         self._writer = file.read_text()
-        self._refuse_other()
+        if not self._is_locked:
+            self._refuse_other()
         self._write()
         self._refuse_other()
         self._heartbeat.start()

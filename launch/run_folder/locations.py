@@ -18,6 +18,8 @@ NAMED = (*BY_CONTENT, "start_from")
 """Settings that name files or folders."""
 NOT_CALLED = (ROOT / "policies", ROOT / "launch")
 """Our packages in whose place a function's process imports a user's module of that name."""
+_added: list[str] = []
+"""Folders in which runs had modules, the latest run's first."""
 
 
 def located(
@@ -80,19 +82,25 @@ def module_file(function: str) -> Path | None:
 def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> None:
     """Lets this process, and those that it starts, import the modules of functions from where a run had them.
 
-    Only modules that are not found otherwise: the run's folder comes after all others, the present one included.
+    Only modules that are not found otherwise: the run's folder comes after all others, the present one included, but
+    before those that were added for other runs.
 
     Args:
         functions: their names.
         paths: where the run's files lay.
     """
     search_working_folder()
+    earlier = [folder for folder in _added if folder in sys.path]
+    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in earlier]
+    sys.path[:] = [path for path in sys.path if path not in earlier]
+    latest = []
     for name in functions:
         recorded = paths.get(shown(name))
         if recorded is not None and module_file(name) is None and Path(recorded).is_file():
-            folder = str(Path(recorded).parents[parse_spec(name)[0].count(".")])
-            sys.path.append(folder)
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder)))
+            latest.append(str(Path(recorded).parents[parse_spec(name)[0].count(".")]))
+    _added[:] = dict.fromkeys([*latest, *earlier])
+    sys.path += _added
+    os.environ["PYTHONPATH"] = os.pathsep.join([*inherited, *_added])
 
 
 def _locate(key: str, value: str, paths: Mapping[str, str], needed: bool, settable: bool, absolute: bool) -> str:

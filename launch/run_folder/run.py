@@ -4,6 +4,7 @@ A run in storage works in a folder of the user's cache, from which `upload` copi
 """
 
 import contextlib
+import os
 import platform
 import secrets
 import shlex
@@ -23,6 +24,7 @@ from launch.run_folder.layout import (
     CONFIG,
     CURVES,
     FINAL,
+    LOCK,
     LOG,
     METRICS,
     ORIGIN,
@@ -52,6 +54,7 @@ class Run:
         self.curves = path / CURVES
         self.storage = storage
         self._lock: contextlib.ExitStack | None = None
+        self._lock_file: os.stat_result | None = None
         self._lease: Lease | None = None
         self._is_new = False  # its folder was made for it, and goes if it is refused
 
@@ -87,13 +90,10 @@ class Run:
     @classmethod
     def _create_in_storage(cls, uri: str) -> "Run":
         storage = Storage(uri)
+        _refuse_begun(storage)  # before anything is touched
         run = cls._work_on(storage)
         try:
-            if is_begun(uri):
-                raise CommandError(
-                    f"{uri} has a run, there or in {run.path} on {platform.node()}: go on with it by "
-                    f"`{run.resume_command()}`, or name another place with --out."
-                )
+            _refuse_begun(storage)  # another process may have begun one, and ended, since
         except CommandError:
             run.unlock()
             raise
@@ -171,17 +171,20 @@ class Run:
         with contextlib.ExitStack() as stack:
             stack.enter_context(lock_folder(self.path))
             if self.storage is not None:
+                is_locked = False
                 if self.storage.folder is not None:  # another process may train there without a URI
                     with contextlib.suppress(NoLocks):
                         stack.enter_context(lock_folder(self.storage.folder))
-                self._lease = stack.enter_context(Lease(self.storage, self.path))
+                        is_locked = True
+                self._lease = stack.enter_context(Lease(self.storage, self.path, is_locked))
+            self._lock_file = (self.path / LOCK).stat()
             self._lock = stack.pop_all()
 
     def unlock(self) -> None:
         """Lets other processes write here again."""
         if self._lock is not None:
             self._lock.close()
-            self._lock = self._lease = None
+            self._lock = self._lock_file = self._lease = None
 
     def write_settings(self, settings: Settings, origin: str) -> None:
         """Writes `config.yaml`; its first lines are the commands that made it, `origin` the latest."""
@@ -191,7 +194,7 @@ class Run:
         replace_text(file, "\n".join(comments) + "\n" + as_yaml(settings))
 
     def settings(self) -> Settings:
-        """Reads `config.yaml`; a setting that came with a later version is as it was then.
+        """Reads `config.yaml`; a setting that it lacks has its default.
 
         Raises:
             CommandError: it holds something that is no setting, or no setting any more.
@@ -290,15 +293,16 @@ class Run:
     def remove_local(self) -> None:
         """Removes the local folder of a run that storage has all of, and unlocks both."""
         if self.storage is not None:
+            (self.path / RUN_ID).unlink(missing_ok=True)  # what an interrupt leaves is then not taken for the run
             shutil.rmtree(self.path.parent)
             self.unlock()
 
     def abort(self) -> None:
         """Removes a locked run that was refused before anything of it was recorded, also from storage if it owns that.
 
-        Not if its folder is gone: what was recorded is then not known.
+        Not if its folder is gone: what was recorded is then not known, and another run may have its path.
         """
-        if self.metrics.path.exists() or not self.path.is_dir():
+        if self.metrics.path.exists() or not self._is_in_place():
             return
         if self.storage is None:
             self._clear()
@@ -313,6 +317,11 @@ class Run:
             if self._is_new and self.storage.folder is not None:
                 shutil.rmtree(self.storage.folder)
         self.remove_local()
+
+    def _is_in_place(self) -> bool:
+        """Tells whether the folder that was locked still has its path."""
+        file = self.path / LOCK  # held open, so no other file gets its number
+        return self._lock_file is not None and file.exists() and os.path.samestat(self._lock_file, file.stat())
 
     def _entries(self) -> list[Path]:
         """Returns what lies in the folder, but for what says who may write there, and what a kill left unfinished."""
@@ -338,6 +347,15 @@ def is_begun(place: str) -> bool:
     if files and not _is_config(storage.read(CONFIG)):
         raise CommandError(f"{storage.uri} is not empty and holds no run: empty it, or name another place.")
     return bool(updates_in(files)) or not Run(storage.cache("runs")).checkpoints.empty()
+
+
+def _refuse_begun(storage: Storage) -> None:
+    if is_begun(storage.uri):
+        run = Run(storage.cache("runs"), storage)
+        raise CommandError(
+            f"{storage.uri} has a run, there or in {run.path} on {platform.node()}: go on with it by "
+            f"`{run.resume_command()}`, or name another place with --out."
+        )
 
 
 def _is_config(content: bytes | None) -> bool:

@@ -18,7 +18,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypedDict
+from typing import Any, NamedTuple, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from cory_env.named import parse_spec, search_working_folder
 from cory_env.pickled import is_pickled, shown
@@ -64,14 +66,16 @@ class Change(NamedTuple):
         return "held-out figures" if self.part in SPLITS else "figures"
 
 
-class Queries(TypedDict):
+@dataclass(frozen=True)
+class Queries:
     """The queries of a split."""
 
     count: int
     digest: str
 
 
-class LLM(TypedDict):
+@dataclass(frozen=True)
+class LLM:
     """What an LLM starts from."""
 
     model: str
@@ -97,16 +101,17 @@ class Sources:
         """Reads `sources.json` in a folder; None if there is none.
 
         Raises:
-            CommandError: it is damaged.
+            CommandError: it is damaged, or has another form.
         """
         file = folder / SOURCES
         if not file.is_file():
             return None
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+            return TypeAdapter(cls).validate_json(file.read_bytes())
+        except ValidationError as error:
             raise CommandError(
-                f"{file} is damaged ({error}). Restore it, or remove it and resume with --allow-changes."
+                f"{file} is damaged, or another version of cory-rllib wrote it. Restore it, or remove it and resume "
+                "with --allow-changes."
             ) from error
 
     def write(self, folder: Path) -> None:
@@ -183,7 +188,7 @@ def compare(before: Sources, settings: Settings, task: Task, now: Sources) -> li
         old, new = before.queries.get(split), now.queries.get(split)
         if old != new:
             data = (settings.eval_data if split != "train" else None) or settings.data
-            counts = f"{new['count'] if new else 0} now, {old['count'] if old else 0} then"
+            counts = f"{new.count if new else 0} now, {old.count if old else 0} then"
             source = _changed(data or f"The data of task {task.name}", before)
             changes.append(Change(split, f"{source}: its {kind} queries differ ({counts})"))
     templates = [name for name, text in (before.task or {}).items() if text != (now.task or {}).get(name)]
@@ -203,15 +208,15 @@ def compare_llms(before: Sources, settings: Settings, now: Mapping[str, LLM]) ->
         if llm not in before.llms:  # of a longer chain than the run's
             continue
         old, new = before.llms[llm], now[llm]
-        (hub, at, commit), (new_hub, _, new_commit) = old["model"].partition("@"), new["model"].partition("@")
+        (hub, at, commit), (new_hub, _, new_commit) = old.model.partition("@"), new.model.partition("@")
         if at and hub == new_hub and commit != new_commit:
             text = f"The model {name} has moved on the hub from commit {commit:.7} to {new_commit:.7}"
             changes[Change("commit", text)] = None
-        elif old["model"] != new["model"]:
+        elif old.model != new.model:
             changes[Change("model", f"The model {_changed(name, before)}")] = None
-        if old["tokenizer"] != new["tokenizer"]:
+        if old.tokenizer != new.tokenizer:
             changes[Change("tokenizer", f"The tokenizer of {_changed(name, before)}")] = None
-        templates = {old["chat_template"], new["chat_template"]}
+        templates = {old.chat_template, new.chat_template}
         if None not in templates and len(templates) > 1:
             changes[Change("chat_template", f"The chat template of {_changed(name, before)}")] = None
     return list(changes)

@@ -8,7 +8,9 @@ removed first: a folder without one is no checkpoint.
 import contextlib
 import hashlib
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from launch.console.credentials import secret_in
 from launch.console.errors import IN_JOB, CommandError
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, name_of, update_of
-from launch.run_folder.layout import CHECKPOINTS, CONFIG, FINAL, METRICS, SAMPLES, SOURCES, WRITERS
+from launch.run_folder.layout import CHECKPOINTS, CONFIG, FINAL, LEASE, METRICS, SAMPLES, SOURCES, WRITERS
 from policies.models.cached_folder import user_cache
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ class Storage:
             raise CommandError(f"{uri} is no place for a run: {_reason(error)}. Use s3://, gs://, file:///") from error
         self._base = base.rstrip("/")
         self._uploaded: dict[str, tuple[int, int]] = {}  # by name, (size, time of change) of what was uploaded
+        self._damaged: set[int] = set()  # updates whose checkpoints there are damaged
 
     @property
     def folder(self) -> Path | None:
@@ -157,8 +160,14 @@ class Storage:
         Raises:
             StorageError: storage cannot be written.
         """
-        with self._appearing(name) as path, self._files.open_output_stream(path) as file:
-            file.write(content)
+
+        def put(path: str) -> None:
+            with self._files.open_output_stream(path) as file:
+                file.write(content)
+
+        # A thread gets no Ctrl-C, after which an object store would publish an empty object.
+        with self._appearing(name) as path, ThreadPoolExecutor(1) as thread:
+            thread.submit(put, path).result()
 
     def remove(self, name: str) -> None:
         """Removes a file.
@@ -196,8 +205,12 @@ class Storage:
         Raises:
             StorageError: storage cannot be written; what is there still is a whole, older state of the run.
         """
+        for update in sorted(self._damaged):  # now that training goes on from an earlier one
+            self.remove(f"{CHECKPOINTS}/{name_of(update)}/{manifest.NAME}")
+            self._damaged.remove(update)
         remote = self.files()
-        local = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        paths = sorted(Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+        local = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
         saved = {*updates_in(remote)}
         updates = sorted(saved.union(updates_in(local)))
         kept = {*updates[-keep:], *([best] if best in updates else [])}
@@ -252,7 +265,7 @@ class Storage:
             self.download(folder, [f"{checkpoint}/**"])
             if manifest.verify(folder / checkpoint) is None:
                 return
-            self.remove(f"{checkpoint}/{manifest.NAME}")  # so that it counts no more, and may be saved anew
+            self._damaged.add(update)
 
     def _at(self, name: str) -> str:
         return f"{self._base}/{name}"
@@ -270,11 +283,15 @@ class Storage:
         """Uploads a file atomically, if it has changed. No signal interrupts Arrow, which would end an object early."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
-        state = _state(file)
-        if self._uploaded.get(name) != state:
-            with self._appearing(name) as path:
-                copy_files(str(file), path, LocalFileSystem(), self._files, chunk_size=CHUNK)
-            self._uploaded[name] = state
+        try:
+            state = _state(file)
+            if self._uploaded.get(name) != state:
+                with self._appearing(name) as path:
+                    copy_files(str(file), path, LocalFileSystem(), self._files, chunk_size=CHUNK)
+                self._uploaded[name] = state
+        except (FileNotFoundError, StorageError):
+            if file.exists():  # else its library has removed it meanwhile
+                raise
 
     @contextlib.contextmanager
     def _appearing(self, name: str) -> Iterator[str]:
@@ -284,9 +301,16 @@ class Storage:
             if self._files.type_name in OBJECT_STORES:
                 yield path
                 return
+            own = f".{secrets.token_hex(4)}" if name == LEASE else ""  # which several may write at once
+            part = f"{path}{own}{PART}"
             self._files.create_dir(str(PurePosixPath(path).parent), recursive=True)
-            yield f"{path}{PART}"
-            self._files.move(f"{path}{PART}", path)
+            try:
+                yield part
+                self._files.move(part, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._files.delete_file(part)
+                raise
 
     def _download(self, name: str, file: Path, time: int | None) -> None:
         """Copies a file here atomically, with its time of change there, in nanoseconds since 1970, if that is known."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from cory_env.tasks import Task
 from launch.console.errors import IN_JOB, CommandError
 from launch.run_folder.journal import replace_text
@@ -115,15 +117,18 @@ def read_comparable(folder: Path) -> dict[str, Sources]:
     """Reads what `write_comparable` wrote; empty where there is nothing.
 
     Raises:
-        CommandError: it is damaged.
+        CommandError: it is damaged, or has another form.
     """
     file = folder / SOURCES
     if not file.is_file():
         return {}
     try:
-        return {kind: Sources(**each) for kind, each in json.loads(file.read_text(encoding="utf-8")).items()}
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise CommandError(f"{file} is damaged ({error}). Restore it, or remove it to go on unchecked.") from error
+        return TypeAdapter(dict[str, Sources]).validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise CommandError(
+            f"{file} is damaged, or another version of cory-rllib wrote it. Restore it, or remove it to go on "
+            "unchecked."
+        ) from error
 
 
 def write_comparable(folder: Path, sources: dict[str, Sources]) -> None:

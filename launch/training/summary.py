@@ -10,6 +10,7 @@ from launch.display.terminal import Terminal
 from launch.display.texts import before_and_after
 from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run
+from launch.run_folder.sources import Sources
 from policies.settings.settings import Settings
 
 COLUMNS = (*MAIN, "response_length", "eos_rate")
@@ -26,6 +27,10 @@ def summarise(run: Run, settings: Settings, terminal: Terminal) -> None:
     chain = ", and the chain's last answer" if "last_answer" in last else ""
     terminal.say(Text(f"Queries never trained on, each policy alone{chain}, {updates}", style="bold"))
     terminal.say(before_and_after_table(first, last, terminal))
+    sources = Sources.read(run.path)
+    changes = [] if sources is None else [change for change in sources.changes if change["part"] != "train"]
+    for update, text in {change["update"]: change["text"] for change in changes}.items():
+        terminal.say(f"Warning: figures before and after update {update} do not compare. {text}.", True)
     samples = [sample for sample in cast(list[SampleLine], run.samples.read()) if sample["held_out"]]
     before, after = ([sample for sample in samples if sample["update"] == at["update"]] for at in (first, last))
     if before and after:

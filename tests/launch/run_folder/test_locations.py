@@ -37,3 +37,13 @@ def test_a_run_s_module_is_imported_from_where_it_was_and_the_present_folder_s_f
     assert (module_file(REWARD) is None) == (present == "empty")
     add_module_folders([REWARD], run)
     assert score() == [value]
+
+
+def test_of_several_runs_modules_the_latest_run_s_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.chdir(tmp_path)
+    first, second = (folder_with_reward(tmp_path / f"run_{value}", value) for value in (1, 2))
+    for paths, value in ((first, 1.0), (second, 2.0), (first, 1.0)):
+        add_module_folders([REWARD], paths)
+        assert score() == [value]

@@ -4,7 +4,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +74,11 @@ def test_it_is_written_and_read_again_and_a_damaged_file_is_named(folder: Path) 
     assert "film" not in (folder / "sources.json").read_text()  # checksums alone
     (folder / "sources.json").write_text('{"queries": {')
     with pytest.raises(CommandError, match=r"sources\.json is damaged"):
+        Sources.read(folder)
+    (folder / "sources.json").write_text(
+        json.dumps({**asdict(made), "queries": {"train": "AAAA"}})
+    )  # another version's
+    with pytest.raises(CommandError, match=r"sources\.json is damaged, or another version .*--allow-changes\.$"):
         Sources.read(folder)
     (folder / "sources.json").unlink()
     assert Sources.read(folder) is None
@@ -204,7 +209,7 @@ def test_a_hub_model_whose_commit_moved_is_told_of_and_another_one_is_refused(
         shutil.copytree("m", cached / "snapshots" / commit)
         model = f"owner/{name}@{commit}"
         assert _model(f"owner/{name}") == model
-        return Sources(**{**before.__dict__, "llms": {"llm_1": {**before.llms["llm_1"], "model": model}}})
+        return replace(before, llms={"llm_1": replace(before.llms["llm_1"], model=model)})
 
     def changes(old: Sources, new: Sources, name: str) -> list[tuple[str, str]]:
         settings = Settings(model=f"owner/{name}", num_agents=1)

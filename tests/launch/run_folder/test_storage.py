@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,36 @@ def test_an_upload_that_is_killed_at_any_object_leaves_no_checkpoint_that_looks_
         storage.upload(run.path, keep=4, best=3)  # the next attempt
         assert storage.updates() == [3, 6, 9, 12] and not list(place.rglob("*.part"))
     assert limit > 10 and seen == {(), (3,), (3, 6), (3, 6, 9), (3, 6, 9, 12)}
+
+
+class Cleaned(fsspec.implementations.local.LocalFileSystem):
+    """A file system; another program removes a local file while that is being uploaded there."""
+
+    cachable, protocol = False, "cleaned"
+
+    def __init__(self, victim: Path) -> None:
+        super().__init__()
+        self.victim = victim
+
+    def mkdir(self, *paths: str, **options: Any) -> None:
+        self.victim.unlink(missing_ok=True)
+        super().mkdir(*paths, **options)
+
+
+def test_a_file_that_is_removed_while_it_is_uploaded_is_left_out(run: Run, tmp_path: Path) -> None:
+    victim = run.path / "a"  # the first
+    victim.write_text("another library's")
+    files = PyFileSystem(FSSpecHandler(Cleaned(victim)))
+    storage = Storage("test://run", (files, str(tmp_path / "storage")))
+    storage.upload(run.path, keep=2, best=None)
+    assert not victim.exists() and storage.read("a") is None and storage.updates() == [9, 12]
+
+
+def test_several_may_write_the_lease_at_once(tmp_path: Path) -> None:
+    storage = Storage(f"file://{tmp_path}/run")
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: storage.write(".lease", b"one"), range(200)))
+    assert storage.read(".lease") == b"one" and [path.name for path in (tmp_path / "run").iterdir()] == [".lease"]
 
 
 def test_what_a_kill_left_of_a_checkpoint_that_is_no_longer_saved_goes(run: Run, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Runs in storage: all that a run needs to go on elsewhere."""
 
+import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
 from launch.main import main
+from launch.run_folder.lease import Owner
 from launch.run_folder.run import Run, is_begun
 from launch.run_folder.storage import Storage, StorageError
 from tests.launch.conftest import mount
@@ -42,13 +45,34 @@ def test_a_damaged_checkpoint_in_storage_is_told_of_and_replaced_when_the_run_co
     run.finalize_upload()
     run.unlock()
     (place / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    again = Run.open(f"file://{place}")
-    again.download_checkpoint()
+    for _ in range(2):  # nothing is removed from storage before training has gone on
+        again = Run.open(f"file://{place}")
+        again.download_checkpoint()
+        assert Storage(f"file://{place}").updates() == [0, 6]
+        again.unlock()
+    again.lock()
     assert "update_000006 has a damaged file" in again.checkpoints.quarantine_damaged()[0]
     assert again.checkpoints.updates() == [0]
     again.checkpoints.save(6, write)
     again.upload()
     assert Run.open(place).checkpoints.choose("6")[0] == 6
+
+
+def test_what_an_interrupt_leaves_of_a_local_folder_is_not_taken_for_the_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        run.metrics.path.unlink()
+        raise KeyboardInterrupt
+
+    run = stored_run(tmp_path / "storage" / "run")
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setattr(shutil, "rmtree", interrupt)
+        run.finalize_upload()
+    run.unlock()
+    again = Run.open(f"file://{tmp_path}/storage/run")
+    assert len(again.updates()) == 7
+    again.unlock()
 
 
 def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_later(
@@ -134,6 +158,8 @@ def test_a_folder_and_its_uri_are_one_run_that_one_process_trains(home: Path, tm
     with pytest.raises(CommandError, match=f"^{place} is in use by another run"):
         Run.create(place)
     run.unlock()
+    owner = Owner("another", "elsewhere", 1, time.time())  # killed, as its lock of the folder says
+    (place / ".lease").write_text(json.dumps(owner._asdict()))
     Run.create(f"file://{place}").unlock()  # nothing was saved
     in_folder = Run.create(place)
     with pytest.raises(CommandError, match=f"^{place} is in use by another run"):
@@ -155,6 +181,7 @@ def test_a_run_whose_checkpoints_never_arrived_is_not_replaced_and_goes_on_from_
     with pytest.raises(CommandError, match=f"or in {run.path} on .* by `cory train --resume file://{place}`, or name"):
         Run.create(f"file://{place}")
     assert run.checkpoints.updates() == [0, 6]
+    assert not (place / ".lease").exists()
     assert is_begun(f"file://{place}") and not is_begun(f"file://{place}2")
     Run.open(f"file://{place}").unlock()
     assert run.checkpoints.updates() == Run.open(place).checkpoints.updates() == [0, 6]

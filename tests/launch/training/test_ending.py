@@ -13,6 +13,7 @@ from launch.console.interrupts import Interrupts
 from launch.display import curves
 from launch.display.terminal import Terminal
 from launch.run_folder.run import Run
+from launch.run_folder.sources import Sources
 from launch.training import training
 from launch.training.saving import CheckpointWriter
 from launch.training.summary import summarise
@@ -108,11 +109,29 @@ def test_a_run_whose_folder_is_renamed_or_removed_ends_in_a_sentence_and_makes_n
     assert not run.path.exists() and Run(tmp_path / "kept").updates()
 
 
-def test_the_summary_has_texts_and_the_best_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_refused_removes_nothing_of_another_that_has_its_path_now(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run")
+    run.path.rename(tmp_path / "kept")
+    other = Run.create(tmp_path / "run")
+    for one in (run, other):
+        one.write_settings(Settings(), "cory train")
+    run.abort()
+    assert other.exists()
+    other.abort()
+    assert not other.path.exists()
+    run.unlock()
+
+
+def test_the_summary_has_texts_the_best_update_and_what_does_not_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = record(tmp_path / "run", Settings(updates=12))
+    changes = [{"update": 6, "part": part, "text": "q.jsonl differs"} for part in ("train", "test")]
+    Sources({}, None, {}, {}, [], changes).write(run.path)
     for update, text in ((0, "before"), (12, "after")):
         response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
         run.samples.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
     summarise(run, Settings(updates=12), Terminal(Settings(updates=12), sys.stdout, bar=False))
     output = capsys.readouterr().out
+    assert output.count("Warning: figures before and after update 6 do not compare. q.jsonl differs.") == 1
     assert "before" in output and "after" in output and "from update " in output
