@@ -7,7 +7,7 @@ if __name__ == "__main__":  # before imports that a user's own `policies.py` cou
 
 import atexit
 import gc
-import os
+import signal
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -15,6 +15,9 @@ from typing import Annotated
 import typer
 
 from launch.console.cli import Commands
+from launch.console.output import OutputError, prepare_streams
+
+UNREAD = 128 + signal.SIGPIPE
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -42,17 +45,23 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        The command's exit code; 2 when there is no such command; 1 if nobody reads on, as in `cory plan | head`.
+        The command's exit code; 2 when there is no such command, or the output cannot be written; 141 if nobody reads
+        on, as in `cory plan | head`.
     """
     atexit.register(gc.freeze)  # else Python's end walks over all that torch and Ray hold, which takes seconds
-    code = 0
+    prepare_streams()
     try:
-        app(argv, prog_name="cory")
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 0
-    try:
+        try:
+            app(argv, prog_name="cory")
+            code = 0
+        except SystemExit as ended:
+            if isinstance(ended.code, str):
+                print(ended.code, file=sys.stderr)
+            code = 1 if isinstance(ended.code, str) else ended.code or 0
         sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it ends
-        return 1
+    except OutputError as error:
+        if isinstance(error.__cause__, BrokenPipeError):
+            return UNREAD
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
     return code

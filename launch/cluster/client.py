@@ -90,8 +90,9 @@ def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Itera
         lines = str(error).rstrip(". \n").splitlines()
         if job is not None and "status code 404" in lines[0]:
             raise CommandError(f"There is no job {job}; `cory jobs list` shows all.") from error
+        reason = " ".join(dict.fromkeys((lines[0], lines[-1])))
         raise Unanswered(
-            f"The cluster at {client.get_address()} refuses: {lines[0]} {lines[-1]}. The logs of its dashboard, on the "
+            f"The cluster at {client.get_address()} refuses: {reason}. The logs of its dashboard, on the "
             "head, say more."
         ) from error
     except (RequestException, ConnectionError) as error:

@@ -1,4 +1,4 @@
-"""A job on a Ray cluster: what it is at work on, its output until it ends, what becomes of it when it is stopped."""
+"""Jobs on a Ray cluster: whether one is at work on a run, how it stands, and its output until it ends."""
 
 import asyncio
 import sys

@@ -5,11 +5,15 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
+
+from filelock import FileLock
 
 from cory_env.shadowing import shadowing_modules
 from launch.cluster import room
@@ -37,6 +41,8 @@ REACHED = 10.0
 """Seconds in which a cluster's head has to take a connection."""
 STARTED = 120.0
 """Seconds in which a node that is started here has to be up."""
+FOLDER, ALIVE = "cory-", ".alive"
+"""How the names of temporary folders begin, and the lock in each that its process holds."""
 FOUND_BY_RAY = ("auto", "local")
 """Words instead of an address, for clusters whose authentication Ray knows."""
 UNCHECKED = "CORY_UNCHECKED"
@@ -48,7 +54,12 @@ def quiet_libraries(debug: bool) -> None:
 
     Args:
         debug: leave logs, warnings and progress bars as they are.
+
+    Raises:
+        CommandError: there are no docstrings, without which Ray cannot be imported.
     """
+    if sys.flags.optimize > 1:
+        raise CommandError("Ray needs docstrings. Run Python without -OO, and without PYTHONOPTIMIZE=2; -O works.")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else idle threads of one process slow the others down
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -134,7 +145,8 @@ def join(**options: Any) -> None:
         options: of `ray.init`.
 
     Raises:
-        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it.
+        CommandError: RAY_ADDRESS names a cluster that does not answer, or there is no token for it; or Ray did not
+            start here in time.
     """
     import ray
     from ray.exceptions import AuthenticationError
@@ -157,6 +169,13 @@ def join(**options: Any) -> None:
         raise CommandError(
             f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {said}. Correct it, or unset it to "
             "use this machine."
+        ) from error
+    except Exception as error:  # Ray has no type of its own for it
+        if "timed out during startup" not in str(error):
+            raise
+        raise CommandError(
+            f"Ray did not start within {STARTED:.0f} s: this machine is too busy, out of memory, or limits what its "
+            "processes may do (`ulimit -a`). Lift that, or try again later."
         ) from error
 
 
@@ -186,13 +205,22 @@ def _parts(address: str) -> SplitResult:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[str]:
-    """Yields a folder that is also the temporary folder of all processes started meanwhile."""
+    """Yields a folder that is also the temporary folder of all processes started meanwhile.
+
+    Those of processes that were killed go.
+    """
     usual = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
     # What torch compiles is worth keeping from run to run.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     # Ray's sockets lie some 75 characters below, and their paths may have 107.
     parent = usual if len(usual) <= 20 and os.path.isdir(usual) else "/tmp"
-    folder = tempfile.mkdtemp(prefix="cory-", dir=parent)
+    _remove_abandoned(Path(parent))
+    hidden = tempfile.mkdtemp(prefix=f".{FOLDER}", dir=parent)  # until it is locked, as `_remove_abandoned` must see it
+    lock = FileLock(f"{hidden}/{ALIVE}", blocking=False, fallback_to_soft=False)
+    with contextlib.suppress(OSError):  # a file system without locks
+        lock.acquire()
+    folder = os.path.join(parent, os.path.basename(hidden)[1:])
+    os.rename(hidden, folder)
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = folder
     keep = False
@@ -201,6 +229,7 @@ def _temporary_folder() -> Iterator[str]:
     except Exception as error:
         keep = is_defect(error)
         if keep:
+            os.unlink(f"{folder}/{ALIVE}")  # so that no later start removes them
             error.add_note(f"Ray's logs are in {folder}.")
         raise
     finally:
@@ -210,6 +239,16 @@ def _temporary_folder() -> Iterator[str]:
             os.environ["TMPDIR"] = before
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Removes this user's temporary folders whose process is gone: the kernel then freed its lock."""
+    for alive in parent.glob(f"{FOLDER}*/{ALIVE}"):
+        with contextlib.suppress(OSError):  # a lock that is held, too
+            if alive.parent.lstat().st_uid == os.getuid():
+                with FileLock(alive, blocking=False, fallback_to_soft=False):
+                    shutil.rmtree(alive.parent, ignore_errors=True)
 
 
 def check_driver(settings: Settings, own: float = 0.0) -> None:

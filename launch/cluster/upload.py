@@ -67,6 +67,11 @@ def check_uploaded(folder: Path, files: Collection[Path], paths: Iterable[str]) 
                 f"{name} lies outside of the working directory {folder}, which is all that the job has. Name a folder "
                 "that holds it by --working-dir, or an absolute path that all nodes reach."
             )
+        if not path.exists():
+            raise CommandError(
+                f"There is no {name} in the working directory {folder}, which is all that the job has. Correct the "
+                "path, or --working-dir."
+            )
         parts = [path] if path.is_file() else [file for file in sorted(path.iterdir()) if file.is_file()]
         left_out = [file for file in parts if file not in uploaded and not file.name.startswith(".")]
         if left_out:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from launch.cluster.client import answers_told, connect
+from launch.cluster.client import STOP_WAIT, answers_told, connect
 from launch.cluster.jobs import details, follow, later_details
 from launch.console.cli import Address, Debug
 from launch.console.errors import CommandError
@@ -22,8 +22,8 @@ def jobs(
 ) -> int:
     """List the jobs of a Ray cluster, show their output, stop them.
 
-    `logs` follows the output of a job, and ends with its exit code. `stop` lets a training finish its update and save
-    a checkpoint; other jobs end at once.
+    `logs` follows the output of a job, and ends with its exit code. `stop` lets a training that
+    `cory submit` sent finish its update and save a checkpoint; other jobs end at once.
 
     Examples:
       cory jobs
@@ -49,7 +49,7 @@ def _list(client: "JobSubmissionClient") -> int:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((job.start_time or 0) / 1000))
         name = (job.metadata or {}).get("job_name", "")
         table.add_row(job.submission_id, name, job.status.value, started, job.entrypoint)
-    Console(width=10_000, soft_wrap=True, highlight=False).print(table)
+    Console(width=10_000, soft_wrap=True, highlight=False, markup=False, emoji=False).print(table)
     return 0
 
 
@@ -60,7 +60,9 @@ def _stop(client: "JobSubmissionClient", job: str) -> int:
         return 0
     with answers_told(client, job):
         client.stop_job(job)
-    print(f"{job} is told to end. A training finishes its update and saves it first.", flush=True)
+    waits = STOP_WAIT in (info.runtime_env or {}).get("env_vars", {})  # as `cory submit` asks; else Ray kills it soon
+    told = f"{job} is told to end." + (" A training finishes its update and saves it first." if waits else "")
+    print(told, flush=True)
     while not info.status.is_terminal():
         info = later_details(client, job)
     print(f"{job}: {info.status.value}. `cory jobs logs {job}` shows its output.")

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from cory_env.tasks.rows import HUB
 from launch.cluster import room
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT, answers_told, connect, nodes
 from launch.cluster.jobs import check_free, follow
@@ -21,7 +22,7 @@ from launch.cluster.upload import check_size, check_uploaded, uploaded_sizes
 from launch.console.cli import COMMANDS, INTERRUPTED, Address, Debug, local_path, parsed, path_or_uri
 from launch.console.credentials import FILE, is_secret, secret_in
 from launch.console.errors import CommandError
-from policies.settings.core_yaml import read_yaml
+from policies.settings.core_yaml import read_yaml, scalar
 from policies.settings.placement import Process
 
 KEPT = {"train": "run", "tune": "search"}
@@ -51,7 +52,9 @@ def submit(
     ] = None,
     num_cpus: Annotated[float, typer.Option(min=0, help="CPUs that the driver takes.")] = 0,
     num_gpus: Annotated[float, typer.Option(min=0, help="GPUs that the driver takes.")] = 0,
-    resources: Annotated[str, typer.Option(metavar="NAME=N,...", help="Custom resources that the driver takes.")] = "",
+    resources: Annotated[
+        str | None, typer.Option(metavar="NAME=N,...", help="Custom resources that the driver takes.")
+    ] = None,
     env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="For the job; no secrets.")] = None,
     secrets: Annotated[
         str | None, typer.Option(metavar="FILE", help="On the nodes, NAME=VALUE lines such as HF_TOKEN=….")
@@ -178,7 +181,7 @@ def job_environment(pairs: Sequence[str], secrets: str | None, unchecked: bool) 
     return variables | ({FILE: secrets} if secrets else {}) | ({UNCHECKED: "1"} if unchecked else {})
 
 
-def _custom_resources(text: str) -> dict[str, float]:
+def _custom_resources(text: str | None) -> dict[str, float]:
     from policies.settings.placement import named_resources
 
     try:
@@ -192,17 +195,36 @@ def named_files(words: Sequence[str]) -> list[str]:
 
     Args:
         words: of the command.
+
+    Returns:
+        What exists, and data that does not: a model may be the hub's, a module installed.
     """
     pairs = [(key if equals else "", value or key) for key, equals, value in (word.partition("=") for word in words)]
+    keys = {key for key, _ in pairs if key}
     for _, value in [*pairs]:
         if value.endswith((".yaml", ".yml")) and os.path.isfile(value):
-            pairs += _settings_in(read_yaml(Path(value).read_text(encoding="utf-8"), value))
-    names: list[str] = []
+            settings = _settings_in(read_yaml(Path(value).read_text(encoding="utf-8"), value))
+            pairs += [pair for pair in settings if pair[0] not in keys]  # else the word wins
+    names, required = set[str](), set[str]()
     for key, value in pairs:
-        modules = [module.replace(".", "/") for module in re.findall(r"([\w.]+):[a-zA-Z_]", value)]
-        names += [f"{module}.py" for module in modules]
-        names += [name for name in re.findall(r"[\w./-]+", value) if key in NAMED or re.search(r"\w[./]\w", name)]
-    return sorted(name for name in {*names} if os.path.exists(name))
+        if key in NAMED:
+            paths = _paths(value)
+            names |= {path.removeprefix(HUB) for path in paths}
+            if key in ("data", "eval_data"):
+                required |= {path for path in paths if not path.startswith((HUB, "~")) and "://" not in path}
+        else:
+            names |= {f"{module.replace('.', '/')}.py" for module in re.findall(r"([\w.]+):[a-zA-Z_]", value)}
+            names |= {name for name in re.findall(r"[\w./-]+", value) if re.search(r"\w[./]\w", name)}
+    return sorted({name for name in names if os.path.exists(name)} | required)
+
+
+def _paths(text: str) -> list[str]:
+    """Returns the paths in a setting's text: one, a list in brackets, or a search's with commas between them."""
+    value = scalar(text, lists=True)
+    if isinstance(value, str) and not os.path.exists(value.partition("?")[0]):
+        value = [*value.split(",")]
+    entries = value if isinstance(value, list) else [value]
+    return [entry.partition("?")[0] for entry in entries if isinstance(entry, str)]
 
 
 def _settings_in(value: object, key: str = "") -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 
 from cory_env.home import expand_home
 from cory_env.shadowing import WORKER_SETUP
@@ -73,10 +73,16 @@ def load_secrets() -> None:
     if not named and not file.is_file():
         return
     try:
-        values = dotenv_values(stream=StringIO(file.read_text(encoding="utf-8")), interpolate=False)
+        bindings = [*parse_stream(StringIO(file.read_text(encoding="utf-8")))]
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"The file of secrets {file} cannot be read: {error}.") from error
-    for name, value in values.items():
-        if value is None:
-            raise CommandError(f"The file of secrets {file} has a line that is not NAME=VALUE.")
+    variables: dict[str, str] = {}
+    for name, value, original, is_wrong in bindings:
+        if is_wrong or (name is not None and value is None):
+            blank = len(original.string) - len(original.string.lstrip())
+            line = original.line + original.string.count("\n", 0, blank)
+            raise CommandError(f"{file}, line {line}: not NAME=VALUE, or a quote is not closed.")
+        if name is not None and value is not None:  # else a comment
+            variables[name] = value
+    for name, value in variables.items():
         os.environ.setdefault(name, value)

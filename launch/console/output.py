@@ -14,6 +14,53 @@ from launch.console.errors import OWN_PACKAGES
 STDOUT, STDERR = 1, 2
 
 
+class OutputError(BaseException):
+    """Standard output cannot be written; no `except Exception` on the way may hold this up."""
+
+
+class _Output(io.FileIO):
+    """Standard output, whose errors are told from those of other files."""
+
+    def write(self, data: Any, /) -> int:
+        """Writes.
+
+        Raises:
+            OutputError: it cannot be written; what is still in a buffer leads nowhere.
+        """
+        try:
+            return super().write(data)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            raise OutputError(f"The output cannot be written: {error.strerror}.") from error
+
+
+def prepare_streams() -> None:
+    """Prepares the standard streams of a command; those that a notebook or a test puts there stay as they are.
+
+    A closed one leads nowhere: else the next file that is opened would get its number. What the encoding of the output
+    lacks is printed as `?`.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # it was closed when Python started
+            devnull = os.open(os.devnull, os.O_RDWR)
+            os.dup2(devnull, descriptor)
+            os.set_inheritable(descriptor, True)
+            if devnull != descriptor:
+                os.close(devnull)
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
+    usual = sys.stdout
+    if usual is sys.__stdout__ and isinstance(usual, io.TextIOWrapper):
+        usual.flush()
+        file = _Output(STDOUT, "w", closefd=False)
+        sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
+            file if usual.write_through else io.BufferedWriter(file),  # as Python has it with PYTHONUNBUFFERED
+            encoding=usual.encoding,
+            errors="replace",
+            line_buffering=usual.line_buffering,
+            write_through=usual.write_through,
+        )
+
+
 class _RunOutput(io.FileIO):
     """What a run prints, which is worth less than the run: what cannot be written is left out, and that is said once,
     on standard error, or in the run's log while `output_into` is entered.
@@ -71,7 +118,7 @@ def output_into(file: Path) -> Iterator[None]:
 def _point_output_to(targets: Sequence[int]) -> None:
     for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr):
         if stream is not None:
-            with contextlib.suppress(OSError):  # nobody reads on, or the disk is full
+            with contextlib.suppress(OSError, OutputError):  # nobody reads on, or the disk is full
                 stream.flush()
     for target, descriptor in zip(targets, (STDOUT, STDERR), strict=True):
         os.dup2(target, descriptor)

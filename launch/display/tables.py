@@ -64,7 +64,7 @@ def table(left: Sequence[str], right: Sequence[str]) -> Table:
 
 def print_whole(output: TextIO, *tables: Table) -> None:
     """Prints tables in which nothing is cut off, however narrow the terminal: their names are to be copied."""
-    console = Console(file=output, highlight=False, soft_wrap=True)
+    console = Console(file=output, highlight=False, soft_wrap=True, markup=False, emoji=False)
     for number, made in enumerate(tables):
         console.width = max(console.measure(made, options=console.options.update(width=10_000)).maximum, 1)
         console.print(*[""] * (number > 0), made, sep="\n")

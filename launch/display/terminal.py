@@ -36,7 +36,7 @@ class Voice:
             quiet: say only what matters after the work.
             bar: show the bar, if this is a terminal.
         """
-        self.console = Console(file=output, force_jupyter=False, highlight=False, soft_wrap=True)
+        self.console = Console(file=output, force_jupyter=False, highlight=False, soft_wrap=True, emoji=False)
         real = output.isatty()  # the console also goes by FORCE_COLOR, which notebooks set
         if not real:
             self.console.width = PLAIN_WIDTH
@@ -48,7 +48,7 @@ class Voice:
         self._seconds: float | None = None
         self._last = time.monotonic()
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

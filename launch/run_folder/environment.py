@@ -40,7 +40,10 @@ def versions() -> dict[str, str]:
 
 def hardware() -> Hardware:
     """Returns what this machine is, as Linux knows it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # some sandboxes hide it
+        lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     flags = next((line for line in lines if line.startswith("flags")), "").split()
     gpus = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()  # without loading torch
@@ -70,7 +73,14 @@ def _commit() -> str:
 
 def _output(*command: str) -> str:
     """Returns what a program prints, or nothing if there is none, it fails, or it hangs, as on an ill GPU."""
+    devnull = subprocess.DEVNULL
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
+        process = subprocess.Popen(command, stdin=devnull, stdout=subprocess.PIPE, stderr=devnull, text=True)
+    except OSError:
         return ""
+    try:
+        output, _ = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()  # without the wait of `subprocess.run`: a process that waits for an ill device does not end
+        return ""
+    return output.strip() if process.returncode == 0 else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.cluster import session
-from launch.console.errors import IN_JOB
+from launch.console.errors import IN_JOB, CommandError
 from tests.launch.conftest import ENVIRONMENT
 
 LATE = """
@@ -73,7 +73,37 @@ def test_the_folder_for_temporary_files_goes_unless_a_defect_makes_its_logs_wort
     with pytest.raises(KeyError) as raised, session._temporary_folder() as logs:
         raise KeyError("a defect")
     assert raised.value.__notes__ == [f"Ray's logs are in {logs}."] and Path(logs).is_dir()
+    with session._temporary_folder():
+        assert Path(logs).is_dir()
     shutil.rmtree(logs)
+
+
+def test_folders_of_processes_that_were_killed_go_and_those_in_use_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    with session._temporary_folder() as used:
+        abandoned = Path(f"{used}-abandoned")
+        abandoned.mkdir()
+        (abandoned / ".alive").touch()
+        with session._temporary_folder():
+            assert Path(used).is_dir() and not abandoned.exists()
+
+
+def test_a_ray_that_does_not_start_in_time_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(CommandError, match="Ray did not start within 120 s: this machine is too busy"):
+        session.join(address="auto")
+
+
+def test_a_python_without_docstrings_is_refused() -> None:
+    command = [sys.executable, "-OO", "-m", "cory_rllib", "train"]
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr[:28]) == (2, "Error: Ray needs docstrings."), ended.stderr
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
-from launch.cluster.client import connect
+from launch.cluster.client import STOP_WAIT, connect
 from launch.cluster.jobs import check_free, follow
 from launch.cluster.session import join
 from launch.console.errors import CommandError
@@ -93,6 +93,9 @@ def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there
             f"Error: The cluster at {dashboard.address} refuses: Request failed with status code 500: Traceback (most "
             "recent call last): OSError: no GCS. The logs of its dashboard, on the head, say more.\n"
         )
+    dashboard.answers["/api/jobs/ill"] = [(500, "")]
+    assert main(["jobs", "logs", "ill"]) == 2
+    assert "refuses: Request failed with status code 500:. The logs" in capsys.readouterr().err  # once
     with pytest.raises(CommandError, match="refuses: Request failed"):
         check_free(connect(dashboard.address), "/shared/one")
 
@@ -149,15 +152,22 @@ def test_a_job_is_no_longer_followed_when_nobody_reads_what_it_says(monkeypatch:
             output.close()
 
 
+def test_commands_are_listed_as_they_are(dashboard: Dashboard, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = json.loads(job("RUNNING", entrypoint="cory train model=[a,b] system=[/x] :fire:")[1])
+    dashboard.answers["/api/jobs/"] = [(200, json.dumps([listed]))]
+    assert main(["jobs"]) == 0
+    assert "cory train model=[a,b] system=[/x] :fire:" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("after", "code"), [("STOPPED", 0), ("FAILED", 1)])
 def test_who_stops_a_job_is_told_what_becomes_of_it(
     after: str, code: int, dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = [job("RUNNING"), job(after)]
-    dashboard.answers |= {"/api/jobs/one": answers, "/api/jobs/one/stop": [(200, '{"stopped": true}')]}
-    assert main(["jobs", "stop", "one"]) == code
-    output = capsys.readouterr().out
-    assert output.startswith("one is told to end.") and f"\none: {after}." in output
+    dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
+    for variables, saves in (({STOP_WAIT: "3600"}, " A training finishes its update and saves it first."), ({}, "")):
+        dashboard.answers["/api/jobs/one"] = [job("RUNNING", runtime_env={"env_vars": variables}), job(after)]
+        assert main(["jobs", "stop", "one"]) == code
+        assert capsys.readouterr().out.startswith(f"one is told to end.{saves}\none: {after}.")
 
 
 @pytest.mark.slow

@@ -327,7 +327,17 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
     file.unlink()
     with pytest.raises(CommandError, match=r"secrets\.env cannot be read: .*No such file"):
         load_secrets()
-    file.write_text("A=1\n\n# mine\n\nhunter2\n")
-    with pytest.raises(CommandError, match=r"secrets\.env has a line that is not NAME=VALUE") as raised:
-        load_secrets()
-    assert "hunter2" not in str(raised.value)
+    for text, line in (("A=1\n\n# mine\n\nhunter2\n", 5), ("\nA='hunter2\nB=2\n", 2), ("A=1\nA B=hunter2\n", 2)):
+        file.write_text(text)
+        with pytest.raises(CommandError, match=rf"secrets\.env, line {line}: not NAME=VALUE, ") as raised:
+            load_secrets()
+        assert "hunter2" not in str(raised.value)
+
+
+def test_a_job_needs_no_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # where nobody answers
+    assert main(["submit", "--", "validate", "imdb"]) == 2
+    assert capsys.readouterr().err.startswith("Error: No Ray cluster answers at http://127.0.0.1:9. ")

@@ -97,6 +97,21 @@ def test_files_that_are_not_in_the_working_directory_are_refused(project: Path) 
         submitted(project, "train", "t.yaml", "data=../beside.jsonl")
 
 
+def test_data_that_is_not_there_is_refused_and_names_are_taken_whole(project: Path) -> None:
+    for words in (("data=nope.csv",), ("data=my data.csv?query=text",), ("--over", "eval_data=data.jsonl,nope.csv")):
+        with pytest.raises(
+            CommandError, match=r"There is no (nope|my data)\.csv in the working directory .*/project, "
+        ):
+            submitted(project, "tune", "t.yaml", *words)
+    (project / "my data.csv").touch()
+    submitted(project, "train", "t.yaml", "data=my data.csv?query=text")
+    (project / "t.yaml").write_text("data: nope.csv\n")
+    submitted(project, "train", "t.yaml", "data=data.jsonl")  # the word wins
+    (project / ".rayignore").write_text("my data.csv\n")
+    with pytest.raises(CommandError, match=r"my data\.csv is left out"):
+        submitted(project, "train", "t.yaml", "data=my data.csv?query=text")
+
+
 def test_what_is_left_out_is_refused_before_anything_is_sent(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,6 +76,16 @@ def test_every_command_has_help_with_examples_or_a_sentence(name: str, capsys: p
     assert f"cory {name}" in capsys.readouterr().out
 
 
+def test_a_text_that_ends_the_process_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def end(*_: object, **__: object) -> None:
+        raise SystemExit("No.")
+
+    monkeypatch.setattr("launch.main.app", end)
+    assert main([]) == 1 and capsys.readouterr().err == "No.\n"
+
+
 @pytest.mark.parametrize("error", [ValueError("a defect"), OSError(errno.EBADF, "Bad file descriptor"), KeyError("x")])
 def test_a_defect_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):

@@ -68,3 +68,38 @@ def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
     warning = f"Warning: The output cannot be written ({why}), so it is left out. The command continues.\n"
     assert ended.returncode == 0 and (tmp_path / "log.txt").read_text() == warning
     assert errors_too or ended.stderr == "saved\n"
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("plan --help >&-", 0, ""),
+        ("plan --help > /dev/full", 2, "Error: The output cannot be written: No space left on device.\n"),
+        ("plan --help 1< /dev/null", 2, "Error: The output cannot be written: Bad file descriptor.\n"),
+        ("plan --help | true; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+)
+def test_an_output_that_cannot_be_written_ends_a_command_in_one_sentence(
+    words: str, code: int, said: str, buffered: bool
+) -> None:
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    command = ["bash", "-c", f"{sys.executable} -m cory_rllib {words}"]
+    ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (code, said)
+
+
+def test_closed_streams_lead_nowhere_here_and_in_child_processes() -> None:
+    script = (
+        "import os, subprocess; from launch.console.output import prepare_streams; prepare_streams(); print('x');"
+        "assert os.open('/dev/null', 0) > 2; assert subprocess.run(['sh', '-c', 'echo x && cat']).returncode == 0"
+    )
+    command = ["bash", "-c", f'{sys.executable} -c "{script}" <&- >&-']
+    assert subprocess.run(command, env=ENVIRONMENT, timeout=60).returncode == 0
+
+
+def test_what_an_encoding_lacks_is_a_question_mark() -> None:
+    script = "from launch.console.output import prepare_streams; prepare_streams(); print('llm_1→llm_2')"
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", script]
+    assert subprocess.check_output(command, env=environment, timeout=60) == b"llm_1?llm_2\n"

@@ -34,6 +34,14 @@ def test_what_a_program_that_fails_prints_is_no_answer(tmp_path: Path, monkeypat
     assert hardware()["gpu"] is None
 
 
+def test_a_machine_that_hides_its_processor_is_described_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert not hardware()["bf16"]
+
+
 def test_gpus_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "echo one; echo two")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
