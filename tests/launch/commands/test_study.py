@@ -165,7 +165,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Pat
     assert [line["update"] for line in trained.metrics] == [0, 1, 2, 3, 4]
     assert (wild.status, wild.final) == ("diverged", None)
     assert wild.reason is not None and "is not finite" in wild.reason
-    assert "seed 0 collapsed: diverged" in result.stdout
+    assert "seed 0 diverged, ended early" in result.stdout
 
     # What is left of a run's checkpoints is enough for its policies to be used.
     exported = cory("export", "study/runs/cory/seed_0", "--policy", "llm_2", "--out", "llm_2")
