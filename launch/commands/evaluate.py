@@ -99,6 +99,8 @@ def evaluate(
     from launch.run_folder.layout import POLICIES
 
     session.quiet_libraries(debug)
+    if lm_eval_tasks_folder is not None and lm_eval is None:
+        raise CommandError("--lm-eval-tasks-folder requires --lm-eval.")
     if lm_eval is not None:
         if words:
             raise CommandError("--lm-eval brings its own tasks and sampling: leave out settings.")
@@ -143,12 +145,15 @@ def _lm_eval(
     """
     from launch.console import output
     from launch.console.errors import make_folder
+    from launch.console.interrupts import Interrupts
     from launch.display.tables import print_whole
     from launch.evaluation.evaluation import default_folder
     from launch.models import lm_eval
     from launch.models.trained import open_trained
     from launch.run_folder.locks import lock_folder
 
+    if folder is not None and not folder.is_dir():
+        raise CommandError(f"--lm-eval-tasks-folder {folder} is no folder.")
     trained = open_trained(target, checkpoint)
     for change in trained.changes():
         _warn(change)
@@ -156,7 +161,8 @@ def _lm_eval(
     out = out or default_folder(target, trained.run, trained.folder, suite.fingerprint(trained))
     make_folder(out)
     console = output.own_output()
-    with lock_folder(out), contextlib.nullcontext() if debug else output.output_into(out / "log.txt"):
+    log = contextlib.nullcontext() if debug else output.output_into(out / "log.txt")
+    with lock_folder(out), log, Interrupts(lambda: None):
         results = lm_eval.measure(trained, suite, out, console, quiet)
     if not quiet:
         print_whole(sys.stdout, lm_eval.results_table(results))

@@ -72,6 +72,8 @@ def generate(
 
     if (source is None) != (out is None) or (source is not None and (query is not None or as_json)):
         raise CommandError("--in FILE requires --out FILE and excludes QUERY and --json; --out requires --in.")
+    if backend is not None and source is None:
+        raise CommandError("--backend requires --in: single queries are answered by transformers.")
     if query is not None and not query.strip():
         raise CommandError("The query is empty. Write what is asked, or leave it out to be asked for it.")
     if out is not None:
@@ -137,5 +139,7 @@ def _lines(is_asking: bool) -> Iterator[str]:
             line = input("query: " if is_asking else "")
         except EOFError:
             return
+        except UnicodeDecodeError as error:
+            raise CommandError(f"The standard input is not UTF-8 text: {error}.") from error
         if line.strip():
             yield line

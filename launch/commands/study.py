@@ -97,9 +97,9 @@ def study(
         if arm.missing is not None:
             voice.say(f"Left out: {arm.missing}", True)
     session.quiet_libraries(debug)
-    kinds = {job.arm.name: plan.settings(job.arm, job.seed) for job in todo}.values()
+    asked_for = {f"Arm {job.arm.name}": plan.settings(job.arm, job.seed) for job in todo}.items()
     with locked(out / f".{SOURCES}.lock"):  # other processes may share the study
-        sources = check_comparable(out, kinds, load_task, lambda text: voice.say(text, True), allow_changes)
+        sources = check_comparable(out, asked_for, load_task, lambda text: voice.say(text, True), allow_changes)
         write_comparable(out, sources)
     return _perform(todo, asked, voice, ["--allow-changes"] if allow_changes else [])
 
@@ -116,8 +116,11 @@ def _describe_results(plan: "Study", folder: Path) -> None:
     for run in kept_results(folder):
         if run.arm in plan.arms:
             job = Job(plan, plan.arms[run.arm], run.seed, folder)
-            if (described := job.read()) is not None and described != run:
-                write(job.result, described)
+            if job.read() == run or (claim := job.claim()) is None:  # who does it writes what the study says today
+                continue
+            with claim:
+                if (described := job.read()) is not None:
+                    write(job.result, described)
 
 
 def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "Voice", options: "Sequence[str]") -> int:
@@ -238,8 +241,11 @@ def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
 def _remark(run: "StudyRun") -> str:
     from launch.experiments.measures import collapse
 
-    signs = ", ".join(sorted({sign.signature for sign in collapse(run)}))
-    return f"seed {run.seed} collapsed: {signs}" if signs else ""
+    is_done = run.status == "done"
+    signs = ", ".join(sorted({sign.signature for sign in collapse(run)} - {run.status}))
+    if is_done and not signs:
+        return ""
+    return f"seed {run.seed} {'collapsed' if is_done else f'{run.status}, ended early'}" + f": {signs}" * bool(signs)
 
 
 def _seeds(text: str | None) -> tuple[int, ...] | None:

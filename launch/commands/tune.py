@@ -124,7 +124,7 @@ def tune(
             preflight.check(settings)
     sources = check_comparable(
         folder if resuming else None,
-        unique_kinds(checked),
+        [("A trial", settings) for settings in unique_kinds(checked)],
         preflight.check if resuming else preflight.load_task,
         lambda text: print(text, file=sys.stderr),
         allow_changes,
@@ -199,6 +199,12 @@ def read_search(options: Any) -> "tuple[Search, str]":
         "--seeds.": optuna and (pbt or options.seeds or not options.samples),
         "--scheduler pbt conflicts with --seeds and --concurrent: each trial has a seed of its own, and as many run at "
         "a time as fit.": pbt and (options.seeds or options.concurrent),
+        "--scheduler pbt clones the best of several trials: it requires --samples of at least 2.": (
+            pbt and options.samples == 1
+        ),
+        "final_queries conflicts with a search, which evaluates no final queries. Train the best point with it.": (
+            settings.final_queries is not None
+        ),
         f"--scheduler pbt cannot change {fixed} while a trial runs. Leave the scheduler out, or use asha.": (
             pbt and fixed
         ),

@@ -176,16 +176,17 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         debug: let the traceback be seen.
 
     Returns:
-        The command's own exit code; 2 after a user's mistake; 130 after Ctrl-C. Other exceptions are defects and pass.
+        The command's own exit code; 2 after a user's mistake; after a signal what `Interrupts` gives to the
+        KeyboardInterrupt, else 130. Other exceptions are defects and pass.
     """
     try:
         from launch.console.credentials import load_secrets
 
         load_secrets()
         return command()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("Aborted.", file=sys.stderr)
-        return INTERRUPTED
+        return interrupt.args[0] if interrupt.args else INTERRUPTED
     except Exception as error:
         message = sentence(cause(error))
         if message is None:

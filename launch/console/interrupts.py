@@ -76,7 +76,7 @@ class Interrupts:
             return  # the shell and the kernel both send it when one terminal closes
         if self.requested is not None or not self.training:
             self.requested = signal.Signals(number)
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(self.exit_code)
         self.requested = signal.Signals(number)
         threading.Thread(target=self._tell).start()  # this thread may be in mid-print, which must not be entered twice
 

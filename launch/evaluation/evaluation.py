@@ -20,6 +20,7 @@ from launch.cluster import session
 from launch.cluster.gpus import check_gpus
 from launch.console import output
 from launch.console.errors import CommandError, make_folder
+from launch.console.interrupts import Interrupts
 from launch.display.terminal import Voice
 from launch.evaluation.batches import Batches
 from launch.evaluation.figures import BASE, PolicyScores, Scoring, summarise
@@ -211,7 +212,7 @@ def evaluate(
     Raises:
         CommandError: the folder holds something else, another process has it, it cannot be made, or the reward failed
             on every response.
-        KeyboardInterrupt: Ctrl-C; what is done is kept.
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; what is done is kept.
     """
     check_place(str(path), "evaluation")
     make_folder(path)
@@ -231,8 +232,10 @@ def evaluate(
                     stack.enter_context(output.output_into(path / "log.txt"))
                 stack.enter_context(output.warnings_told(lambda text: voice.say(text, True)))
                 stack.enter_context(voice)
+                interrupts = stack.enter_context(Interrupts(lambda: None))
                 voice.stage("Starting Ray")
                 stack.enter_context(session.ray_session(processes(plan.settings), debug))
+                interrupts.install()  # Ray took SIGTERM
                 _play(plan, batches, voice)
         results = cast(list[Batch], batches.results)
         scoring = plan.scoring(plan.task.solved_at if solved_at is None else solved_at)

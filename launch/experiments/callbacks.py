@@ -38,6 +38,7 @@ class ProgressCallback(Callback):
         self.journal = journal
         self.voice = voice
         self.trials = trials
+        self._reported = {(report["trial_id"], report[TIME]) for report in journal.read()}
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
@@ -49,7 +50,9 @@ class ProgressCallback(Callback):
         self.journal.append(
             {"trial": str(trial), "trial_id": trial.trial_id, **figures, "values": values, "cory": report}
         )
-        left = self.voice.advance()
+        update = (trial.trial_id, result[TIME])  # a trial that continues may do some again
+        left = self.voice.advance(again=update in self._reported)
+        self._reported.add(update)
         if "evaluation" in result["cory"]:
             settings = self.trials.settings
             figures = cast(Figures, plain(dict(settings.choosing(result["cory"]))))

@@ -125,14 +125,6 @@ def area(metrics: StudyMetrics) -> "pd.Series[float]":
     return metrics.complete(metrics.get("validation", "combined_reward")).dropna().groupby("run").agg(mean_height)
 
 
-def critic_loss(metrics: StudyMetrics) -> "pd.Series[float]":
-    """Returns the critic's loss (`token_ppo.value_loss`), the mean over updates and policies; NaN without a critic.
-
-    Half the mean square of what values leave of the returns: noise to the advantages, whoever's reward it is from.
-    """
-    return metrics.complete(metrics.get("train", "value_loss")).groupby("run").mean()
-
-
 def within(metric: str, policy: str, role: str, tokens: Mapping[int, float]) -> Measure:
     """Returns the measure of a held-out figure in training, when a run had generated at most so many tokens.
 

@@ -20,11 +20,9 @@ Status = Literal["done", "collapsed", "diverged"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results."""
 
 DIGITS, FEWER = 5, 3
-"""Significant digits of figures; of seconds and single responses."""
+"""Significant digits of figures; of seconds."""
 NO_MATTER = deciding("computing", "writing")
 """Settings that may differ between the machines on which a study goes on."""
-TEXTS = 16
-"""Responses of each policy that are kept as text."""
 _POLICY = (
     *("task_reward", "kl", "response_length", "eos_rate", "repetition"),
     *("entropy", "clip_fraction", "grad_norm", "value_loss"),
@@ -42,16 +40,6 @@ class Cost(TypedDict):
     """Of all updates, without start, evaluations and checkpoints."""
 
 
-class Text(TypedDict):
-    """A response, with what it continues."""
-
-    query: str
-    text: str
-    task_reward: float | None
-    kl: float | None
-    repetition: float | None
-
-
 class FinalFigures(TypedDict):
     """The evaluation after the last update: each policy alone, on the bare held-out queries."""
 
@@ -66,10 +54,6 @@ class FinalFigures(TypedDict):
     """Of the chain on the same queries, a mean over the orders of its policies; `kl` is to the base on the bare
     query."""
     influence: NotRequired[FinalInfluence]
-    responses: dict[str, dict[str, list[float | None]]]
-    """By policy the `task_reward` of each response, in the order of the queries."""
-    texts: dict[str, list[Text]]
-    """By policy its first responses."""
 
 
 class StudyRun(NamedTuple):
@@ -210,24 +194,12 @@ def final_figures(final: Final, modules: Sequence[str]) -> FinalFigures:
         queries=max(map(len, final["policy"].values()), default=0),
         policy=policy,
         mean=mean_over_policies([policy.get(module, {}) for module in modules]),
-        responses={},
-        texts={},
     )
     if "last_answer" in final:
         made["last_answer"] = mean_over_policies([_means(each) for each in final["last_answer"].values()])
     if "influence" in final:
         made["influence"] = final["influence"]
-    made = cast(FinalFigures, rounded(made))
-    for module, responses in final["policy"].items():
-        rewards = [response["metrics"]["task_reward"] for response in responses]
-        made["responses"][module] = cast(dict[str, list[float | None]], rounded({"task_reward": rewards}, FEWER))
-        made["texts"][module] = [_text(response) for response in responses[:TEXTS]]
-    return made
-
-
-def _text(response: Evaluation) -> Text:
-    figures = {name: rounded(response["metrics"][name], FEWER) for name in ("task_reward", "kl", "repetition")}
-    return cast(Text, {"query": response["prompt"], "text": response["text"], **figures})
+    return cast(FinalFigures, rounded(made))
 
 
 def _means(responses: Sequence[Evaluation]) -> Figures:

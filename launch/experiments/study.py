@@ -119,11 +119,15 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     Raises:
         CommandError: there is no such study, or it is not as the module's docstring says.
     """
-    file = _FOLDER / f"{where}.yaml" if where in studies() else Path(expand_home(where))
+    where = where if where in studies() else expand_home(where)
+    file = _FOLDER / f"{where}.yaml" if where in studies() else Path(where)
     if not file.is_file():
         raise CommandError(f"There is no study `{where}`. There are: {', '.join(studies())}. Or name a .yaml.")
-    text, changes = file.read_text("utf-8"), read_words(words)
-    entries = read_yaml(text, where)
+    changes = read_words(words)
+    try:
+        entries = read_yaml(file.read_text("utf-8"), where)
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{where} is not UTF-8 text: {error}.") from error
     try:
         shared = {**entries.pop("settings", {}), **changes}
         arms = _arms(entries.pop("arms"), entries.pop("seeds", 1))
@@ -144,6 +148,9 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     study.shared["eval_kl_coef"] = resolved.report_kl_coef
     for arm in study.arms.values():
         _check(study, arm, where)
+    labels = [arm.label for arm in study.arms.values()]
+    if repeated := sorted({label for label in labels if labels.count(label) > 1}):
+        raise CommandError(f"{where} has several arms with the label {', '.join(repeated)}. Give each its own.")
     compared = {arm for contrast in study.contrasts for arm in (contrast.arm, contrast.against)}
     if unknown := compared - study.arms.keys():
         raise CommandError(f"{where} has contrasts of {', '.join(sorted(unknown))}, which is none of its arms.")
@@ -154,8 +161,13 @@ def _arms(entries: dict[str, Any], seeds: Any) -> dict[str, dict[str, Any]]:
     """Fills in what arms leave out: names, what they are held against, seeds, and how they differ from the first."""
     arms: dict[str, dict[str, Any]] = {}
     for name, entry in entries.items():
+        if reserved := {"name", "differs"} & set(entry or {}):
+            raise CommandError(f"Arm {name} sets `{min(reserved)}`, which follows from the study. Leave it out.")
         arm = {"name": name, "label": name, "against": next(iter(arms), None), **(entry or {})}
-        arm.setdefault("seeds", seeds[arm.get("tier", 1)] if isinstance(seeds, dict) else seeds)
+        tier = arm.get("tier", 1)
+        if "seeds" not in arm and isinstance(seeds, dict) and tier not in seeds:
+            raise CommandError(f"Arm {name} is of tier {tier}, for which `seeds` has none. Add them.")
+        arm.setdefault("seeds", seeds[tier] if isinstance(seeds, dict) else seeds)
         changes = {key: value for key, value in arm.items() if key not in Arm.model_fields}
         arms[name] = arm
         arm["differs"] = {**arms.get(arm["against"], {}).get("differs", {}), **changes}

@@ -117,8 +117,11 @@ def write(trained: PolicySet, policy: str, out: Path, dtype: str = "fp32", merge
             sampling.save_pretrained(folder)
             for file in folder.glob("*.safetensors"):
                 file.chmod(0o644)  # they are made so that only their owner can read them
-    except SafetensorError as error:  # as of a full disk
-        raise CommandError(f"{out} could not be written: {error}.") from error
+    except Exception as error:
+        # As of a full disk; the library of tokenizers has no class for it.
+        if isinstance(error, SafetensorError) or "(os error " in str(error):
+            raise CommandError(f"{out} could not be written: {error}.") from error
+        raise
 
 
 def whole_model(trained: PolicySet, policy: str) -> tuple[PreTrainedModel, Tensors]:

@@ -65,7 +65,10 @@ class HubModel:
         try:
             yield
         # Of the hub, the network, who answers, an upload, or a missing token.
-        except (HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
+        except (
+            *(HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled),
+            *(OSError, ValueError, RuntimeError),
+        ) as error:
             reason = " ".join(str(getattr(error, "server_message", None) or error).split()).rstrip(".")
             raise HubError(
                 f"--push {self.name}: {reason}.{state} Is {self._hub.endpoint} the right hub (HF_ENDPOINT), and may "

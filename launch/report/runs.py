@@ -170,6 +170,7 @@ def read_run(address: str | Path, name: str) -> Run:
     origins = [shown(line).removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
     machine = origins[-1][2] if origins else ""
     responses = None if diverged else _final_responses(run, updates)
+    seconds = [line.get("seconds", {}) for line in updates]
     result = StudyRun(
         **_OF_NO_STUDY,
         seed=settings.seed,
@@ -178,7 +179,7 @@ def read_run(address: str | Path, name: str) -> Run:
         settings=settings,
         cost=Cost(
             tokens=sum(line.get("tokens", 0) for line in updates),
-            seconds=sum(line.get("seconds", {}).get("total", 0.0) for line in updates),
+            seconds=sum(each.get("total", 0.0) - each.get("evaluate", 0.0) for each in seconds),
         ),
         metrics=updates,
         samples=cast(list[SampleLine], run.samples.read()),
@@ -213,8 +214,6 @@ def _final_figures(settings: Settings, updates: Sequence[Update], responses: fin
                 queries=0,  # as many as `eval_queries`, or all if there are fewer: that is not written down
                 mean=policy.pop(MEAN),
                 policy=policy,
-                responses={},
-                texts={},
             )
             if "last_answer" in line:
                 figures["last_answer"] = line["last_answer"]

@@ -16,8 +16,6 @@ from launch.run_folder import manifest
 from policies.models.whole_folder import UNFINISHED, sync, whole_folder
 
 BEST = "best"
-ONLY_POLICIES = "only_policies"
-"""The file that marks a checkpoint whose other parts were dropped on purpose."""
 _NAME = re.compile(r"update_(\d{6,})")
 _DAMAGED = "damaged_"
 
@@ -129,15 +127,8 @@ class Checkpoints:
             A sentence on each that was renamed.
 
         Raises:
-            CommandError: of the latest checkpoint only the policies were kept.
             FormatError: the latest checkpoint that is not damaged was written in another format.
         """
-        latest = self.latest()
-        if latest and (latest[1] / ONLY_POLICIES).exists():
-            raise CommandError(
-                f"No training can go on from {latest[1]}: when its study had the result, only the policies were kept. "
-                "`cory evaluate`, `generate` and `export` work. For more updates, start a new run."
-            )
         sentences = []
         while (latest := self.latest()) and (fault := manifest.verify(latest[1])):
             aside = latest[1].with_name(f"{_DAMAGED}{latest[1].name}")

@@ -150,6 +150,10 @@ class VLLMBackend:
         )
         policy, key = request.policy_id, str(next(self._ids))
         prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
-        with self._generator.watched(policy) as llm:
-            llm.llm_engine.add_request(key, prompt, params, lora_request=self._adapters.get(policy))
+        try:
+            with self._generator.watched(policy) as llm:
+                llm.llm_engine.add_request(key, prompt, params, lora_request=self._adapters.get(policy))
+        except ValueError as error:  # vLLM refuses this request alone
+            request.finish(error)
+            return
         self._requests[policy if policy in self._requests else next(iter(self._requests))][key] = request

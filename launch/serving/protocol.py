@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 from starlette.exceptions import HTTPException
 
 from cory_env.chain import PromptError, QueryTooLong
@@ -41,10 +50,14 @@ def openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
 
 def _validation_error(error: dict[str, Any]) -> RequestError:
     _, *path = error["loc"]
-    param = ".".join(map(str, path)) or "body"
+    if error["type"] == "json_invalid" or not path:
+        return RequestError("The body must be a JSON object.", param="body")
+    param = ".".join(map(str, path))
     if error["type"] in ("extra_forbidden", "literal_error") and len(path) == 1:
         message = f"{param}={error['input']!r} is not supported: policies are sampled by temperature alone. Omit it."
         return RequestError(message, param=param, code="unsupported_parameter")
+    if path[-1] == "content" and error["input"] is None:
+        return RequestError(f"{param} is null: send the text of the message.", param=param)
     return RequestError(f"{param}: {error['msg']}.", param=param)
 
 
@@ -69,8 +82,8 @@ class Request(BaseModel):
     max_completion_tokens: PositiveInt | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     seed: NonNegativeInt | None = None
-    stop: Annotated[list[str], BeforeValidator(_as_list)] = []
-    """Texts before which a response ends."""
+    stop: Annotated[list[str], BeforeValidator(_as_list), AfterValidator(lambda stops: [*filter(None, stops)])] = []
+    """Texts before which a response ends; empty ones, which every response begins with, are left out."""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 

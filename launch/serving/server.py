@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import json
@@ -78,7 +79,7 @@ def make_app(
     def model_entry(name: str) -> dict[str, Any]:
         return {"id": find_model(name).name, "object": "model", "created": created, "owned_by": "cory"}
 
-    async def reply(request: Request, model: ServedModel, choices: Sequence[Choice]) -> Response:
+    async def reply(http: fastapi.Request, request: Request, model: ServedModel, choices: Sequence[Choice]) -> Response:
         params = SamplingParams(
             temperature=temperature if request.temperature is None else request.temperature,
             max_tokens=min(request.max_completion_tokens or request.max_tokens or limit, limit),
@@ -90,8 +91,8 @@ def make_app(
             first = await anext(pieces)  # what fails before is no stream, but an error
             headers = {"Cache-Control": "no-cache"}
             return StreamingResponse(_events(request, choices, first, pieces), 200, headers, "text/event-stream")
-        async for _ in pieces:
-            pass
+        if not await _finish(pieces, http):
+            return Response(status_code=499)  # nobody reads it
         return JSONResponse(Reply(request).whole(choices))
 
     router = fastapi.APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
@@ -109,14 +110,14 @@ def make_app(
         return model_entry(name)
 
     @router.post("/chat/completions")
-    async def chat(request: ChatRequest) -> Response:
+    async def chat(http: fastapi.Request, request: ChatRequest) -> Response:
         model = find_model(request.model)
         text, history = query_of(request, model)
         choices = [Choice(index, Query(index, text, history=history)) for index in range(request.n)]
-        return await reply(request, model, choices)
+        return await reply(http, request, model, choices)
 
     @router.post("/completions")
-    async def complete(request: CompletionRequest) -> Response:
+    async def complete(http: fastapi.Request, request: CompletionRequest) -> Response:
         model = find_model(request.model)
         texts = [text for text in request.prompt for _ in range(request.n)]
         if len(texts) > MAX_CHOICES:
@@ -125,10 +126,32 @@ def make_app(
         if len(model.policies) == 1:  # the chain makes its prompts of queries
             for choice, text in zip(choices, texts, strict=True):
                 choice.prompt = encode_prompt(model, text)
-        return await reply(request, model, choices)
+        return await reply(http, request, model, choices)
 
     app.include_router(router)
     return app
+
+
+async def _finish(pieces: AsyncGenerator[Piece, None], http: fastapi.Request) -> bool:
+    """Lets the responses be written to their end; False if the client disconnects before, which cancels them."""
+
+    async def write() -> None:
+        async for _ in pieces:
+            pass
+
+    async def disconnect() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    writing, leaving = asyncio.create_task(write()), asyncio.create_task(disconnect())
+    try:
+        await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if finished := writing.done():
+            writing.result()  # raises what went wrong
+        return finished
+    finally:
+        writing.cancel()
+        leaving.cancel()
 
 
 async def _events(

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from cory_env.tasks import Task
-from launch.console.errors import IN_JOB, CommandError
+from launch.console.errors import IN_JOB, CommandError, is_defect, reason
 from launch.run_folder.journal import replace_text
 from launch.run_folder.layout import SOURCES
 from launch.run_folder.locations import add_module_folders, located
@@ -22,7 +22,7 @@ from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, decidin
 
 OF_KIND = sorted(deciding("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
 """Settings that decide what a training is made from."""
-Prepare = Callable[[Settings], tuple[Task, Tokenizers] | None]
+Prepare = Callable[[Settings], tuple[Task, Tokenizers]]
 
 
 def check_sources(
@@ -65,14 +65,18 @@ def consequence(change: Change, update: int) -> str:
 
 
 def check_comparable(
-    folder: Path | None, asked: Iterable[Settings], prepare: Prepare, tell: Callable[[str], None], allow: bool
+    folder: Path | None,
+    asked: Iterable[tuple[str, Settings]],
+    prepare: Prepare,
+    tell: Callable[[str], None],
+    allow: bool,
 ) -> dict[str, Sources]:
     """Refuses trainings that would not compare with those that were done before, unless the user allows it.
 
     Args:
         folder: of the search or study; None: it has none yet.
-        asked: the settings of trainings.
-        prepare: makes the task and the tokenizers of settings; None where that fails, as the training itself will say.
+        asked: trainings: what messages call them, and their settings.
+        prepare: makes the task and the tokenizers of settings.
         tell: is told what the user allows.
         allow: the user allows it.
 
@@ -80,19 +84,23 @@ def check_comparable(
         What each kind is made from, for `write_comparable`.
 
     Raises:
-        CommandError: something differs that needs to be allowed, or what `prepare` raises.
+        CommandError: something differs that needs to be allowed, or a training cannot be prepared.
     """
     before = {} if folder is None else read_comparable(folder)
     present: dict[str, Sources] = dict(before)
-    kinds = {json.dumps([getattr(settings, name) for name in OF_KIND]): settings for settings in asked}
-    for kind, settings in kinds.items():
+    kinds = {json.dumps([getattr(each, name) for name in OF_KIND]): (who, each) for who, each in asked}
+    for kind, (who, settings) in kinds.items():
         recorded = before.get(kind)
         actual = settings
         if recorded is not None:
             add_module_folders(function_names(settings, settings.whole_reward), recorded.paths)
             actual = located(settings, recorded.paths, settable=())
-        if (prepared := prepare(actual)) is None:
-            continue
+        try:
+            prepared = prepare(actual)
+        except Exception as error:
+            if is_defect(error):
+                raise
+            raise CommandError(f"{who}: {reason(error)}") from error
         sources = present[kind] = sources_of(actual, *prepared)
         if recorded is None:
             continue

@@ -60,7 +60,7 @@ def study_run(
         metrics.append({"update": 5 * number, "evaluation": dict.fromkeys((*modules, "mean"), held_out)})
     by_module = dict(zip(modules, policies, strict=True))
     mean = {name: sum(p[name] or 0.0 for p in policies) / len(policies) for name in policies[0]}
-    final = FinalFigures(update=updates, queries=500, policy=by_module, mean=dict(mean), responses={}, texts={})
+    final = FinalFigures(update=updates, queries=500, policy=by_module, mean=dict(mean))
     return StudyRun(
         study=study,
         arm=arm,

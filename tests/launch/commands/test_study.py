@@ -60,14 +60,7 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
     assert trained.final is not None and trained.final["queries"] == 18
     for module in ("llm_1", "llm_2"):
         assert trained.final["policy"][module]["response_length"] is not None
-        assert len(trained.final["texts"][module]) == 16
-        rewards = trained.final["responses"][module]["task_reward"]
-        texts = trained.final["texts"][module]
-        assert [text["task_reward"] for text in texts] == rewards[:16] == [-float(len(t["text"])) for t in texts]
     assert [line["update"] for line in trained.metrics] == [0, 1, 2]
-    # The evaluations in training asked other held-out queries than the last one.
-    asked = {sample["query"] for sample in trained.samples if sample["held_out"]}
-    assert asked and asked.isdisjoint(text["query"] for text in trained.final["texts"]["llm_1"])
     assert trained.cost["seconds"] > 0.0
     run = tmp_path / "study" / "runs" / "cory" / "seed_0"
     assert (run / "checkpoints" / "update_000002").is_dir()
@@ -165,7 +158,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Pat
     assert [line["update"] for line in trained.metrics] == [0, 1, 2, 3, 4]
     assert (wild.status, wild.final) == ("diverged", None)
     assert wild.reason is not None and "is not finite" in wild.reason
-    assert "seed 0 collapsed: diverged" in result.stdout
+    assert "seed 0 diverged, ended early" in result.stdout
 
     # What is left of a run's checkpoints is enough for its policies to be used.
     exported = cory("export", "study/runs/cory/seed_0", "--policy", "llm_2", "--out", "llm_2")

@@ -26,7 +26,7 @@ def brevity(completions):
             file.seek(0)
             file.write(str(left))
         if left == 0:
-            os.kill(os.getppid(), signal.SIGINT)  # as Ctrl-C does
+            os.kill(os.getppid(), signal.SIGTERM)
     return [-float(len(completion)) for completion in completions]
 """
 IN_TRAINING = ("--split", "validation")
@@ -69,7 +69,7 @@ def scenario() -> None:
     )
     found = Path("found")
     Path("calls_left").write_text("5")  # of 9: the last of them under the checkpoint's weights
-    assert main(["evaluate", *ASKED]) == 130
+    assert main(["evaluate", *ASKED]) == 143
     with (found / "responses.jsonl").open("a") as file:
         file.write('{"batch": 4, "torn')
     assert main(["evaluate", *ASKED]) == 0
@@ -134,7 +134,7 @@ def means(rows: dict[str, Any], name: str) -> dict[str, float]:
     return {figure: estimate["mean"] for figure, estimate in rows[name]["figures"].items()}
 
 
-def test_an_evaluation_stopped_by_ctrl_c_goes_on_and_gives_what_an_unbroken_one_gives(scene: Scene) -> None:
+def test_an_evaluation_stopped_by_sigterm_goes_on_and_gives_what_an_unbroken_one_gives(scene: Scene) -> None:
     folder, result = scene
     assert "4 of 9 batches are kept in found/responses.jsonl; the same command continues." in result.stdout
     assert "(4 of 9 batches are done)" in result.stdout

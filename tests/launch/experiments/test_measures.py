@@ -12,7 +12,6 @@ from launch.experiments.measures import (
     best,
     collapse,
     collapses,
-    critic_loss,
     metrics_of,
     paired,
     pareto_front,
@@ -89,13 +88,3 @@ def test_the_pareto_front_holds_what_nothing_else_beats() -> None:
         ParetoPoint(1.0, 2.0),
     ]
     assert pareto_front(points) == [ParetoPoint(1.0, 2.0), ParetoPoint(2.0, 5.0)]
-
-
-def test_the_critic_s_loss_is_the_mean_over_updates_and_policies_and_not_of_runs_cut_short() -> None:
-    run = study_run("cory", 0, ONE, TWO, training=(0.0, 0.0))
-    assert math.isnan(value(critic_loss, run))  # there is no critic, or an earlier version kept nothing of it
-    lines = [line for line in run.metrics if "policy" in line]
-    for line, (one, two) in zip(lines, ((0.1, 0.3), (0.5, 0.7)), strict=True):
-        line["policy"] = {"llm_1": {"value_loss": one}, "llm_2": {"value_loss": two}}
-    assert value(critic_loss, run) == pytest.approx(0.4)
-    assert math.isnan(value(critic_loss, run._replace(metrics=run.metrics[:-1])))

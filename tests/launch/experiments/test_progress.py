@@ -47,3 +47,12 @@ def test_an_update_is_told_with_the_values_that_it_was_done_with(journal: Journa
     first, second = output.getvalue().splitlines()
     assert "lr=0.0001 seed=0" in first and "lr=0.0002 seed=1" in second
     assert [report["values"]["lr"] for report in read_reports(tmp_path)] == [1e-4, 2e-4]
+
+
+def test_an_update_that_a_resumed_trial_does_again_counts_once(journal: Journal) -> None:
+    progress(journal, Voice(io.StringIO(), 3), 3).on_trial_result(1, [], trial(), result(1))
+    output = io.StringIO()
+    told = progress(journal, Voice(output, 3, done=1), 3)
+    for update in (1, 2, 2, 3):
+        told.on_trial_result(1, [], trial(), result(update))
+    assert output.getvalue().splitlines()[-1].endswith("0:00 left")

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from launch.console.errors import CommandError
-from launch.experiments.measures import critic_loss, metrics_of
 from launch.experiments.results import final_figures, read, result_file, rounded, write
 from launch.experiments.study import load
 from launch.experiments.study_runs import Ended, Job, Trainer, collect
@@ -88,22 +87,17 @@ def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(t
     assert json.loads(file.read_text()) == kept
     assert found._replace(metrics=[]) == made._replace(metrics=[])
     assert [line.get("tokens") for line in found.metrics] == [line.get("tokens") for line in made.metrics]
-    metrics = metrics_of([found])
-    assert critic_loss(metrics).tolist() == [0.25]
     assert (found.status, found.reason) == ("done", None)
     assert (found.cost["tokens"], found.cost["seconds"]) == (45 * 3000, 90.0)
     assert found.samples and all(sample["held_out"] for sample in found.samples)
 
 
-def test_a_result_holds_the_means_over_held_out_queries_and_the_responses_behind_them(tmp_path: Path) -> None:
+def test_a_result_holds_the_means_over_held_out_queries(tmp_path: Path) -> None:
     made = collect(job(tmp_path), DONE).final
     assert made is not None and made["queries"] == 500
     mean = 0.123456789 * 499 / 2
     assert made["policy"]["llm_2"]["kl"] == pytest.approx(1 + mean, rel=1e-4)
     assert made["mean"]["task_reward"] == pytest.approx(0.5 + mean, rel=1e-4)
-    assert made["responses"]["llm_1"]["task_reward"][:3] == [0.0, 0.123, 0.247]
-    assert len(made["responses"]["llm_1"]["task_reward"]) == 500 and len(made["texts"]["llm_2"]) == 16
-    assert made["texts"]["llm_1"][1]["text"] == RESPONSE
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,23 @@ def write(
             "contrasts: [{arm: one, against: two, of: best}]\n",
             "contrasts.0.of 'best': Input should be 'bare'",
         ),
+        ("  two: {num_agents: 1, name: three}\n", "Arm two sets `name`"),
+        ("  two: {num_agents: 1, label: one}\n", "several arms with the label one"),
         ("contrasts: [{arm: one, against: two}]\n", "contrasts of two, which is none of its arms"),
     ],
 )
 def test_a_study_that_is_not_sound_is_refused(tmp_path: Path, arms: str, complaint: str) -> None:
     with pytest.raises((CommandError, SettingsError), match=complaint):
         load(write(tmp_path, arms))
+
+
+def test_a_tier_without_seeds_and_a_file_of_another_encoding_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, "  two: {num_agents: 1, tier: 2}\n", "base: imdb-tiny-paper\nseeds: {1: 2}\n")
+    with pytest.raises(CommandError, match="Arm two is of tier 2, for which `seeds` has none"):
+        load(file)
+    Path(file).write_text("about: \xe9", encoding="latin-1")
+    with pytest.raises(CommandError, match=r"mine\.yaml is not UTF-8 text"):
+        load(file)
 
 
 def test_the_first_arm_is_the_base_itself(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_the_summary_has_each_arm_s_mean_with_its_interval_and_its_collapses() -
     ]
     cory, ppo = lines(_summary_table(runs))[2:]
     assert cory == ["cory", "3", "+2.00", "±", "2.48", "2.00", "±", "0.00", "+1.800", "±", "2.484", "0.2"]
-    start = "ppo 2 +1.00, 1 of 2 60.00, 1 of 2 -5.000, 1 of 2 0.2 seed 0 collapsed: kl, seed 1 collapsed: diverged"
+    start = "ppo 2 +1.00, 1 of 2 60.00, 1 of 2 -5.000, 1 of 2 0.2 seed 0 collapsed: kl, seed 1 diverged, ended early"
     assert " ".join(ppo) == start
 
 
@@ -51,3 +51,5 @@ def test_arms_that_had_the_same_place_in_different_versions_of_a_study_have_a_ro
 def test_a_run_that_has_just_ended_is_told_with_its_collapse() -> None:
     line = _result_line(study_run("ppo", 3, figures(1.0, 60.0)))
     assert line.startswith("ppo                seed 3") and line.endswith("seed 3 collapsed: kl")
+    cut_short = study_run("ppo", 3, figures(1.0, 2.0), status="collapsed")  # as of `stop_on_collapse`
+    assert _result_line(cut_short).endswith("seed 3 collapsed, ended early")

@@ -114,6 +114,15 @@ def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: Run, tmp_
     assert not [file for file in copy.rglob("*") if file.is_file() and file.read_bytes() == b"evil"]
 
 
+def test_a_star_in_a_pattern_stands_for_one_folder(run: Run, storage: Storage, tmp_path: Path) -> None:
+    for place in ("best-1234", "mine/best-5678"):
+        (run.path / "evaluation" / place).mkdir(parents=True)
+        (run.path / "evaluation" / place / "evaluation.json").write_text("{}")
+    storage.upload(run.path, keep=2, best=None)
+    storage.download(tmp_path / "copy", ["evaluation/*/evaluation.json"])
+    assert [file.parent.name for file in (tmp_path / "copy").rglob("evaluation.json")] == ["best-1234"]
+
+
 class Broken(fsspec.implementations.local.LocalFileSystem):
     """A file system whose process is killed when it writes for the nth time, in the middle of a file if that is one."""
 

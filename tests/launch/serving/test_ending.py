@@ -98,7 +98,8 @@ def test_ctrl_c_ends_a_server_in_seconds_also_if_answers_are_not_finished(
     assert len(errors) == 3 and not any(not request.done for request in backend.requests)
 
 
-def test_the_requests_of_a_client_that_leaves_a_stream_are_cancelled(policies_run: Run) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_requests_of_a_client_that_leaves_are_cancelled(policies_run: Run, stream: bool) -> None:
     backend = Endless()
     queue = RequestQueue(backend)
     model = ServedModel("llm_1", ("llm_1",), chain_of(open_trained(policies_run.path), ["llm_1"]))
@@ -108,11 +109,15 @@ def test_the_requests_of_a_client_that_leaves_a_stream_are_cancelled(policies_ru
     thread = threading.Thread(target=http_server.run, args=([sock],))
     thread.start()
     url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1/completions"
-    body = {"model": "llm_1", "prompt": "This", "n": 2, "stream": True}
-    with httpx.stream("POST", url, json=body, timeout=20) as reply:
-        events = reply.iter_lines()
-        while len(backend.requests) < 2:
-            next(events)
+    body = {"model": "llm_1", "prompt": "This", "n": 2, "stream": stream}
+    if stream:
+        with httpx.stream("POST", url, json=body, timeout=20) as reply:
+            events = reply.iter_lines()
+            while len(backend.requests) < 2:
+                next(events)
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url, json=body, timeout=2)
     deadline = time.monotonic() + 10
     while backend.requests and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -166,6 +166,7 @@ def test_clients_at_once_get_what_each_gets_alone(asked: Any) -> None:
         ({"logprobs": True}, 400, "unsupported_parameter", "sampled by temperature alone"),
         ({"stop": 3}, 400, None, "stop: Input should be a valid list."),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "Input should be 'text'"),
+        ({"messages": [{"role": "user", "content": None}]}, 400, None, "messages.0.content is null: send the text"),
         ({"messages": []}, 400, None, "messages: List should have at least 1 item"),
         ({"messages": user("word " * 200), "stream": True}, 400, "context_length_exceeded", "needs a prompt of"),
     ],
@@ -190,6 +191,20 @@ def test_completions_refuse_what_they_would_leave_out_or_could_not_read(asked: A
     ):
         with pytest.raises(openai.APIStatusError, match=said):
             asked.completions.create(**{"model": model, "prompt": QUERY, **fields})
+
+
+def test_a_body_that_is_no_json_object_is_told_as_such(asked: Any) -> None:
+    for content in (b'{"model": ', b"[1]", b""):
+        with pytest.raises(openai.APIStatusError, match=r"The body must be a JSON object\."):
+            asked.post("/chat/completions", content=content, cast_to=object)
+
+
+def test_an_empty_stop_text_ends_nothing(asked: Any) -> None:
+    texts = [
+        asked.completions.create(model="llm_1", prompt=QUERY, max_tokens=4, seed=1, **stop).choices[0].text
+        for stop in ({}, {"stop": ""}, {"stop": [""]})
+    ]
+    assert texts[0] and len({*texts}) == 1
 
 
 def test_what_clients_send_although_it_changes_nothing_is_taken(asked: Any) -> None:

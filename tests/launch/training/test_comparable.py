@@ -37,7 +37,7 @@ def write_rows(rows: list[dict[str, str]], name: str = "q.jsonl") -> None:
 
 def check(folder: Path | None, *asked: Settings, allow: bool = False) -> list[str]:
     told: list[str] = []
-    made = check_comparable(folder, asked, load_task, told.append, allow)
+    made = check_comparable(folder, [("Arm one", each) for each in asked], load_task, told.append, allow)
     write_comparable(folder or Path(), made)
     return told
 
@@ -59,6 +59,9 @@ def test_each_kind_is_compared_with_what_it_was_before(folder: Path) -> None:
     (folder / "sources.json").write_text("[]")
     with pytest.raises(CommandError, match=r"sources\.json is damaged"):
         check(folder, one)
+    Path("q.jsonl").unlink()
+    with pytest.raises(CommandError, match=r"^Arm one: .*q\.jsonl"):
+        check(None, one)
 
 
 def test_trials_find_their_data_from_any_folder_but_in_a_job_in_that_of_each_node(
@@ -80,8 +83,8 @@ def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytes
     (folder / "search").mkdir()
     search.write(folder / "search", "cory tune")
     (folder / "search" / "experiment_state-1.json").touch()
-    made = check_comparable(None, unique_kinds(points(search.settings, search.axes)), load_task, print, allow=False)
-    write_comparable(folder / "search", made)
+    check(None, *unique_kinds(points(search.settings, search.axes)))
+    (folder / "sources.json").rename(folder / "search" / "sources.json")
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
     assert main(["tune", "--resume", "search"]) == 2
     assert capsys.readouterr().err == (
@@ -95,10 +98,9 @@ def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytes
 def test_a_study_whose_data_changed_begins_no_other_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text(STUDY.format(settings=json.dumps(VALUES)))
     (folder / "study").mkdir()
-    check(None, make_settings(VALUES))
     loaded = load("mine.yaml")
-    made = check_comparable(None, [loaded.settings(arm, 0) for arm in loaded.arms.values()], load_task, print, False)
-    write_comparable(folder / "study", made)
+    check(None, *(loaded.settings(arm, 0) for arm in loaded.arms.values()))
+    (folder / "sources.json").rename(folder / "study" / "sources.json")
     write_rows(ROWS[:-1])
     assert main(["study", "mine.yaml", "--out", "study"]) == 2
     assert "Error: study cannot resume as it was. q.jsonl is not what training began with" in capsys.readouterr().err
