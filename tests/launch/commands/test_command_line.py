@@ -63,7 +63,7 @@ def test_a_reader_that_takes_no_more_ends_a_command_without_a_word(words: list[s
     assert process.stdout is not None
     process.stdout.close()
     assert process.communicate()[1] == ""
-    assert process.returncode == 1
+    assert process.returncode == 141
 
 
 def test_train_lists_the_presets(cory_here: Cory) -> None:

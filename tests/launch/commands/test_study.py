@@ -63,6 +63,10 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
     assert [line["update"] for line in trained.metrics] == [0, 1, 2]
     assert trained.cost["seconds"] > 0.0
     run = tmp_path / "study" / "runs" / "cory" / "seed_0"
+    # The evaluations in training asked other held-out queries than the last one.
+    asked = {sample["query"] for sample in trained.samples if sample["held_out"]}
+    final = json.loads((run / "final.json").read_text())
+    assert asked and asked.isdisjoint(response["prompt"] for response in final["policy"]["llm_1"])
     assert (run / "checkpoints" / "update_000002").is_dir()
 
     before = (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes()
