@@ -15,10 +15,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from benchmarks.reproduction.measures import before, curve, gain, in_roles, paired_runs, values
+from benchmarks.reproduction.measures import (
+    before,
+    curve,
+    gain,
+    in_roles,
+    paired_runs,
+    policies_at_end,
+    values,
+    variance,
+)
 from benchmarks.reproduction.sweeps import hypervolumes, larger, matched
 from launch.display.statistics import Difference, Estimate, differences, mean_ci
-from launch.experiments.measures import Measure, at_end, collapse, collapses, metrics_of, policies_at_end, variance
+from launch.experiments.measures import Measure, at_end, collapse, collapses, metrics_of
 from launch.experiments.results import StudyRun
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from launch.display.frame import MEAN, Metrics
 from launch.display.statistics import Difference
 from launch.experiments.measures import Measure, StudyMetrics, metrics_of, paired
 from launch.experiments.results import StudyRun
+from policies.models.model_names import AVERAGE
 
 
 def values(runs: Iterable[StudyRun], measure: Measure) -> dict[int, float]:
@@ -94,3 +97,44 @@ def unsteadiness(metrics: StudyMetrics) -> "pd.Series[float]":
             found.append(math.sqrt(float(np.square(steps).mean()) / 2))
         deviations[name] = float(np.mean(found))
     return metrics.complete(pd.Series(deviations, dtype=float).rename_axis("run"))
+
+
+class ParetoPoint(NamedTuple):
+    """A policy, or the mean of several, in the Pareto view."""
+
+    task_reward: float
+    kl: float
+
+
+def pareto_front(points: Iterable[ParetoPoint]) -> list[ParetoPoint]:
+    """Returns the points to which no other is better or equal in both task reward and KL, by growing KL."""
+    front: list[ParetoPoint] = []
+    for candidate in sorted(set(points), key=lambda point: (point.kl, -point.task_reward)):
+        if not front or candidate.task_reward > front[-1].task_reward:
+            front.append(candidate)
+    return front
+
+
+def policies_at_end(metrics: Metrics, metric: str) -> pd.DataFrame:
+    """Returns a figure after the last update, a row per run and a column per policy; `llm_mean` is none of them."""
+    if "test" not in metrics.tables:
+        return pd.DataFrame()
+    table = metrics.tables["test"].droplevel("update")
+    return pd.DataFrame(
+        {
+            policy: table[policy, role, name]
+            for policy, role, name in table.columns
+            if name == metric and policy not in (MEAN, AVERAGE, "")
+        }
+    )
+
+
+def variance(metrics: Metrics, metric: str) -> float:
+    """Returns the variance over seeds of a figure after the last update, the mean of the policies' variances.
+
+    Not of their mean: a mean of several policies varies less than one policy, however they were trained.
+
+    Returns:
+        With n - 1 in the denominator; NaN for fewer than two runs that have it.
+    """
+    return float(policies_at_end(metrics, metric).var().mean())

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from benchmarks.reproduction.measures import before, values
+from benchmarks.reproduction.measures import ParetoPoint, before, pareto_front, values
 from launch.console.configuration import Value
 from launch.display.statistics import Difference, differences
-from launch.experiments.measures import ParetoPoint, at_end, pareto_front
+from launch.experiments.measures import at_end
 from launch.experiments.results import StudyRun
 
 FEWEST = 3

@@ -1,7 +1,7 @@
 """The measures of runs, functions of their data frame, each by run.
 
 A run's figure is the mean over its policies (PPO has one, CORY as many as agents), each alone on the bare held-out
-queries after the last update; `policies_at_end` has each one's. What is measured after training, or over it, is missing
+queries after the last update. What is measured after training, or over it, is missing
 for a run that did not do all updates, as one that diverged, or of which a policy lacks the figure
 (`records.mean_over_policies`); it drops out with its partner, so read differences beside the collapse rate.
 Differences between arms are of runs with the same seed, which see the same queries if their number per update is the
@@ -10,7 +10,6 @@ same.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -55,13 +54,6 @@ def metrics_of(runs: Iterable[StudyRun]) -> StudyMetrics:
     return StudyMetrics({str(run.seed): run for run in runs})
 
 
-class ParetoPoint(NamedTuple):
-    """A policy, or the mean of several, in the Pareto view."""
-
-    task_reward: float
-    kl: float
-
-
 def at_end(metric: str, policy: str = MEAN, role: str = "") -> Measure:
     """Returns the measure of a figure after the last update, the mean over the run's policies unless told otherwise."""
     return lambda metrics: metrics.get("test", metric, policy, role).droplevel("update")
@@ -75,39 +67,6 @@ def last_answer(metric: str) -> Measure:
 def of_average(metric: str) -> Measure:
     """Returns the measure of a figure, after the last update, of the LLM whose weights are the mean of the others'."""
     return at_end(metric, AVERAGE)
-
-
-def policies_at_end(metrics: Metrics, metric: str) -> pd.DataFrame:
-    """Returns a figure after the last update, a row per run and a column per policy; `llm_mean` is none of them."""
-    if "test" not in metrics.tables:
-        return pd.DataFrame()
-    table = metrics.tables["test"].droplevel("update")
-    return pd.DataFrame(
-        {
-            policy: table[policy, role, name]
-            for policy, role, name in table.columns
-            if name == metric and policy not in (MEAN, AVERAGE, "")
-        }
-    )
-
-
-def best(metrics: StudyMetrics) -> "pd.Series[float]":
-    """Returns the highest combined reward of a run's policies.
-
-    It is chosen by the queries that it is reported on, so the more policies a run has, the more chance adds to it.
-    """
-    return policies_at_end(metrics, "combined_reward").max(axis=1)
-
-
-def variance(metrics: Metrics, metric: str) -> float:
-    """Returns the variance over seeds of a figure after the last update, the mean of the policies' variances.
-
-    Not of their mean: a mean of several policies varies less than one policy, however they were trained.
-
-    Returns:
-        With n - 1 in the denominator; NaN for fewer than two runs that have it.
-    """
-    return float(policies_at_end(metrics, metric).var().mean())
 
 
 def influence(metrics: StudyMetrics) -> "pd.Series[float]":
@@ -185,12 +144,3 @@ def collapse(run: StudyRun) -> list[Sign]:
 def collapses(runs: Iterable[StudyRun]) -> int:
     """Returns the number of runs in which a policy has collapsed."""
     return sum(bool(collapse(run)) for run in runs)
-
-
-def pareto_front(points: Iterable[ParetoPoint]) -> list[ParetoPoint]:
-    """Returns the points to which no other is better or equal in both task reward and KL, by growing KL."""
-    front: list[ParetoPoint] = []
-    for candidate in sorted(set(points), key=lambda point: (point.kl, -point.task_reward)):
-        if not front or candidate.task_reward > front[-1].task_reward:
-            front.append(candidate)
-    return front

@@ -8,10 +8,10 @@ import pytest
 from benchmarks.reproduction.__main__ import claims, main
 from benchmarks.reproduction.claims import CLAIMS, judge_all
 from benchmarks.reproduction.findings import Finding, above, below, quoted, within
-from benchmarks.reproduction.measures import unsteadiness
+from benchmarks.reproduction.measures import ParetoPoint, pareto_front, unsteadiness, variance
 from benchmarks.reproduction.sweeps import hypervolume, hypervolumes, matched, references
 from launch.display.statistics import Estimate
-from launch.experiments.measures import ParetoPoint, metrics_of
+from launch.experiments.measures import metrics_of
 from launch.experiments.results import StudyRun
 from launch.run_folder.records import Update
 from tests.launch.results_of_studies import figures, keep, study_run
@@ -267,3 +267,21 @@ def test_unsteadiness_is_of_successive_updates_not_of_the_trend() -> None:
     for line in exchanged.metrics[:2]:
         line["roles"] = {"pioneer": "llm_2", "observer": "llm_1"}
     assert volatility(exchanged) == pytest.approx(0.5 / math.sqrt(2))  # without the step of 8.5 between the roles
+
+
+def test_the_variance_over_seeds_has_n_less_one_below_it() -> None:
+    runs = [study_run("cory", seed, figures(one, 0.0), figures(7.0, 0.0)) for seed, one in enumerate((1.0, 2.0, 6.0))]
+    # of one policy, of the other
+    assert variance(metrics_of(runs), "task_reward") == pytest.approx(((4 + 1 + 9) / 2 + 0) / 2)
+    assert math.isnan(variance(metrics_of(runs[:1]), "task_reward"))
+
+
+def test_the_pareto_front_holds_what_nothing_else_beats() -> None:
+    points = [
+        ParetoPoint(1.0, 2.0),
+        ParetoPoint(2.0, 6.0),
+        ParetoPoint(0.5, 3.0),
+        ParetoPoint(2.0, 5.0),
+        ParetoPoint(1.0, 2.0),
+    ]
+    assert pareto_front(points) == [ParetoPoint(1.0, 2.0), ParetoPoint(2.0, 5.0)]

@@ -6,16 +6,12 @@ import pytest
 
 from launch.experiments.measures import (
     Measure,
-    ParetoPoint,
     area,
     at_end,
-    best,
     collapse,
     collapses,
     metrics_of,
     paired,
-    pareto_front,
-    variance,
 )
 from launch.experiments.results import StudyRun
 from tests.launch.results_of_studies import figures, study_run
@@ -31,7 +27,6 @@ def value(measure: Measure, run: StudyRun) -> float:
 def test_a_run_s_figure_is_the_mean_over_its_policies_and_the_best_that_of_the_highest_combined_reward() -> None:
     run = study_run("cory", 0, ONE, TWO)
     assert value(at_end("task_reward"), run) == 1.5
-    assert value(best, run) == 1.2  # against 0.6
     assert math.isnan(value(at_end("kl"), study_run("cory", 0, ONE, TWO, status="diverged")))
 
 
@@ -39,13 +34,6 @@ def test_the_area_under_a_curve_is_its_mean_height() -> None:
     run = study_run("ppo", 0, ONE, curve=(0.0, 2.0, 1.0))
     assert value(area, run) == pytest.approx((5 * (0 + 2) / 2 + 5 * (2 + 1) / 2) / 10)
     assert math.isnan(value(area, run._replace(metrics=run.metrics[:2])))  # it ended early
-
-
-def test_the_variance_over_seeds_has_n_less_one_below_it() -> None:
-    runs = [study_run("cory", seed, figures(one, 0.0), figures(7.0, 0.0)) for seed, one in enumerate((1.0, 2.0, 6.0))]
-    # of one policy, of the other
-    assert variance(metrics_of(runs), "task_reward") == pytest.approx(((4 + 1 + 9) / 2 + 0) / 2)
-    assert math.isnan(variance(metrics_of(runs[:1]), "task_reward"))
 
 
 def test_runs_are_compared_with_those_of_the_same_seed() -> None:
@@ -77,14 +65,3 @@ def test_runs_of_before_repetition_was_measured_show_no_sign() -> None:
         for found in evaluation.values():
             found.pop("repetition", None)
     assert collapse(old) == []
-
-
-def test_the_pareto_front_holds_what_nothing_else_beats() -> None:
-    points = [
-        ParetoPoint(1.0, 2.0),
-        ParetoPoint(2.0, 6.0),
-        ParetoPoint(0.5, 3.0),
-        ParetoPoint(2.0, 5.0),
-        ParetoPoint(1.0, 2.0),
-    ]
-    assert pareto_front(points) == [ParetoPoint(1.0, 2.0), ParetoPoint(2.0, 5.0)]
